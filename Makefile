@@ -1,0 +1,38 @@
+# Two commands are all the set-up there is: `make demo` and `make test`.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test lint soak bench clean
+
+setup: $(VENV)/.ready
+
+# hatchling is installed first and the build is not isolated: an isolated build environment would not see the
+# constraints, and could fetch another torch.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt hatchling editables
+	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+soak: setup
+	$(BIN)/python -m telegrad.testing.soak
+
+bench: setup
+	$(BIN)/python benchmarks/calls.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
