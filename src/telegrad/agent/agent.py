@@ -1,0 +1,606 @@
+"""One worker, as an object: it calls others, serves them, and knows when they are gone.
+
+Nothing here is global, so several agents can live in one process. `telegrad.rpc` keeps one as the default.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+from telegrad.agent.answers import read_answer
+from telegrad.agent.calls import Call, Served, serving
+from telegrad.agent.channel import Channel
+from telegrad.agent.coroutines import EventLoop
+from telegrad.agent.executor import Executor
+from telegrad.agent.gathering import SERVICE, Gatherings
+from telegrad.agent.group import WorkerRecord, check_id, check_name
+from telegrad.agent.peers import Peer, Peers
+from telegrad.agent.serving import Serving
+from telegrad.agent.settings import AgentSettings
+from telegrad.errors import (
+    AuthenticationError,
+    CallCancelled,
+    DeadlineExceeded,
+    NotInitialized,
+    ProtocolError,
+    TelegradError,
+    WorkerLost,
+)
+from telegrad.protocol.session import State
+from telegrad.transport.base import Listener, Poller, Ready, Transport
+from telegrad.transport.buffers import BufferPool
+from telegrad.waiting import Event, Runtime
+from telegrad.wire import payload
+from telegrad.wire.frames import Message, Outgoing, pack
+from telegrad.wire.messages import Cancel, Failure, Reply, Request, decode_head, encode_head
+from telegrad.wire.tensors import lay_out
+
+_log = logging.getLogger("telegrad")
+
+_FLUSH = 1.0  # seconds that the last frames may take to leave
+
+
+class Agent:
+    """One worker of a group.
+
+    It listens from the start, and serves once `start` has told it who the others are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        worker_id: int,
+        *,
+        transports: Sequence[tuple[Transport, str]],
+        poller: Poller,
+        runtime: Runtime,
+        token: bytes | None = None,
+        host: str = "",
+        main: str = "",
+        incarnation: int | None = None,
+        settings: AgentSettings | None = None,
+    ) -> None:
+        check_name(name)
+        check_id(worker_id)
+        self.settings = settings or AgentSettings()
+        self.limits = self.settings.limits
+        self.runtime = runtime
+        self.poller = poller
+        self.token = token
+        self.buffers = BufferPool()
+        self.executor = Executor(runtime, poller, self._poll, name=name, most_running=self.settings.running)
+        self.peers = Peers(self, [transport for transport, _ in transports])
+        self.serving = Serving(self, EventLoop(runtime, self.executor))
+        self.gatherings = Gatherings(self)
+        self.register(SERVICE[1:], self.gatherings.arrive, deferred=True)
+        self._listeners: list[Listener] = []
+        self._lock = threading.Lock()  # protects _closing, _closed and _drained
+        self._closing: Event | None = None
+        self._closed = ""
+        self._drained: Event | None = None
+        self._call_ids = itertools.count(1)
+        self._made = 0  # calls ever made, but for gatherings; only compared
+        self._on_lost: list[Callable[[WorkerRecord, str], None]] = []
+        try:
+            for transport, address in transports:
+                self._listeners.append(transport.listen(address))
+        except BaseException:
+            self._close_listeners()
+            poller.close()
+            raise
+        self.me = WorkerRecord(
+            name=name,
+            id=worker_id,
+            incarnation=runtime.random_bits(63) if incarnation is None else incarnation,
+            addresses=tuple(listener.address for listener in self._listeners),
+            host=host,
+            main=main,
+        )
+        _forget_in_children(self)
+
+    def start(self, group: Iterable[WorkerRecord]) -> None:
+        """Begin to serve, in a group of these workers (this one among them)."""
+        self.peers.set_group(group)
+        for listener in self._listeners:
+            self.poller.add(listener, read=True)
+        self.executor.start()
+
+    # -- calling ----------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        to: str | int,
+        function: Callable[..., Any] | str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Run a function on a worker and return what it returns.
+
+        `function` may be the name of a registered one, with an ``@`` before it. `timeout` is in seconds, 0 for none;
+        the default is that of the settings. A call made while serving another never outlives that one's deadline.
+        """
+        call = self._begin(to, function, args, kwargs, timeout, None)
+        try:
+            self.wait(call)
+        except BaseException:
+            self.cancel(call, "the caller was interrupted")
+            raise
+        return self.result(call)
+
+    def call_async(
+        self,
+        to: str | int,
+        function: Callable[..., Any] | str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        on_done: Callable[[Call], None],
+    ) -> Call:
+        """Start a call. `on_done` is run with it, on a thread of the agent, when it has ended; see `result`."""
+        call = self._begin(to, function, args, kwargs, timeout, on_done)
+        if call.deadline is not None:
+            call.timer = self.executor.at(call.deadline, lambda: self._expire(call))
+            if call.done():
+                self.executor.cancel(call.timer)
+        return call
+
+    def _begin(
+        self,
+        to: str | int,
+        function: Callable[..., Any] | str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        timeout: float | None,
+        on_done: Callable[[Call], None] | None,
+    ) -> Call:
+        if self._closed:
+            raise NotInitialized(f"worker {self.me.name!r} cannot call: {self._closed}")
+        peer = self.peers.find(to)
+        parent = serving.get()
+        now = self.runtime.now()
+        timeout = self.settings.rpc_timeout if timeout is None else timeout
+        deadline = now + timeout if timeout else None
+        if parent is not None:
+            parent.check()
+            if parent.deadline is not None and (deadline is None or parent.deadline < deadline):
+                deadline = parent.deadline
+        channel = peer.outgoing
+        if channel is None:
+            channel = self.peers.channel_to(peer, deadline)
+        name, frames = self._pack_request(call_id := next(self._call_ids), peer, function, args, kwargs, deadline, parent)
+        call = Call(call_id, channel, peer.record.name, name, now)
+        call.deadline = deadline
+        if parent is None:
+            self._take_credit(call, sum(len(frame.body) for frame in frames))
+        else:
+            call.parent = parent
+            parent.children.add(call)
+        if name != SERVICE:
+            self._made += 1
+        channel.calls[call_id] = call
+        try:
+            if on_done is not None:
+                call.on_done = partial(on_done, call)
+                channel.post(frames)
+                channel.expect(1)
+            else:
+                channel.post(frames)
+        except BaseException:
+            self._forget(call)
+            raise
+        return call
+
+    def _pack_request(
+        self,
+        call_id: int,
+        peer: Peer,
+        function: Callable[..., Any] | str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        deadline: float | None,
+        parent: Served | None,
+    ) -> tuple[str, tuple[Outgoing, ...]]:
+        by_name = peer.record.main == self.me.main and bool(self.me.main)
+        values: tuple[Any, ...] = (args, kwargs or {})
+        root: tuple[str, ...] = ("args", "kwargs")
+        if isinstance(function, str):
+            name = function
+        else:
+            name = payload.function_name(function, main_by_name=by_name) or ""
+            if not name:
+                values, root = (function, *values), ("function", *root)
+        encoded = payload.encode(values, root=root, main_by_name=by_name)
+        # The deadline travels as what is left of it: clocks differ between hosts.
+        left = max(1e-3, deadline - self.runtime.now()) if deadline is not None else 0.0
+        if not encoded.attachments:
+            head = encode_head(Request(call_id, name, left, parent is not None))
+            return name, pack(head, encoded.data, 0, None, self.buffers.take)
+        layout = lay_out(encoded.attachments)
+        head = encode_head(Request(call_id, name, left, parent is not None, layout.descriptors))
+        return name, pack(head, encoded.data, layout.size, layout.write, self.buffers.take)
+
+    def _take_credit(self, call: Call, size: int) -> None:
+        """Wait until the peer takes another request of this size."""
+        channel = call.channel
+        while True:
+            event = self.runtime.event()
+            if channel.take_credit(size, event.set):
+                call.charge = size
+                return
+            if channel.session.state in (State.CLOSED, State.LOST):
+                return  # posting says what happened
+            if not self.executor.wait(event, call.deadline):
+                raise DeadlineExceeded(
+                    f"{call} was not sent within {self.runtime.now() - call.started:.3g} s: the worker has "
+                    f"{self.settings.session.request_credits} requests or {self.settings.session.request_bytes:,} "
+                    "bytes of ours that it has not answered",
+                    worker=call.worker,
+                    function=call.function,
+                    call=call.id,
+                    elapsed=self.runtime.now() - call.started,
+                )
+
+    # -- waiting ----------------------------------------------------------------------------------------------
+
+    def wait(self, call: Call, deadline: float | None = None) -> bool:
+        """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
+        channel, executor, thread = call.channel, self.executor, get_ident()
+        until = call.deadline if deadline is None else deadline
+        if deadline is not None and call.deadline is not None:
+            until = min(deadline, call.deadline)
+        while not call.done():
+            link = channel.lead(call, thread)
+            if link is None:
+                event = call.event
+                if event is not None and not executor.wait(event, until):
+                    if not self._time_is_up(call, deadline):
+                        return call.done()
+                continue
+            try:
+                while not call.done() and channel.link is link:
+                    if executor.wait_for_link(link, until) & Ready.READ:
+                        channel.pump()
+                    elif until is not None and self.runtime.now() >= until and not self._time_is_up(call, deadline):
+                        return call.done()
+            finally:
+                channel.stop_leading(call)
+        return True
+
+    def _time_is_up(self, call: Call, deadline: float | None) -> bool:
+        """The call's own deadline ends the call; another one only this wait."""
+        if call.deadline is not None and self.runtime.now() >= call.deadline:
+            self._expire(call)
+            return True
+        return False
+
+    def result(self, call: Call) -> Any:
+        """What the call returned; raises what it raised. The call has ended."""
+        if call.error is not None:
+            raise call.error
+        answer, message = call.answer, call.message
+        assert answer is not None
+        assert message is not None
+        call.message = None
+        return read_answer(call, answer, message)
+
+    def finish(
+        self,
+        call: Call,
+        *,
+        answer: Reply | Failure | None = None,
+        message: Message | None = None,
+        error: Exception | None = None,
+    ) -> bool:
+        """End a call; only the first end counts."""
+        if call.channel.calls.pop(call.id, None) is None:
+            return False
+        if answer is not None:
+            self._settle(call)
+        call.message, call.error = message, error
+        call.answer = answer
+        if call.timer is not None:
+            self.executor.cancel(call.timer)
+        if call.parent is not None:
+            call.parent.children.discard(call)
+        if call.on_done is not None:
+            call.channel.expect(-1)
+            self.executor.submit(call.on_done)
+        elif call.event is not None:
+            call.event.set()
+        elif call.leading and call.leading != get_ident():
+            link = call.channel.link
+            if link is not None:
+                link.wake()
+        if self._drained is not None:
+            self.activity_ended()
+        return True
+
+    def _settle(self, call: Call) -> None:
+        charge, call.charge = call.charge, 0
+        if charge:
+            call.channel.return_credit(charge)
+
+    def _forget(self, call: Call) -> None:
+        """The request never left."""
+        if call.channel.calls.pop(call.id, None) is not None:
+            self._settle(call)
+        if call.parent is not None:
+            call.parent.children.discard(call)
+
+    def _expire(self, call: Call) -> None:
+        elapsed = self.runtime.now() - call.started
+        error = DeadlineExceeded(
+            f"{call} was not answered within {elapsed:.3g} s; the worker has been told to give it up. "
+            "If it needs longer, give the call a larger timeout (0 for none)",
+            worker=call.worker,
+            function=call.function,
+            call=call.id,
+            elapsed=elapsed,
+        )
+        self._give_up(call, error, "its deadline passed")
+
+    def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
+        """End a call and tell the callee; False if it has ended already."""
+        error = CallCancelled(f"{call}: {reason}", worker=call.worker, function=call.function, call=call.id)
+        return self._give_up(call, error, reason)
+
+    def _give_up(self, call: Call, error: Exception, reason: str) -> bool:
+        if call.charge:
+            # The callee counts the request until it answers it, so its credits come back only then.
+            call.channel.abandoned[call.id] = call.charge
+        if not self.finish(call, error=error):
+            call.channel.abandoned.pop(call.id, None)
+            return False
+        try:
+            call.channel.post(pack(encode_head(Cancel(call.id, reason)), b"", 0, None, self.buffers.take))
+        except TelegradError as lost:  # then there is nobody to tell
+            _log.debug("%s was given up, but the worker is gone: %s", call, lost)
+        return True
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    def _poll(self, deadline: float | None) -> None:
+        for item, ready in self.poller.wait(deadline):
+            if isinstance(item, Listener):
+                self.peers.accept(item)
+            elif item.owner is not None:
+                item.owner.on_ready(ready)
+
+    def deliver(self, channel: Channel, message: Message) -> None:
+        """Take a message that arrived on a channel."""
+        head = decode_head(message.head)
+        if channel.outgoing:
+            if isinstance(head, Reply | Failure):
+                call = channel.calls.get(head.call)
+                if call is not None:
+                    self.finish(call, answer=head, message=message)
+                else:
+                    charge = channel.abandoned.pop(head.call, 0)
+                    if charge:
+                        channel.return_credit(charge)
+                return
+        elif isinstance(head, Request):
+            with channel.lock:
+                channel.session.request_arrived(message.size, head.nested)
+            self.executor.submit(partial(self.serving.serve, channel, head, message))
+            return
+        elif isinstance(head, Cancel):
+            self._cancel_served(self.serving.cancel(channel, head.call, head.reason))
+            return
+        raise ProtocolError(f"worker {channel.peer!r} sent a {type(head).__name__} in the wrong direction")
+
+    def _cancel_served(self, cancelled: Iterable[Served]) -> None:
+        for served in cancelled:
+            for call in list(served.children):
+                self.cancel(call, f"{served.function}, which made it, was given up: {served.cancelled}")
+
+    # -- peers ------------------------------------------------------------------------------------------------
+
+    def on_lost(self, callback: Callable[[WorkerRecord, str], None]) -> None:
+        """Have `callback` called with every worker that is lost, and why."""
+        self._on_lost.append(callback)
+
+    def channel_lost(self, channel: Channel, reason: str) -> None:
+        """A session ended."""
+        peer = self.peers.of(channel)
+        if peer is not None:
+            self.peer_lost(peer, reason)
+        else:
+            channel.close(reason)
+
+    def channel_left(self, channel: Channel) -> None:
+        """A worker said goodbye."""
+        peer = self.peers.of(channel)
+        if peer is not None:
+            self.peer_lost(peer, "it has shut down", left=True)
+
+    def peer_lost(self, peer: Peer, reason: str, *, left: bool = False) -> None:
+        """A worker is gone: nothing that needs it may wait any longer."""
+        with peer.lock:
+            if peer.gone:
+                return
+            peer.gone, peer.left = reason, left
+            channels = peer.channels()
+            if peer.opening is not None:
+                peer.opening.set()
+        name = peer.record.name
+        if not left and not self._closed:
+            _log.warning("worker %r lost worker %r: %s", self.me.name, name, reason)
+        for channel in channels:
+            channel.close(reason)
+            for call in list(channel.calls.values()):
+                elapsed = self.runtime.now() - call.started
+                error = WorkerLost(
+                    f"worker {name!r} is lost ({reason}) while it had {call.function or 'a function'} to run, "
+                    f"after {elapsed:.3g} s; the call may or may not have run",
+                    worker=name,
+                    function=call.function,
+                    call=call.id,
+                    elapsed=elapsed,
+                )
+                self.finish(call, error=error)
+            self._cancel_served(self.serving.cancel_all(channel, f"worker {name!r}, which called it, is gone"))
+        if not left:
+            self.peers.remove_traces(peer.record)
+        self.gatherings.peer_gone(peer)
+        for callback in self._on_lost:
+            callback(peer.record, reason)
+
+    def reconnect(self, channel: Channel) -> None:
+        """Open a new link for a channel, on a runner."""
+
+        def attempt() -> None:
+            peer = self.peers.of(channel)
+            if peer is None or peer.gone or self._closed:
+                return
+            try:
+                self.peers.connect(channel, peer)
+            except (AuthenticationError, WorkerLost, ProtocolError) as error:
+                self.peer_lost(peer, str(error))
+
+        self.executor.submit(attempt, urgent=True)
+
+    # -- services ---------------------------------------------------------------------------------------------
+
+    def register(self, name: str, function: Callable[..., Any], *, deferred: bool = False) -> None:
+        """Let others call `function` as ``@name``."""
+        self.serving.register(name, function, deferred=deferred)
+
+    def gather(
+        self, value: object = None, workers: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Bring a value and get the values of all `workers`, who must all call this; None: of everybody."""
+        timeout = self.settings.rpc_timeout if timeout is None else timeout
+        return self.gatherings.gather(value, workers, timeout=timeout)
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def activity(self) -> list[str]:
+        """What is under way: calls made and calls served, for people."""
+        lines = []
+        for peer in self.peers.all():
+            for channel in peer.channels():
+                lines += [str(call) for call in list(channel.calls.values()) if call.function != SERVICE]
+        for served in list(self.serving.active.values()):
+            if served.function != SERVICE:
+                lines.append(f"{served.function}, called by worker {served.caller!r}, is still running")
+        return lines
+
+    def activity_ended(self) -> None:
+        """Wake a shutdown that waits for quiet."""
+        drained = self._drained
+        if drained is not None and not self.activity():
+            drained.set()
+
+    def shutdown(self, *, graceful: bool = True, timeout: float = 0.0) -> None:
+        """Leave. A graceful leave waits until every worker has called shutdown and no call is under way anywhere.
+
+        `timeout` in seconds bounds that wait, 0 does not; at its end the agent is closed all the same, and the error
+        says who was waited for. Safe to call again, and from several threads.
+        """
+        with self._lock:
+            closing = self._closing
+            if closing is None:
+                self._closing = self.runtime.event()
+        if closing is not None:
+            closing.wait(None)
+            return
+        try:
+            if graceful and not self._closed:
+                self._drain(timeout)
+        finally:
+            self.close()
+
+    def _drain(self, timeout: float) -> None:
+        """Wait for quiet: nothing under way anywhere, twice in a row, with no call made in between."""
+        deadline = self.runtime.now() + timeout if timeout else None
+        before = -1
+        while True:
+            while self.activity():
+                drained = self._drained = self.runtime.event()
+                if self.activity() and not self.executor.wait(drained, deadline):
+                    raise DeadlineExceeded(
+                        f"worker {self.me.name!r} shut down after {timeout:g} s with calls under way: "
+                        + "; ".join(self.activity()),
+                        worker=self.me.name,
+                        elapsed=timeout,
+                    )
+            left = None if deadline is None else max(0.01, deadline - self.runtime.now())
+            values = self.gatherings.gather((bool(self.activity()), self._made), timeout=left, topic="shutdown")
+            made = sum(count for _, count in values.values())
+            if made == before and not any(busy for busy, _ in values.values()):
+                return
+            before = made
+
+    def close(self) -> None:
+        """Stop at once: say goodbye, end what waits here, and free everything. Safe to call again."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = "it has been shut down"
+        deadline = self.runtime.now() + self.settings.stop_timeout
+        self._close_listeners()
+        channels = [channel for peer in self.peers.all() for channel in peer.channels()]
+        for channel in channels:
+            channel.say_goodbye()
+        self._flush(channels)
+        self.peers.close()
+        for peer in self.peers.all():
+            self.peer_lost(peer, "this worker has shut down", left=True)
+        self.serving.close()
+        stuck = self.executor.stop(deadline)
+        if stuck:
+            _log.warning(
+                "worker %r shut down while functions were still running: %s", self.me.name, "; ".join(self.activity())
+            )
+        self.poller.close()
+        if self._closing is not None:
+            self._closing.set()
+
+    def _flush(self, channels: list[Channel]) -> None:
+        """Let the last frames leave."""
+        give_up = self.runtime.now() + _FLUSH
+        while self.runtime.now() < give_up:
+            links = [channel.link for channel in channels if channel.link is not None]
+            if not any(link.unsent() for link in links):
+                return
+            self.runtime.event().wait(self.runtime.now() + 0.002)
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            self.poller.remove(listener)
+            listener.close()
+
+    def abandon(self) -> None:
+        """This is the child of a fork: close its copies of our sockets, and touch nothing else."""
+        self._closed = "this process is a fork of the worker's; a fork cannot use its agent"
+        for listener in self._listeners:
+            listener.abandon()
+        for peer in self.peers.all_unlocked():
+            for channel in peer.channels():
+                if channel.link is not None:
+                    channel.link.abandon()
+        self.poller.abandon()
+
+
+def _forget_in_children(agent: Agent) -> None:
+    """Children of a fork (a DataLoader's) must neither hold nor use the agent's sockets."""
+    reference = weakref.ref(agent)
+
+    def in_child() -> None:
+        forgotten = reference()
+        if forgotten is not None:
+            forgotten.abandon()
+
+    os.register_at_fork(after_in_child=in_child)

@@ -1,0 +1,57 @@
+"""Turns an answer back into a value, or into the exception that the callee raised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from telegrad.agent.calls import Call
+from telegrad.errors import FunctionNotFound, PayloadError, RemoteError
+from telegrad.wire import payload
+from telegrad.wire.frames import Message
+from telegrad.wire.messages import Failure, Reply
+from telegrad.wire.tensors import build
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of the real error, and never raised
+    """Where on the callee an exception came from; Python prints it above the exception itself."""
+
+    def __init__(self, worker: str, text: str) -> None:
+        super().__init__(worker, text)
+        self.worker = worker
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"on worker {self.worker!r}:\n\n{self.text}"
+
+
+def read_answer(call: Call, answer: Reply | Failure, message: Message) -> Any:
+    """The value of a Reply; the exception of a Failure is raised."""
+    if isinstance(answer, Reply):
+        return payload.decode(message.data, build(answer.attachments, message.region))
+    raise _error(call, answer, message)
+
+
+def _error(call: Call, failure: Failure, message: Message) -> Exception:
+    about = {"worker": call.worker, "function": call.function, "call": call.id}
+    if failure.not_found:
+        return FunctionNotFound(
+            f"worker {call.worker!r} cannot run {call.function or 'the function'}: {failure.text}", **about
+        )
+    error: object = None
+    why = "its class cannot be pickled"
+    if message.data:
+        try:
+            error = payload.decode(message.data, build(failure.attachments, message.region))
+        except PayloadError as reason:
+            why = str(reason)
+    if not isinstance(error, Exception):
+        remote = RemoteError(
+            f"{call.function or 'the function'} raised {failure.type_name} on worker {call.worker!r}: {failure.text}\n"
+            f"(it arrives as a RemoteError because {why})\n\n{failure.traceback}",
+            **about,
+        )
+        remote.type_name = failure.type_name
+        remote.remote_traceback = failure.traceback
+        return remote
+    error.__cause__ = RemoteTraceback(call.worker, failure.traceback)
+    return error

@@ -1,0 +1,380 @@
+"""One calling direction between this worker and a peer: the session, the link that it has now, and who reads it.
+
+The link of an outgoing channel brings answers. The thread that waits for one reads the link itself (it *leads*); threads
+that wait for others on the same channel *follow*, and one of them leads next. Only when nobody waits, but answers
+are due to futures, does the poller read. So a plain call has no hand-over between threads on this side.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from telegrad.agent.calls import Call
+from telegrad.agent.executor import Executor, Timer
+from telegrad.errors import ProtocolError
+from telegrad.protocol.session import (
+    Cut,
+    Effect,
+    Lost,
+    Reconnect,
+    SendAck,
+    SendPing,
+    Session,
+    SessionSettings,
+    State,
+    Verdict,
+)
+from telegrad.transport.base import Link, LinkClosed, Poller, Ready
+from telegrad.waiting import Runtime
+from telegrad.wire.frames import (
+    BULK,
+    CONTROL,
+    MESSAGE,
+    Assembler,
+    Frame,
+    Kind,
+    Limits,
+    Message,
+    Outgoing,
+    lane_of,
+    pack_sent,
+    unpack_sent,
+)
+
+_log = logging.getLogger("telegrad")
+
+_DELIVER, _GAP = Verdict.DELIVER, Verdict.GAP
+
+
+class ChannelOwner(Protocol):
+    """What a channel needs of its agent."""
+
+    runtime: Runtime
+    poller: Poller
+    executor: Executor
+    limits: Limits
+
+    def deliver(self, channel: Channel, message: Message) -> None:
+        """Take a message that arrived. Must be short."""
+
+    def channel_lost(self, channel: Channel, reason: str) -> None:
+        """The session ended: the peer is lost."""
+
+    def channel_left(self, channel: Channel) -> None:
+        """The peer said goodbye."""
+
+    def reconnect(self, channel: Channel) -> None:
+        """Open a new link for it, soon and on another thread."""
+
+
+class Channel:
+    """See the module. `session_id` names the session to the other side."""
+
+    def __init__(
+        self,
+        owner: ChannelOwner,
+        peer: str,
+        *,
+        outgoing: bool,
+        resumable: bool,
+        session_id: int,
+        settings: SessionSettings,
+        allocate: Callable[[int], memoryview],
+    ) -> None:
+        self.owner = owner
+        self.peer = peer
+        self.outgoing = outgoing
+        self.resumable = resumable
+        self.session_id = session_id
+        self.calls: dict[int, Call] = {}
+        self.abandoned: dict[int, int] = {}  # calls that were given up -> credits that come back with their answers
+        self.link: Link | None = None
+        self.unwaited = 0  # calls under way whose answer no thread waits for
+        # protects session, link, unwaited, _reading, _armed, _followers, _starved and _tick
+        self.lock = threading.Lock()
+        self.session = Session(
+            resumable=resumable,
+            initiator=outgoing,
+            settings=settings,
+            now=owner.runtime.now(),
+            peer=f"worker {peer!r}",
+        )
+        self._assembler = Assembler(owner.limits, allocate)
+        self._reading = False
+        self._armed = False
+        self._followers: deque[Call] = deque()
+        self._starved: deque[Callable[[], None]] = deque()  # wake those that wait for credits
+        self._tick: Timer | None = None
+
+    # -- sending ----------------------------------------------------------------------------------------------
+
+    def post(self, frames: Iterable[Outgoing]) -> None:
+        """Send the frames of one message. Raises WorkerLost if the peer is gone."""
+        with self.lock:
+            session, link = self.session, self.link
+            for frame in frames:
+                kind, body = frame
+                sequence = session.send(CONTROL if kind == MESSAGE else BULK, frame, len(body))
+                if link is not None:
+                    link.send(kind, body, sequence, *session.acks())
+
+    def take_credit(self, size: int, wake: Callable[[], None]) -> bool:
+        """Take credits for a request. If there are none, `wake` is called when there may be."""
+        with self.lock:
+            if self.session.may_request(size, False):
+                self.session.request_sent(size)
+                return True
+            self._starved.append(wake)
+            return False
+
+    def return_credit(self, size: int) -> None:
+        """A request was answered, or given up."""
+        with self.lock:
+            self.session.request_done(size)
+            starved = self._starved.popleft() if self._starved else None
+        if starved is not None:
+            starved()
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def lead(self, call: Call, thread: int) -> Link | None:
+        """Become the reader for `call`, and get the link; or None, and `call.event` is set when that may change."""
+        with self.lock:
+            link = self.link
+            if self._reading or link is None:
+                call.event = self.owner.runtime.event()
+                self._followers.append(call)
+                return None
+            self._reading = True
+            call.leading = thread
+            if self._armed:
+                self._armed = False
+                self.owner.poller.arm(link, read=False)
+            return link
+
+    def stop_leading(self, call: Call) -> None:
+        """Let another thread read."""
+        call.leading = 0
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        with self.lock:
+            self._reading = False
+            self._appoint()
+
+    def _appoint(self) -> None:
+        """See to it that somebody reads, if anything is due. Called with the lock held, while nobody reads."""
+        while self._followers:
+            call = self._followers.popleft()
+            if not call.done() and call.event is not None:
+                call.event.set()
+                return
+        if self.outgoing and self.link is not None and not self._armed:
+            self._armed = self.unwaited > 0
+            self.owner.poller.arm(self.link, read=self._armed)
+
+    def expect(self, change: int) -> None:
+        """So many more (or fewer) answers are due that no thread waits for."""
+        with self.lock:
+            self.unwaited += change
+            if change > 0 and not self._reading and not self._armed and not self._followers and self.link is not None:
+                self._armed = True
+                self.owner.poller.arm(self.link, read=True)
+
+    def on_ready(self, ready: Ready) -> None:
+        """The poller found the link ready."""
+        link = self.link
+        if link is None:
+            return
+        if ready & Ready.WRITE:
+            link.flush()
+        if ready & Ready.READ:
+            with self.lock:
+                self._armed = False
+                if self._reading:
+                    return  # the one who reads will see it
+                self._reading = True
+            self.pump()
+            self._stop_reading()
+
+    def pump(self) -> None:
+        """Read what there is. Only the one reader calls this."""
+        link = self.link
+        if link is None:
+            return
+        try:
+            for frame in link.receive():
+                self._take(frame)
+        except LinkClosed as error:
+            self.link_ended(link, str(error))
+        except ProtocolError as error:
+            _log.warning("closed the connection with worker %r (%s): %s", self.peer, link.peer, error)
+            self.link_ended(link, f"it broke the protocol: {error}")
+        if self.resumable:
+            self._schedule()
+
+    def _take(self, frame: Frame) -> None:
+        kind, sequence, ack_control, ack_bulk, body = frame
+        session = self.session
+        now = self.owner.runtime.now() if self.resumable else 0.0
+        if sequence:
+            with self.lock:
+                verdict = session.received(lane_of(kind), sequence, ack_control, ack_bulk, now, len(body))
+            if verdict is _DELIVER:
+                try:
+                    message = self._assembler.add(frame)
+                    if message is not None:
+                        self.owner.deliver(self, message)
+                except ProtocolError as error:
+                    # The session counts the frame as received, so it would not come again: there is no way on.
+                    with self.lock:
+                        session.lost(f"it broke the protocol: {error}")
+                    raise
+            elif verdict is _GAP:
+                raise ProtocolError(f"frame {sequence} of lane {lane_of(kind)} came before those in front of it")
+            return
+        sent = unpack_sent(body) if kind in (Kind.PING, Kind.GOODBYE) else None
+        with self.lock:
+            verdict = session.heard(ack_control, ack_bulk, now, sent)
+            if verdict is _DELIVER and kind == Kind.GOODBYE:
+                session.hear_goodbye()
+        if verdict is _GAP:
+            raise ProtocolError("frames that were sent before this one are missing")
+        if kind == Kind.GOODBYE:
+            self.owner.channel_left(self)
+
+    def place(self, sequence: int, length: int) -> memoryview | None:
+        """Where the next chunk belongs; None if it came before."""
+        if sequence != self.session.received_up_to()[BULK] + 1:
+            return None
+        return self._assembler.place(length)
+
+    # -- links ------------------------------------------------------------------------------------------------
+
+    def attach(self, link: Link, peer_received: tuple[int, int]) -> None:
+        """Go on over `link`, which is through its handshake."""
+        link.admit(self.owner.limits, self.place)
+        with self.lock:
+            again = self.session.connected(peer_received, self.owner.runtime.now())
+            self.link = link
+            link.owner = self
+            for _, sequence, frame in again:
+                assert isinstance(frame, Outgoing)
+                link.send(frame.kind, frame.body, sequence, *self.session.acks())
+            self._armed = not self.outgoing or self.unwaited > 0
+            self.owner.poller.add(link, read=self._armed, once=self.outgoing)
+            if not self._reading:
+                self._appoint()
+        self._schedule()
+
+    def detach(self, reason: str) -> tuple[int, int]:
+        """The peer opens a new link: give up the old one, and say what came."""
+        with self.lock:
+            link, self.link = self.link, None
+            effects = self.session.disconnected(reason, self.owner.runtime.now()) if link is not None else []
+            received = self.session.received_up_to()
+        if link is not None:
+            link.close()
+        self._apply(effects)
+        return received
+
+    def link_ended(self, link: Link, reason: str) -> None:
+        """The link is gone, by itself or by our will."""
+        link.close()
+        with self.lock:
+            if self.link is not link:
+                return
+            self.link = None
+            self._armed = False
+            effects = self.session.disconnected(reason, self.owner.runtime.now())
+            lost = self.session.lost_reason
+        self._apply(effects)
+        if lost is not None and not any(isinstance(effect, Lost) for effect in effects):
+            self.owner.channel_lost(self, lost)
+        self._schedule()
+
+    def connect_failed(self, reason: str, *, refused: bool) -> None:
+        """An attempt to open a link came to nothing."""
+        with self.lock:
+            now = self.owner.runtime.now()
+            effects = self.session.refused(reason, now) if refused else self.session.disconnected(reason, now)
+        self._apply(effects)
+        self._schedule()
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendAck():
+                    self._send_unsequenced(Kind.ACK)
+                case SendPing():
+                    self._send_unsequenced(Kind.PING)
+                case Cut(reason):
+                    _log.info("cut the connection with worker %r: %s", self.peer, reason)
+                    with self.lock:
+                        link, self.link, self._armed = self.link, None, False
+                    if link is not None:
+                        link.close()
+                case Reconnect():
+                    self.owner.reconnect(self)
+                case Lost(reason):
+                    self.owner.channel_lost(self, reason)
+
+    def _send_unsequenced(self, kind: Kind) -> None:
+        with self.lock:
+            if self.link is not None:
+                body = b"" if kind == Kind.ACK else pack_sent(*self.session.sent_up_to())
+                self.link.send(kind, body, 0, *self.session.acks())
+
+    # -- time -------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """Have `_on_tick` called when the session next has something to do."""
+        with self.lock:
+            due = self.session.next_tick()
+            tick = self._tick
+            if tick is not None and tick.action is not None:
+                if due is not None and tick.when <= due:
+                    return
+                self._tick = None
+                self.owner.executor.cancel(tick)
+            if due is not None:
+                self._tick = self.owner.executor.at(due, self._on_tick)
+
+    def _on_tick(self) -> None:
+        with self.lock:
+            effects = self.session.tick(self.owner.runtime.now())
+        self._apply(effects)
+        self._schedule()
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def say_goodbye(self) -> None:
+        """Tell the peer that nothing more will come."""
+        with self.lock:
+            if self.session.say_goodbye(self.owner.runtime.now()) and self.link is not None:
+                self.link.send(Kind.GOODBYE, pack_sent(*self.session.sent_up_to()), 0, *self.session.acks())
+
+    def close(self, reason: str) -> None:
+        """Give up the session and the link."""
+        with self.lock:
+            if self.session.state not in (State.CLOSED, State.LOST):
+                self.session.lost(reason)
+            link, self.link = self.link, None
+            if self._tick is not None:
+                self.owner.executor.cancel(self._tick)
+                self._tick = None
+            starved = list(self._starved)
+            self._starved.clear()
+            followers = list(self._followers)
+            self._followers.clear()
+        if link is not None:
+            link.close()
+        for wake in starved:
+            wake()
+        for call in followers:
+            if call.event is not None:
+                call.event.set()

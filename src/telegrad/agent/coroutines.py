@@ -1,0 +1,91 @@
+"""Runs coroutines of user functions that are ``async def``: one event loop for the agent, started when first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from typing import Any
+
+from telegrad.agent.executor import Executor
+from telegrad.waiting import Runtime
+
+
+class EventLoop:
+    """The loop and its thread."""
+
+    def __init__(self, runtime: Runtime, executor: Executor) -> None:
+        self._runtime = runtime
+        self._executor = executor
+        self._lock = threading.Lock()  # protects _loop and _closed
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def run(
+        self, coroutine: Coroutine[Any, Any, Any], done: Callable[[object, BaseException | None], None]
+    ) -> Callable[[], None]:
+        """Run `coroutine` in the current context and tell `done` how it ended. Returns what cancels it."""
+        context = copy_context()
+        tasks: list[asyncio.Task[Any]] = []
+        loop = self._started()
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            if task.cancelled():
+                done(None, asyncio.CancelledError())
+            elif task.exception() is not None:
+                done(None, task.exception())
+            else:
+                done(task.result(), None)
+
+        def start() -> None:
+            task = loop.create_task(coroutine, context=context)
+            tasks.append(task)
+            task.add_done_callback(ended)
+
+        loop.call_soon_threadsafe(start)
+        return lambda: None if loop.is_closed() else _threadsafe(loop, lambda: [task.cancel() for task in tasks])
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the agent has been shut down")
+            if self._loop is None:
+                make: Callable[[], asyncio.AbstractEventLoop] = getattr(
+                    self._runtime, "new_event_loop", asyncio.new_event_loop
+                )
+                loop = self._loop = make()
+                self._executor.start_thread("event loop", lambda: _run(loop))
+            return self._loop
+
+    def close(self) -> None:
+        """Cancel what runs, and end the loop."""
+        with self._lock:
+            self._closed = True
+            loop = self._loop
+        if loop is not None and not loop.is_closed():
+            _threadsafe(loop, loop.stop)
+
+
+def _threadsafe(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(action)
+    except RuntimeError:  # it closed meanwhile: then there is nothing left to do
+        return
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+

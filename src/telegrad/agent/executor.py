@@ -1,0 +1,388 @@
+"""Runs user functions, and makes sure that somebody always serves.
+
+Threads of an agent are *runners*. A runner does one of three things: it runs a task, it polls (waits for all links at
+once, reads what came, and runs due timers), or it is parked. One rule holds it all together:
+
+    At any time some runner that is not blocked either polls or will look for tasks and poll next.
+
+So the runner that reads a request runs it at once, with no hand-over to another thread. Only when it is about to
+wait (a nested call, a gate: it says so through `wait` or `wait_for_link`), or has been at one task for longer than a
+millisecond (the watchdog sees it, as Go's scheduler does), does another runner take over; it is unparked, or started
+if none is parked. So nesting can never use the threads up, and a slow function delays nobody. Runners that are parked
+for long end.
+
+A runner that waits for the answer of a nested call keeps an eye on the poller itself, and hands over only when there
+is something to serve.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from telegrad.transport.base import Link, Poller, Ready
+from telegrad.waiting import Event, Runtime, Thread
+
+_log = logging.getLogger("telegrad")
+
+Task = Callable[[], None]
+
+PARKED_FOR = 10.0  # seconds after which a runner that has nothing to do ends
+SLOW = 0.001  # seconds at one task after which another runner takes over
+CALM = 0.05  # seconds without a task after which the watchdog rests
+
+
+class Timer:
+    """Something to be done at a time, unless it is cancelled before."""
+
+    __slots__ = ("action", "when")
+
+    def __init__(self, when: float, action: Task) -> None:
+        self.when = when
+        self.action: Task | None = action
+
+
+class _Runner(threading.local):
+    """What the current thread is to this executor."""
+
+    mine = False
+    counted = False  # its task counts as a user function that runs
+    number = 0
+
+
+class Executor:
+    """The threads of one agent."""
+
+    def __init__(
+        self, runtime: Runtime, poller: Poller, poll: Callable[[float | None], None], *, name: str, most_running: int
+    ) -> None:
+        self._runtime = runtime
+        self._poller = poller
+        self._poll = poll
+        self._name = name
+        self._most_running = most_running
+        self._current = _Runner()
+        # protects everything below
+        self._lock = threading.Lock()
+        self._urgent: deque[Task] = deque()  # never waits for user functions to end
+        self._ready: deque[Task] = deque()  # user functions
+        self._polling = False
+        self._parked: list[Event] = []
+        self._unblocked = 0  # runners that are neither parked nor waiting
+        self._running = 0  # runners that run a user function and do not wait in it
+        self._started = 0  # tasks ever started; the watchdog compares
+        self._stopping = False
+        self._threads: dict[int, Thread] = {}
+        self._numbers = itertools.count(1)
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._cancelled_timers = 0
+        self._timer_order = itertools.count()
+        self._watchdog_rests: Event | None = None
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the first runner."""
+        with self._lock:
+            self._start_runner()
+        if self._runtime.preemptive:
+            self.start_thread("watchdog", self._watch)
+
+    def stop(self, deadline: float) -> list[str]:
+        """End all runners. Returns the names of those that would not end (they are in user code that does)."""
+        with self._lock:
+            self._stopping = True
+            self._ready.clear()
+            for event in self._parked:
+                event.set()
+            if self._watchdog_rests is not None:
+                self._watchdog_rests.set()
+            threads = dict(self._threads)
+        self._poller.wake()
+        own = self._current.number  # a runner that stops its own agent ends when it returns from here
+        while True:
+            with self._lock:
+                alive = {number: thread for number, thread in self._threads.items() if number != own}
+            stuck = [number for number, thread in alive.items() if not thread.join(deadline)]
+            if stuck or not alive:
+                return [f"{self._name}:{number}" for number in stuck]
+
+    def start_thread(self, role: str, target: Task) -> None:
+        """Run `target` on a thread of its own, which `stop` joins."""
+        number = next(self._numbers)
+
+        def run() -> None:
+            self._current.number = number
+            try:
+                target()
+            except Exception:  # the last place where it can be seen
+                _log.exception("worker %s: the %s thread ended", self._name, role)
+            finally:
+                with self._lock:
+                    self._threads.pop(number, None)
+
+        with self._lock:
+            self._threads[number] = _Starting()
+        thread = self._runtime.start_thread(f"telegrad:{self._name}:{role}", run)
+        with self._lock:
+            if number in self._threads:
+                self._threads[number] = thread
+
+    def thread_count(self) -> int:
+        """Threads that are alive, for debug info."""
+        with self._lock:
+            return len(self._threads)
+
+    # -- tasks ------------------------------------------------------------------------------------------------
+
+    def submit(self, task: Task, *, urgent: bool = False) -> None:
+        """Have a runner run `task`. Urgent tasks are short, and run even when all user functions are slow."""
+        with self._lock:
+            (self._urgent if urgent else self._ready).append(task)
+            if self._current.mine and self._unblocked:
+                return  # this runner, or the watchdog, will see to it
+            self._serve()
+
+    def _serve(self) -> None:
+        """Make sure that a runner looks for tasks now. Called with the lock held."""
+        if self._polling:
+            self._poller.wake()
+        elif self._parked:
+            self._parked.pop().set()
+        elif not self._unblocked:
+            self._start_runner()
+        # else: a runner is at work; it looks for tasks when it is done, or the watchdog calls another
+
+    def _start_runner(self) -> None:
+        self._unblocked += 1
+        # Not under the lock: starting a thread waits until it runs.
+        number = next(self._numbers)
+        self._threads[number] = _Starting()
+        self._lock.release()
+        try:
+            thread = self._runtime.start_thread(f"telegrad:{self._name}:runner", lambda: self._run(number))
+        finally:
+            self._lock.acquire()
+        if number in self._threads:
+            self._threads[number] = thread
+
+    def _run(self, number: int) -> None:
+        current = self._current
+        current.mine = True
+        current.number = number
+        lock, urgent, ready = self._lock, self._urgent, self._ready
+        try:
+            while True:
+                task: Task | None = None
+                event: Event | None = None
+                counted = False
+                with lock:
+                    if urgent:
+                        task = urgent.popleft()
+                    elif ready and self._running < self._most_running:
+                        task = ready.popleft()
+                        counted = True
+                        self._running += 1
+                    elif self._stopping:
+                        return
+                    elif not self._polling:
+                        self._polling = True
+                    else:
+                        event = self._runtime.event()
+                        self._parked.append(event)
+                        self._unblocked -= 1
+                    self._started += 1
+                    resting = self._watchdog_rests
+                if task is not None:
+                    if resting is not None:
+                        resting.set()
+                    current.counted = counted
+                    self._run_task(task)
+                    if counted:
+                        with lock:
+                            self._running -= 1
+                elif event is None:
+                    try:
+                        self._poll(self._next_timer())
+                        self._run_timers()
+                    finally:
+                        self._polling = False
+                elif not self._park(event):
+                    return
+        finally:
+            with lock:
+                self._unblocked -= 1
+                self._threads.pop(number, None)
+                if not self._stopping and not self._polling:
+                    self._serve()
+
+    def _run_task(self, task: Task) -> None:
+        try:
+            task()
+        except Exception:  # tasks report their own errors; this is one of ours
+            _log.exception("worker %s: a task failed", self._name)
+
+    def _park(self, event: Event) -> bool:
+        """Wait to be called. False: nobody did for long, and this runner may end."""
+        called = event.wait(self._runtime.now() + PARKED_FOR)
+        with self._lock:
+            if event in self._parked:
+                self._parked.remove(event)
+            else:
+                called = True
+            self._unblocked += 1
+        return called
+
+    # -- waiting ----------------------------------------------------------------------------------------------
+
+    def wait(self, event: Event, deadline: float | None) -> bool:
+        """Wait for `event`: the one way to wait on a thread that may be a runner."""
+        if event.is_set():
+            return True
+        if not self._current.mine:
+            return event.wait(deadline)
+        self.block()
+        try:
+            return event.wait(deadline)
+        finally:
+            self.unblock()
+
+    def block(self) -> None:
+        """This thread is about to wait for something that only others can bring about."""
+        if self._current.mine:
+            with self._lock:
+                self._block()
+
+    def unblock(self) -> None:
+        """This thread goes on."""
+        if self._current.mine:
+            with self._lock:
+                self._unblocked += 1
+                self._running += self._current.counted
+
+    def _block(self) -> None:
+        self._unblocked -= 1
+        self._running -= self._current.counted
+        if not self._stopping and (not self._polling or self._ready or self._urgent):
+            self._serve()
+
+    def wait_for_link(self, link: Link, deadline: float | None) -> Ready:
+        """Wait until `link` can be read. A runner serves meanwhile, through another, if there is anything to serve."""
+        if not self._current.mine:
+            return link.wait(deadline)
+        with self._lock:
+            watching = not (self._polling or self._urgent or self._ready or self._stopping)
+            if watching:
+                self._polling = True
+            else:
+                self._block()
+        try:
+            while True:
+                until = deadline
+                if watching:
+                    timer = self._next_timer()
+                    if timer is not None and (deadline is None or timer < deadline):
+                        until = timer
+                ready = link.wait(until, self._poller if watching else None)
+                if not watching:
+                    return ready
+                if ready & Ready.READ or (deadline is not None and self._runtime.now() >= deadline):
+                    return ready
+                if ready & Ready.POLLER or (until != deadline and self._runtime.now() >= (until or 0.0)):
+                    watching = False
+                    with self._lock:
+                        self._polling = False
+                        self._block()
+                else:
+                    return ready
+        finally:
+            with self._lock:
+                if watching:
+                    self._polling = False
+                else:
+                    self._unblocked += 1
+                    self._running += self._current.counted
+
+    # -- timers -----------------------------------------------------------------------------------------------
+
+    def at(self, when: float, action: Task) -> Timer:
+        """Run `action` at `when`, on a runner. It must be short."""
+        timer = Timer(when, action)
+        with self._lock:
+            first = not self._timers or when < self._timers[0][0]
+            heapq.heappush(self._timers, (when, next(self._timer_order), timer))
+            if first and self._polling and not self._stopping:
+                self._poller.wake()
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Do not run it."""
+        with self._lock:
+            if timer.action is not None:
+                timer.action = None
+                self._cancelled_timers += 1
+                if self._cancelled_timers > 64 and self._cancelled_timers * 2 > len(self._timers):
+                    self._timers = [entry for entry in self._timers if entry[2].action is not None]
+                    heapq.heapify(self._timers)
+                    self._cancelled_timers = 0
+
+    def _next_timer(self) -> float | None:
+        with self._lock:
+            return self._timers[0][0] if self._timers else None
+
+    def _run_timers(self) -> None:
+        if not self._timers:
+            return
+        now = self._runtime.now()
+        while True:
+            with self._lock:
+                if not self._timers or self._timers[0][0] > now:
+                    return
+                timer = heapq.heappop(self._timers)[2]
+                action, timer.action = timer.action, None
+                if action is None:
+                    self._cancelled_timers -= 1
+            if action is not None:
+                self._run_task(action)
+
+    # -- watchdog ---------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Call another runner whenever nobody polls and none of those at work has started anything new for a while."""
+        seen, calm_since = -1, self._runtime.now()
+        while True:
+            pause = self._runtime.event()
+            rests = False
+            with self._lock:
+                if self._stopping:
+                    return
+                waiting = not self._polling or bool(self._urgent) or (
+                    bool(self._ready) and self._running < self._most_running
+                )
+                if waiting and self._started == seen:
+                    if self._parked:
+                        self._parked.pop().set()
+                    else:
+                        self._start_runner()
+                now = self._runtime.now()
+                if waiting or self._started != seen:
+                    calm_since = now
+                elif now - calm_since > CALM:
+                    self._watchdog_rests, rests = pause, True
+                seen = self._started
+            pause.wait(None if rests else now + SLOW)
+            if rests:
+                with self._lock:
+                    self._watchdog_rests = None
+                calm_since = self._runtime.now()
+
+
+class _Starting:
+    """Stands for a thread between its number and its start."""
+
+    def join(self, deadline: float | None) -> bool:
+        return True

@@ -1,0 +1,414 @@
+"""The other workers: who they are, and the channels with them, opened when first needed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from telegrad.agent.channel import Channel, ChannelOwner
+from telegrad.agent.group import WorkerRecord, check_id, check_name
+from telegrad.agent.handshake import NONCE_SIZE, Acceptor, Opener, Rejected
+from telegrad.agent.settings import AgentSettings
+from telegrad.errors import AuthenticationError, DeadlineExceeded, ProtocolError, UnknownWorker, WorkerLost
+from telegrad.protocol.session import State
+from telegrad.transport.base import Link, LinkClosed, Listener, Ready, Transport
+from telegrad.transport.buffers import BufferPool
+from telegrad.waiting import Event
+from telegrad.wire.frames import Kind
+from telegrad.wire.messages import Greeting, Hello, Proof, decode_greeting
+
+_log = logging.getLogger("telegrad")
+
+
+class Peer:
+    """One other worker (or this one: it can call itself) in one of its lives."""
+
+    def __init__(self, record: WorkerRecord) -> None:
+        self.record = record
+        self.gone = ""
+        """Why it can no longer be called; empty while it can."""
+        self.left = False
+        """It is gone, but in order."""
+        self.lock = threading.Lock()  # protects outgoing, incoming and opening
+        self.outgoing: Channel | None = None
+        self.incoming: Channel | None = None
+        self.opening: Event | None = None
+
+    def channels(self) -> list[Channel]:
+        """Those that exist."""
+        return [channel for channel in (self.outgoing, self.incoming) if channel is not None]
+
+
+class PeersOwner(ChannelOwner, Protocol):
+    """What the peers need of their agent."""
+
+    me: WorkerRecord
+    token: bytes | None
+    settings: AgentSettings
+    buffers: BufferPool
+
+    def peer_lost(self, peer: Peer, reason: str) -> None:
+        """A worker is gone."""
+
+
+class Peers:
+    """Finds workers by name or id, and opens and accepts connections."""
+
+    def __init__(self, owner: PeersOwner, transports: Iterable[Transport]) -> None:
+        self._owner = owner
+        self._transports = {transport.scheme: transport for transport in transports}
+        self._lock = threading.Lock()  # protects the three below
+        self._by_name: dict[str, Peer] = {}
+        self._by_id: dict[int, Peer] = {}
+        self._guests: set[Guest] = set()
+        self._closed = False
+
+    # -- who --------------------------------------------------------------------------------------------------
+
+    def set_group(self, records: Iterable[WorkerRecord]) -> None:
+        """The workers that there are."""
+        with self._lock:
+            for record in records:
+                self._add(record)
+
+    def _add(self, record: WorkerRecord) -> Peer:
+        peer = Peer(record)
+        self._by_name[record.name] = peer
+        self._by_id[record.id] = peer
+        return peer
+
+    def find(self, to: str | int) -> Peer:
+        """The worker of that name or id. An unknown one is an error that lists the known ones."""
+        peer = self._by_name.get(to) if isinstance(to, str) else self._by_id.get(to)
+        if peer is None:
+            kind = "named" if isinstance(to, str) else "with id"
+            known = ", ".join(f"{record.name!r} ({record.id})" for record in self.records())
+            raise UnknownWorker(f"there is no worker {kind} {to!r}; the workers are {known}")
+        return peer
+
+    def records(self) -> list[WorkerRecord]:
+        """All workers, by id."""
+        with self._lock:
+            return [self._by_id[worker].record for worker in sorted(self._by_id)]
+
+    def all(self) -> list[Peer]:
+        """All workers, by id."""
+        with self._lock:
+            return [self._by_id[worker] for worker in sorted(self._by_id)]
+
+    def all_unlocked(self) -> list[Peer]:
+        """All workers, for the child of a fork, where a lock may be held for ever."""
+        return list(self._by_id.values())
+
+    def of(self, channel: Channel) -> Peer | None:
+        """The worker that a channel belongs to, if it still does."""
+        peer = self._by_name.get(channel.peer)
+        return peer if peer is not None and channel in (peer.outgoing, peer.incoming) else None
+
+    # -- opening ----------------------------------------------------------------------------------------------
+
+    def channel_to(self, peer: Peer, deadline: float | None) -> Channel:
+        """The channel on which `peer` is called. The first caller opens it, the others wait for that."""
+        while True:
+            channel = peer.outgoing
+            if channel is not None:
+                return channel
+            with peer.lock:
+                if peer.gone:
+                    raise WorkerLost(f"worker {peer.record.name!r} is gone: {peer.gone}", worker=peer.record.name)
+                if peer.outgoing is not None:
+                    continue
+                opening = peer.opening
+                if opening is None:
+                    peer.opening = self._owner.runtime.event()
+            if opening is None:
+                return self._open_first(peer, deadline)
+            if not self._owner.executor.wait(opening, deadline):
+                raise self._too_late(peer)
+
+    def _open_first(self, peer: Peer, deadline: float | None) -> Channel:
+        owner = self._owner
+        transport, _ = self._way_to(peer.record)
+        channel = Channel(
+            owner,
+            peer.record.name,
+            outgoing=True,
+            resumable=transport.resumable,
+            session_id=owner.runtime.random_bits(63),
+            settings=owner.settings.session,
+            allocate=owner.buffers.take,
+        )
+        try:
+            while True:
+                now = owner.runtime.now()
+                if deadline is not None and now >= deadline:
+                    raise self._too_late(peer)
+                if peer.gone:
+                    raise WorkerLost(f"worker {peer.record.name!r} is gone: {peer.gone}", worker=peer.record.name)
+                with channel.lock:
+                    channel.session.tick(now)
+                    due = channel.session.next_tick()
+                if self.connect(channel, peer, fresh=True):
+                    break
+                if channel.session.state is State.LOST:
+                    reason = channel.session.lost_reason or "it cannot be reached"
+                    owner.peer_lost(peer, reason)
+                    raise WorkerLost(f"worker {peer.record.name!r} is lost: {reason}", worker=peer.record.name)
+                with channel.lock:
+                    due = channel.session.next_tick()
+                pause = now + 0.1 if due is None else due
+                owner.executor.wait(owner.runtime.event(), pause if deadline is None else min(pause, deadline))
+            return channel
+        finally:
+            with peer.lock:
+                if channel.link is not None and not peer.gone:
+                    peer.outgoing = channel
+                opening, peer.opening = peer.opening, None
+            if opening is not None:
+                opening.set()
+            if peer.gone:
+                channel.close(peer.gone)
+
+    def connect(self, channel: Channel, peer: Peer, *, fresh: bool = False) -> bool:
+        """Open a link for `channel`; False: it did not come about, and the session knows.
+
+        A handshake that the peer refuses is raised: trying again would not help.
+        """
+        owner = self._owner
+        transport, address = self._way_to(peer.record)
+        deadline = owner.runtime.now() + owner.settings.connect_timeout
+        owner.executor.block()
+        try:
+            link = transport.connect(address, deadline)
+        except ConnectionRefusedError as error:
+            channel.connect_failed(f"{address} refuses connections ({error})", refused=True)
+            return False
+        except OSError as error:
+            channel.connect_failed(f"{address} cannot be reached ({error})", refused=False)
+            return False
+        finally:
+            owner.executor.unblock()
+        try:
+            received = self._greet(link, channel, peer, deadline, fresh)
+            channel.attach(link, received)
+        except (LinkClosed, TimeoutError) as error:
+            link.close()
+            channel.connect_failed(f"the handshake with {link.peer} broke off ({error})", refused=False)
+            return False
+        except BaseException:
+            link.close()
+            raise
+        return True
+
+    def _greet(self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool) -> tuple[int, int]:
+        owner = self._owner
+        opener = Opener(
+            owner.me,
+            peer.record,
+            owner.token,
+            owner.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
+            session=channel.session_id,
+            received=channel.session.received_up_to(),
+            fresh=fresh,
+        )
+        _send_greeting(link, opener.start())
+        while True:
+            if not owner.executor.wait_for_link(link, deadline) & Ready.READ and owner.runtime.now() >= deadline:
+                raise TimeoutError(f"no answer within {owner.settings.connect_timeout:g} s")
+            for frame in link.receive():
+                try:
+                    answer = opener.take(decode_greeting(frame.body))
+                except Rejected as error:
+                    _send_greeting(link, error.greeting)
+                    raise
+                if isinstance(answer, tuple):
+                    return answer
+                _send_greeting(link, answer)
+
+    def _way_to(self, record: WorkerRecord) -> tuple[Transport, str]:
+        """The best transport and address that both sides have."""
+        here = self._owner.me.host
+        for address in record.addresses:
+            scheme = address.partition("://")[0]
+            transport = self._transports.get(scheme)
+            if transport is not None and (scheme != "unix" or record.host == here):
+                return transport, address
+        raise WorkerLost(
+            f"worker {record.name!r} listens at {', '.join(record.addresses) or 'no address'}, none of which this "
+            f"worker can reach with its transports ({', '.join(self._transports)})",
+            worker=record.name,
+        )
+
+    def _too_late(self, peer: Peer) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"worker {peer.record.name!r} could not be connected to before the deadline", worker=peer.record.name
+        )
+
+    # -- accepting --------------------------------------------------------------------------------------------
+
+    def accept(self, listener: Listener) -> None:
+        """Let those that wait at `listener` start their handshake."""
+        while (link := listener.accept()) is not None:
+            guest = Guest(self, link)
+            with self._lock:
+                if not self._closed:
+                    self._guests.add(guest)
+            if self._closed:
+                link.close()
+
+    def dismiss(self, guest: Guest) -> None:
+        """The handshake is over, one way or the other."""
+        with self._lock:
+            self._guests.discard(guest)
+
+    def check(self, hello: Hello) -> None:
+        """Look at who a proved opener says it is; a life of a worker that we do not know yet is taken up."""
+        try:
+            check_name(hello.name)
+            check_id(hello.id)
+        except ValueError as error:
+            raise Rejected("name", str(error)) from error
+        with self._lock:
+            known = self._by_name.get(hello.name)
+            if known is not None and known.record.id == hello.id and known.record.incarnation == hello.incarnation:
+                if known.gone and not known.left:
+                    raise Rejected("incarnation", f"this life of worker {hello.name!r} was given up: {known.gone}")
+                return
+            if known is None or known.record.id != hello.id:
+                raise Rejected("name", f"there is no worker {hello.name!r} with id {hello.id} in this group")
+            if hello.name == self._owner.me.name:
+                raise Rejected("name", f"worker {hello.name!r} is this worker")
+            record = msgspec.structs.replace(
+                known.record, incarnation=hello.incarnation, addresses=hello.addresses, main=hello.main
+            )
+            self._add(record)
+        self._owner.peer_lost(known, "it was restarted")
+
+    def resume(self, link: Link, hello: Hello, proof: Proof) -> tuple[int, int]:
+        """What of the session that a proved opener names has arrived here."""
+        owner = self._owner
+        peer = self.find(hello.name)
+        with peer.lock:
+            channel = peer.incoming
+        if channel is not None and channel.session_id == proof.session and not proof.fresh:
+            return channel.detach("the peer opened a new connection")
+        if not proof.fresh:
+            raise Rejected("session", "the session is not known here any more")
+        fresh = Channel(
+            owner,
+            hello.name,
+            outgoing=False,
+            resumable=link.resumable,
+            session_id=proof.session,
+            settings=owner.settings.session,
+            allocate=owner.buffers.take,
+        )
+        with peer.lock:
+            peer.incoming = fresh
+        if channel is not None:
+            channel.close("the peer started a new session")
+        return (0, 0)
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def remove_traces(self, record: WorkerRecord) -> None:
+        """Remove what a killed worker left on this host."""
+        for address in record.addresses:
+            transport = self._transports.get(address.partition("://")[0])
+            remove: Callable[[str], None] | None = getattr(transport, "remove_dead", None)
+            if remove is not None and record.host == self._owner.me.host:
+                remove(address)
+
+    def close(self) -> None:
+        """Refuse everybody from now on."""
+        with self._lock:
+            self._closed = True
+            guests = list(self._guests)
+        for guest in guests:
+            guest.end()
+
+
+class Guest:
+    """A connection that somebody opened to us, until its handshake is over."""
+
+    def __init__(self, peers: Peers, link: Link) -> None:
+        self._peers = peers
+        self._link = link
+        owner = peers._owner
+        self._owner = owner
+        self._acceptor = Acceptor(
+            owner.me,
+            owner.token,
+            owner.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
+            check=peers.check,
+            resume=lambda hello, proof: peers.resume(link, hello, proof),
+        )
+        self._timer = owner.executor.at(owner.runtime.now() + owner.settings.connect_timeout, self._too_slow)
+        link.owner = self
+        owner.poller.add(link, read=True)
+
+    def on_ready(self, ready: Ready) -> None:
+        """The poller found the link ready."""
+        if ready & Ready.WRITE:
+            self._link.flush()
+        try:
+            for frame in self._link.receive():
+                answer = self._acceptor.take(decode_greeting(frame.body))
+                _send_greeting(self._link, answer)
+                if self._acceptor.proof is not None:
+                    self._admit()
+                    return
+        except Rejected as error:
+            _send_greeting(self._link, error.greeting)
+            self._refuse(str(error))
+        except LinkClosed as error:
+            _log.debug("%s left during its handshake: %s", self._link.peer, error)
+            self.end()
+        except (AuthenticationError, ProtocolError, UnknownWorker) as error:
+            self._refuse(str(error))
+
+    def _admit(self) -> None:
+        hello, proof = self._acceptor.hello, self._acceptor.proof
+        assert hello is not None
+        assert proof is not None
+        self._over()
+        channel = self._peers.find(hello.name).incoming
+        if channel is None or channel.session_id != proof.session:  # overtaken by a newer connection
+            self._link.close()
+            return
+        try:
+            channel.attach(self._link, proof.received)
+        except ProtocolError as error:
+            self._link.close()
+            with channel.lock:
+                channel.session.lost(str(error))
+            self._owner.channel_lost(channel, str(error))
+            return
+        channel.on_ready(Ready.READ)  # what came with the proof
+
+    def _refuse(self, reason: str) -> None:
+        who = f"worker {self._acceptor.hello.name!r}" if self._acceptor.hello is not None else "somebody"
+        _log.warning(
+            "worker %r refused a connection from %s (%s): %s", self._owner.me.name, who, self._link.peer, reason
+        )
+        self.end()
+
+    def _too_slow(self) -> None:
+        self._refuse(f"no proof within {self._owner.settings.connect_timeout:g} s")
+
+    def _over(self) -> None:
+        self._owner.executor.cancel(self._timer)
+        self._peers.dismiss(self)
+
+    def end(self) -> None:
+        """Close the connection."""
+        self._over()
+        self._link.close()
+
+
+def _send_greeting(link: Link, greeting: Greeting) -> None:
+    link.send(Kind.HANDSHAKE, msgspec.msgpack.encode(greeting), 0, 0, 0)

@@ -1,0 +1,236 @@
+"""Runs the functions that others call here, and answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from types import CoroutineType
+from typing import Any, Protocol
+
+import torch
+
+from telegrad.agent.calls import Served, serving
+from telegrad.agent.channel import Channel
+from telegrad.agent.coroutines import EventLoop
+from telegrad.agent.group import WorkerRecord
+from telegrad.agent.peers import Peers
+from telegrad.errors import CallCancelled, FunctionNotFound, PayloadError, TelegradError
+from telegrad.transport.buffers import BufferPool
+from telegrad.waiting import Runtime
+from telegrad.wire import payload
+from telegrad.wire.frames import Message, pack
+from telegrad.wire.messages import Failure, Reply, Request, encode_head
+from telegrad.wire.tensors import Layout, build, lay_out
+
+_log = logging.getLogger("telegrad")
+
+DEFERRED = "_telegrad_answers_later"
+"""Functions with this attribute return a future; its result is the answer."""
+
+
+class ServingOwner(Protocol):
+    """What serving needs of its agent."""
+
+    runtime: Runtime
+    me: WorkerRecord
+    buffers: BufferPool
+    peers: Peers
+
+    def activity_ended(self) -> None:
+        """A call was answered."""
+
+
+class Serving:
+    """The calls that this worker serves."""
+
+    def __init__(self, owner: ServingOwner, loop: EventLoop) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._lock = threading.Lock()  # protects _services
+        self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
+        self.active: dict[tuple[Channel, int], Served] = {}
+
+    def register(self, name: str, function: Callable[..., Any], *, deferred: bool = False) -> None:
+        """Let others call `function` as ``@name``. A deferred one gets, first, a function to answer with."""
+        with self._lock:
+            self._services["@" + name] = (function, deferred)
+
+    # -- one call ---------------------------------------------------------------------------------------------
+
+    def serve(self, channel: Channel, request: Request, message: Message) -> None:
+        """Run the function, and answer."""
+        now = self._owner.runtime.now()
+        served = Served(
+            request.call,
+            channel.peer,
+            request.function,
+            now,
+            now + request.timeout if request.timeout else None,
+            0 if request.nested else message.size,
+        )
+        self.active[channel, request.call] = served
+        token = serving.set(served)
+        try:
+            self._run(channel, served, request, message)
+        finally:
+            serving.reset(token)
+
+    def _run(self, channel: Channel, served: Served, request: Request, message: Message) -> None:
+        def answer(value: object, error: BaseException | None) -> None:
+            self._answer(channel, served, value, error)
+
+        try:
+            name = request.function
+            values = payload.decode(message.data, build(request.attachments, message.region))
+            del message  # or the region would live as long as the function runs
+            if name.startswith("@"):
+                function, deferred = self._service(name)
+                if deferred:
+                    function(answer, *values[0], **values[1])
+                    return
+                args, kwargs = values
+            elif name:
+                function = payload.resolve(name)
+                args, kwargs = values
+            else:
+                function, args, kwargs = values
+                served.function = getattr(function, "__qualname__", repr(function))
+            served.check()
+            result = function(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
+            answer(None, error)
+            return
+        if type(result) is CoroutineType:
+            self._run_coroutine(served, result, answer)
+        elif isinstance(result, torch.futures.Future) and getattr(function, DEFERRED, False):
+            result.add_done_callback(lambda future: _pass_on(future, answer))
+        else:
+            answer(result, None)
+
+    def _run_coroutine(
+        self,
+        served: Served,
+        coroutine: Coroutine[Any, Any, Any],
+        answer: Callable[[object, BaseException | None], None],
+    ) -> None:
+        def done(value: object, error: BaseException | None) -> None:
+            if isinstance(error, asyncio.CancelledError):
+                error = CallCancelled(f"{served.function} was cancelled: {served.cancelled or 'by itself'}")
+            answer(value, error)
+
+        served.on_cancel = self._loop.run(coroutine, done)
+        if served.cancelled:
+            served.on_cancel()
+
+    def _service(self, name: str) -> tuple[Callable[..., Any], bool]:
+        with self._lock:
+            service = self._services.get(name)
+        if service is None:
+            known = ", ".join(sorted(n[1:] for n in self._services if not n.startswith("@telegrad."))) or "none"
+            raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
+        return service
+
+    # -- answers ----------------------------------------------------------------------------------------------
+
+    def _answer(self, channel: Channel, served: Served, value: object, error: BaseException | None) -> None:
+        if self.active.pop((channel, served.id), None) is None:
+            return  # answered already
+        try:
+            if error is None:
+                try:
+                    frames = self._pack_reply(channel, served, value)
+                except (PayloadError, TelegradError) as failure:
+                    frames = self._pack_failure(served, failure)
+            else:
+                frames = self._pack_failure(served, error)
+            with channel.lock:
+                if served.charge:
+                    channel.session.request_answered(served.charge)
+            channel.post(frames)
+        except TelegradError as failure:  # the caller is gone
+            _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)
+        finally:
+            self._owner.activity_ended()
+
+    def _pack_reply(self, channel: Channel, served: Served, value: object) -> Any:
+        caller = self._owner.peers.find(channel.peer)
+        by_name = bool(self._owner.me.main) and caller.record.main == self._owner.me.main
+        encoded = payload.encode(value, main_by_name=by_name, root="result")
+        if not encoded.attachments:
+            return pack(encode_head(Reply(served.id)), encoded.data, 0, None, self._owner.buffers.take)
+        layout: Layout = lay_out(encoded.attachments)
+        head = encode_head(Reply(served.id, layout.descriptors))
+        return pack(head, encoded.data, layout.size, layout.write, self._owner.buffers.take)
+
+    def _pack_failure(self, served: Served, error: BaseException) -> Any:
+        # The first entry is the line in this module that called the function.
+        trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        data, layout = b"", None
+        if isinstance(error, Exception):
+            try:
+                encoded = payload.encode(error, main_by_name=True, root="error")
+                data, layout = encoded.data, lay_out(encoded.attachments)
+            except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
+                _log.debug("%s cannot be pickled: %s", type(error).__name__, failure)
+        head = Failure(
+            served.id,
+            f"{type(error).__module__}.{type(error).__qualname__}",
+            _text_of(error),
+            text,
+            isinstance(error, FunctionNotFound),
+            layout.descriptors if layout is not None else (),
+        )
+        return pack(
+            encode_head(head),
+            data,
+            layout.size if layout is not None else 0,
+            layout.write if layout is not None else None,
+            self._owner.buffers.take,
+        )
+
+    # -- cancelling -------------------------------------------------------------------------------------------
+
+    def cancel(self, channel: Channel, call: int, reason: str) -> list[Served]:
+        """The caller of `call` no longer wants the answer. Returns what was cancelled, if it still ran."""
+        served = self.active.get((channel, call))
+        if served is None:
+            return []
+        served.cancelled = reason
+        if served.on_cancel is not None:
+            served.on_cancel()
+        return [served]
+
+    def close(self) -> None:
+        """End what runs in the event loop."""
+        self._loop.close()
+
+    def cancel_all(self, channel: Channel, reason: str) -> list[Served]:
+        """The caller is gone."""
+        return [
+            served
+            for key in list(self.active)
+            if key[0] is channel
+            for served in self.cancel(channel, key[1], reason)
+        ]
+
+
+def _pass_on(
+    future: torch.futures.Future[Any], answer: Callable[[object, BaseException | None], None]
+) -> None:
+    try:
+        value = future.value()
+    except Exception as error:  # noqa: BLE001 - it belongs to the caller
+        answer(None, error)
+    else:
+        answer(value, None)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a __str__ of the user's that fails must not hide the error
+        return f"<{type(error).__name__} whose text cannot be made>"

@@ -1,0 +1,135 @@
+"""Finds the group token and refuses weak ones, because knowing it is all it takes to run code on every worker.
+
+How the bits of a token are counted. Nobody can see from a token how it was made, so the rule is conservative: it
+gives full marks only to what the usual generators print, and few to what looks typed by hand.
+
+====================================================  ================
+what the token is made of                             bits a character
+====================================================  ================
+bytes that are not ASCII text                         8
+the base64 alphabets, upper and lower case both seen  6
+hexadecimal digits                                    4
+decimal digits                                        3
+any other text: words, phrases, dashes                2
+====================================================  ================
+
+A token that is one piece repeated counts as that piece alone, and one of fewer than 8 distinct characters is refused.
+
+Nothing in here puts a token, or a part of one, into an error.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import string
+from collections.abc import Mapping
+
+from telegrad.errors import TokenError
+
+MIN_BITS = 128
+MIN_DISTINCT = 8
+MAX_TOKEN = 4096
+"""Longer is no token: somebody has named the wrong file."""
+
+_DIGITS = frozenset(string.digits.encode())
+_HEX = frozenset(string.hexdigits.encode())
+_BASE64 = frozenset((string.ascii_letters + string.digits + "+/-_").encode())
+_UPPER = frozenset(string.ascii_uppercase.encode())
+_LOWER = frozenset(string.ascii_lowercase.encode())
+_ADVICE = "make a good one with `telegrad token`"
+
+
+def find_token(explicit: str | bytes | None = None, environ: Mapping[str, str] = os.environ) -> bytes | None:
+    """Return the group token, checked, or None where nobody has set one.
+
+    The first of these that is given decides: `explicit`, ``TELEGRAD_TOKEN``, the file that ``TELEGRAD_TOKEN_FILE``
+    names. One that is given but empty or weak raises a TokenError and is not skipped: falling back to the next, or
+    to no token at all, would hide a mistake in the one setting that keeps strangers out.
+
+    >>> find_token("0f1e2d3c4b5a69788796a5b4c3d2e1f0\\n", {})
+    b'0f1e2d3c4b5a69788796a5b4c3d2e1f0'
+    >>> find_token(None, {}) is None
+    True
+    """
+    if explicit is not None:
+        return check_token(explicit, source="the token given to telegrad")
+    if "TELEGRAD_TOKEN" in environ:
+        return check_token(environ["TELEGRAD_TOKEN"], source="the token in TELEGRAD_TOKEN")
+    if "TELEGRAD_TOKEN_FILE" in environ:
+        path = environ["TELEGRAD_TOKEN_FILE"]
+        return check_token(_read_private_file(path), source=f"the token in the file {path} (TELEGRAD_TOKEN_FILE)")
+    return None
+
+
+def check_token(token: str | bytes, source: str = "the group token") -> bytes:
+    """Return `token` as bytes, without whitespace around text, or raise a TokenError that says what is wrong with it.
+
+    `source` is how errors name the token, since they must not show it.
+    """
+    if isinstance(token, str):
+        if not token.isascii():
+            raise TokenError(f"{source} is text with characters outside ASCII; {_ADVICE}")
+        token = token.encode("ascii")
+    if token.isascii():
+        # Raw bytes stay as they are: random bytes may well end in what looks like a space.
+        token = token.strip()
+    if not token:
+        raise TokenError(f"{source} is empty; {_ADVICE}, or unset it to run without one on this host alone")
+    if len(token) > MAX_TOKEN:
+        raise TokenError(f"{source} is longer than {MAX_TOKEN} bytes, so it is probably not a token; {_ADVICE}")
+    bits = token_bits(token)
+    if bits < MIN_BITS:
+        raise TokenError(f"{source} has {bits} bits, and at least {MIN_BITS} are needed; {_ADVICE}")
+    if len(set(token)) < MIN_DISTINCT:
+        raise TokenError(f"{source} is made of fewer than {MIN_DISTINCT} distinct characters; {_ADVICE}")
+    return token
+
+
+def token_bits(token: bytes) -> int:
+    """Return how many bits of material `token` is credited with; the rule is at the top of this module.
+
+    >>> token_bits(b"0f1e2d3c4b"), token_bits(b"correct horse battery staple")
+    (40, 56)
+    """
+    # A string found again inside its own doubling, at a shift less than its length, is that shift's piece repeated.
+    piece = token[: (token + token).find(token, 1)]
+    characters = frozenset(piece.rstrip(b"="))
+    if not piece.isascii():
+        return 8 * len(piece)
+    if characters <= _DIGITS:
+        return 3 * len(piece)
+    if characters <= _HEX:
+        return 4 * len(piece)
+    if characters <= _BASE64 and characters & _UPPER and characters & _LOWER:
+        return 6 * len(piece.rstrip(b"="))
+    return 2 * len(piece)
+
+
+def _read_private_file(path: str) -> bytes:
+    """Return what is in the file, if nobody but this user can have read or written it."""
+    try:
+        # Without O_NONBLOCK a named pipe would hang the open before it could be refused.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise TokenError(
+            f"cannot read the token file {path} that TELEGRAD_TOKEN_FILE names: {error.strerror}"
+        ) from error
+    with os.fdopen(descriptor, "rb") as file:
+        # The open file is looked at, not the path, which somebody could exchange in between.
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise TokenError(f"the token file {path} is not a regular file; point TELEGRAD_TOKEN_FILE at one")
+        if status.st_uid != os.geteuid():
+            raise TokenError(
+                f"the token file {path} belongs to user id {status.st_uid}, and this process runs as {os.geteuid()}; "
+                "use a file of your own"
+            )
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise TokenError(
+                f"the token file {path} has mode {stat.S_IMODE(status.st_mode):04o}, so others may use it; "
+                f"run `chmod 600 {shlex.quote(path)}`, and make a new token if others may have read this one"
+            )
+        # One byte more than the limit is enough for check_token to refuse a file that is too large.
+        return file.read(MAX_TOKEN + 1)

@@ -1,0 +1,62 @@
+"""Memory for bulk, used again: touching fresh pages costs several times as much as copying into them.
+
+A buffer is free again when nobody but the pool refers to it. A tensor made over it holds a reference for as long as
+its storage lives, so the reference count says it, and nobody has to hand anything back.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+_SMALLEST = 64 * 1024
+_HELD_BY_POOL_ONLY = 3  # the list, the loop variable, and getrefcount's own argument
+
+
+class BufferPool:
+    """Keeps up to `keep` bytes of buffers that were used before."""
+
+    def __init__(self, keep: int = 512 * 1024 * 1024) -> None:
+        self._keep = keep
+        self._lock = threading.Lock()  # protects _buffers and _total
+        self._buffers: list[bytearray] = []
+        self._total = 0
+
+    def take(self, size: int) -> memoryview:
+        """A writable buffer of exactly `size` bytes, with any content."""
+        if size < _SMALLEST:
+            return memoryview(bytearray(size))
+        rounded = _rounded(size)
+        with self._lock:
+            for buffer in self._buffers:
+                if len(buffer) == rounded and sys.getrefcount(buffer) == _HELD_BY_POOL_ONLY:
+                    return memoryview(buffer)[:size]
+        fresh = bytearray(rounded)
+        with self._lock:
+            self._make_room(rounded)
+            if self._total + rounded <= self._keep:
+                self._buffers.append(fresh)
+                self._total += rounded
+        return memoryview(fresh)[:size]
+
+    def _make_room(self, size: int) -> None:
+        """Forget free buffers, oldest first, until `size` bytes more may be kept."""
+        if self._total + size <= self._keep:
+            return
+        kept = []
+        for buffer in self._buffers:
+            if self._total + size > self._keep and sys.getrefcount(buffer) == _HELD_BY_POOL_ONLY:
+                self._total -= len(buffer)
+            else:
+                kept.append(buffer)
+        self._buffers = kept
+
+    def held(self) -> int:
+        """Bytes that the pool keeps, in use or free."""
+        return self._total
+
+
+def _rounded(size: int) -> int:
+    """Sizes in steps of a quarter of their power of two, so that nearly equal messages share buffers."""
+    step = max(_SMALLEST, 1 << max(0, size.bit_length() - 3))
+    return (size + step - 1) // step * step

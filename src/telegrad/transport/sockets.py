@@ -1,0 +1,339 @@
+"""Frames over stream sockets, and the poller that watches many of them: what unix and tcp have in common."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Readiness, Ready
+from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Kind, Limits, pack_header
+
+# PING and GOODBYE say how much was sent before them, so they pass nothing.
+_BEHIND_BULK = frozenset(int(kind) for kind in (Kind.BULK_HEAD, Kind.BULK_CHUNK, Kind.PING, Kind.GOODBYE))
+_READ_AT_ONCE = 16 * 1024 * 1024  # then the poller gets to look at the other links
+
+
+def _milliseconds(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, math.ceil((deadline - time.monotonic()) * 1000))
+
+
+class SocketLink(Link):
+    """A connected stream socket."""
+
+    def __init__(self, sock: socket.socket, *, peer: str, resumable: bool) -> None:
+        sock.setblocking(False)
+        self.peer = peer
+        self.resumable = resumable
+        self._socket = sock
+        self._fd = sock.fileno()
+        self._reader = FrameReader(HANDSHAKE_LIMITS)
+        # protects _closed, _started, _control, _bulk and the order of writes. It is held during a system call that
+        # cannot wait.
+        self._lock = threading.Lock()
+        self._closed = ""
+        self._started: list[memoryview] = []  # the rest of a frame of which a part is sent
+        self._control: deque[list[memoryview]] = deque()
+        self._bulk: deque[list[memoryview]] = deque()
+        self._poller: SocketPoller | None = None
+        self._read_armed = False
+        self._once = False
+        self._waiter: select.poll | None = None
+        self._wake_fd = -1
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
+        self._reader.limits = limits
+        self._reader.place = place
+        self._reader.only_handshake = False
+
+    # -- sending ----------------------------------------------------------------------------------------------
+
+    def send(
+        self, kind: int, body: bytes | bytearray | memoryview, sequence: int, ack_control: int, ack_bulk: int
+    ) -> None:
+        header = pack_header(kind, len(body), sequence, ack_control, ack_bulk)
+        with self._lock:
+            if self._closed:
+                return
+            if self._started or self._control or self._bulk:
+                queue = self._bulk if kind in _BEHIND_BULK else self._control
+                queue.append([memoryview(header), memoryview(body)])
+                return
+            try:
+                sent = self._socket.sendmsg((header, body))
+            except BlockingIOError:
+                sent = 0
+            except OSError:  # reading will say so
+                return
+            if sent < len(header) + len(body):
+                self._started = _after([memoryview(header), memoryview(body)], sent)
+                self._watch()
+
+    def flush(self) -> None:
+        with self._lock:
+            while not self._closed:
+                if not self._started:
+                    queue = self._control or self._bulk
+                    if not queue:
+                        break
+                    self._started = queue.popleft()
+                try:
+                    sent = self._socket.sendmsg(self._started)
+                except BlockingIOError:
+                    break
+                except OSError:  # reading will say so
+                    self._started = []
+                    self._control.clear()
+                    self._bulk.clear()
+                    break
+                self._started = _after(self._started, sent)
+            self._watch()
+
+    def unsent(self) -> bool:
+        return bool(self._started or self._control or self._bulk)
+
+    # -- receiving --------------------------------------------------------------------------------------------
+
+    def receive(self) -> Iterator[Frame]:
+        reader, recv_into = self._reader, self._socket.recv_into
+        if reader.unfinished:
+            yield from reader.advance(0)
+        total = 0
+        while total < _READ_AT_ONCE:
+            buffer = reader.buffer()
+            try:
+                count = recv_into(buffer)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise LinkClosed(self._closed or error.strerror or str(error)) from error
+            if count == 0:
+                raise LinkClosed(self._closed or "end of file")
+            yield from reader.advance(count)
+            if count < len(buffer):
+                return
+            total += count
+
+    def wait(self, deadline: float | None, poller: Poller | None = None) -> Ready:
+        if self._closed or self._reader.unfinished:
+            return Ready.READ
+        waiter = self._waiter or self._make_waiter()
+        waiter.register(self._fd, select.POLLIN | select.POLLOUT if self.unsent() else select.POLLIN)
+        if poller is not None:
+            assert isinstance(poller, SocketPoller)
+            waiter.register(poller.fileno(), select.POLLIN)
+        try:
+            events = waiter.poll(_milliseconds(deadline))
+        finally:
+            if poller is not None:
+                waiter.unregister(poller.fileno())
+        ready = Ready.NOTHING
+        for fd, mask in events:
+            if fd == self._fd:
+                if mask & ~select.POLLOUT:
+                    ready |= Ready.READ
+                if mask & select.POLLOUT:
+                    ready |= Ready.WRITE
+            elif fd == self._wake_fd:
+                os.eventfd_read(fd)
+            else:
+                ready |= Ready.POLLER
+        if ready & Ready.WRITE:
+            self.flush()
+        return ready
+
+    def _make_waiter(self) -> select.poll:
+        with self._lock:
+            if self._wake_fd < 0:
+                self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        waiter = select.poll()
+        waiter.register(self._wake_fd, select.POLLIN)
+        self._waiter = waiter
+        return waiter
+
+    def wake(self) -> None:
+        with self._lock:
+            if self._wake_fd < 0 and not self._closed:
+                self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    # -- the poller's side ------------------------------------------------------------------------------------
+
+    def watch(self, poller: SocketPoller | None, read: bool, once: bool) -> None:
+        """Belong to `poller` (None: to none)."""
+        with self._lock:
+            self._poller, self._read_armed, self._once = poller, read, once
+            self._watch()
+
+    def rearm(self, read: bool) -> None:
+        """Let the poller report again, and readiness to read only if `read`."""
+        with self._lock:
+            self._read_armed = read
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._poller is not None and not self._closed:
+            mask = select.EPOLLRDHUP
+            if self._read_armed:
+                mask |= select.EPOLLIN
+            if self.unsent():
+                mask |= select.EPOLLOUT
+            if self._once:
+                mask |= select.EPOLLONESHOT
+            self._poller.set_mask(self._fd, self, mask)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = "closed by this worker"
+            poller, self._poller = self._poller, None
+        if poller is not None:
+            poller.remove(self)
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in poll
+        except OSError:  # the other side was first
+            return
+        finally:
+            self._socket.close()
+            with self._lock:
+                if self._wake_fd >= 0:
+                    os.eventfd_write(self._wake_fd, 1)
+
+    def abandon(self) -> None:
+        self._socket.close()
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+
+    def __del__(self) -> None:
+        # Not in close(): a thread may still wait on it, and a closed number may be somebody else's.
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+        self._socket.close()
+
+
+def _after(parts: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of `parts` after their first `sent` bytes."""
+    rest = []
+    for part in parts:
+        if sent >= len(part):
+            sent -= len(part)
+        else:
+            rest.append(part[sent:])
+            sent = 0
+    return rest
+
+
+class SocketListener(Listener):
+    """A listening stream socket."""
+
+    def __init__(self, sock: socket.socket, address: str, make_link: Callable[[socket.socket], Link | None]) -> None:
+        sock.setblocking(False)
+        self.address = address
+        self._socket = sock
+        self._fd = sock.fileno()
+        self._make_link = make_link
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def accept(self) -> Link | None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:  # nobody waits, or the one that did has gone
+                return None
+            link = self._make_link(sock)
+            if link is not None:
+                return link
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def abandon(self) -> None:
+        self._socket.close()
+
+
+class SocketPoller(Poller):
+    """epoll."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._fd = self._epoll.fileno()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._lock = threading.Lock()  # protects _items and the epoll's set
+        self._items: dict[int, SocketLink | SocketListener] = {}
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def add(self, item: Link | Listener, *, read: bool, once: bool = False) -> None:
+        if isinstance(item, SocketLink):
+            item.watch(self, read, once)
+        else:
+            assert isinstance(item, SocketListener)
+            self.set_mask(item.fileno(), item, select.EPOLLIN)
+
+    def arm(self, item: Link | Listener, *, read: bool) -> None:
+        assert isinstance(item, SocketLink)
+        item.rearm(read)
+
+    def set_mask(self, fd: int, item: SocketLink | SocketListener, mask: int) -> None:
+        """Watch `item` for what `mask` says."""
+        with self._lock:
+            if self._epoll.closed:
+                return
+            if self._items.get(fd) is item:
+                self._epoll.modify(fd, mask)
+            else:
+                self._items[fd] = item
+                self._epoll.register(fd, mask)
+
+    def remove(self, item: Link | Listener) -> None:
+        assert isinstance(item, SocketLink | SocketListener)
+        with self._lock:
+            if self._items.get(item.fileno()) is item:
+                del self._items[item.fileno()]
+                if not self._epoll.closed:
+                    self._epoll.unregister(item.fileno())
+
+    def wait(self, deadline: float | None) -> list[Readiness]:
+        milliseconds = _milliseconds(deadline)
+        found = []
+        for fd, mask in self._epoll.poll(None if milliseconds is None else milliseconds / 1000):
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+                continue
+            item = self._items.get(fd)
+            if item is None:
+                continue
+            ready = Ready.NOTHING
+            if mask & ~select.EPOLLOUT:
+                ready |= Ready.READ
+            if mask & select.EPOLLOUT:
+                ready |= Ready.WRITE
+            found.append(Readiness(item, ready))
+        return found
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._epoll.closed:
+                self._epoll.close()
+                os.close(self._wake_fd)
+
+    def abandon(self) -> None:
+        self._epoll.close()
+        os.close(self._wake_fd)

@@ -1,0 +1,353 @@
+"""The frame: what travels on a connection, and how a message is cut into frames and put together again.
+
+Every frame has a header of 32 bytes::
+
+    magic  version  kind  length of the body  sequence  ack (control lane)  ack (bulk lane)
+    2      1        1     4                   8         8                   8
+
+A message is a *head* (a msgspec struct, see `messages`), its pickled *data* and its *region* (the contents of its
+tensors, see `tensors`). A small message is one MESSAGE frame. A large one is a BULK_HEAD frame, which announces the
+lengths, followed by BULK_CHUNK frames that carry data and region; small messages pass between its chunks.
+
+Every length is checked against `Limits` before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from telegrad.errors import LimitExceeded, ProtocolError
+
+MAGIC = b"tg"
+VERSION = 1
+HEADER = struct.Struct("<2sBBIQQQ")
+HEADER_SIZE = HEADER.size
+_PREFIX = struct.Struct("<IIQ")  # lengths of head, data and region
+PREFIX_SIZE = _PREFIX.size
+_SENT = struct.Struct("<QQ")  # the body of a PING
+
+INLINE_LIMIT = 64 * 1024
+"""Messages up to this size travel as one frame."""
+CHUNK = 512 * 1024
+"""Body size of a BULK_CHUNK: small enough that a small message never waits long behind one."""
+
+CONTROL, BULK = 0, 1
+"""The two lanes. Order is kept inside a lane only."""
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    HANDSHAKE = 1  # before the peer has proved itself, the only kind that is read
+    MESSAGE = 2
+    BULK_HEAD = 3
+    BULK_CHUNK = 4
+    ACK = 5
+    PING = 6
+    GOODBYE = 7  # an orderly end; the body says why
+
+
+_LANE = {int(Kind.MESSAGE): CONTROL, int(Kind.BULK_HEAD): BULK, int(Kind.BULK_CHUNK): BULK}
+_KINDS = frozenset(int(kind) for kind in Kind)
+MESSAGE, BULK_HEAD, BULK_CHUNK = int(Kind.MESSAGE), int(Kind.BULK_HEAD), int(Kind.BULK_CHUNK)
+
+
+def lane_of(kind: int) -> int:
+    """The lane that frames of this kind are counted in."""
+    return _LANE.get(kind, CONTROL)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a peer may announce."""
+
+    frame: int = 64 * 1024 * 1024
+    """Body of one frame. Heads are this large only when a message has hundreds of thousands of tensors."""
+    message: int = 1 << 36
+    """Data and region of one message."""
+
+
+HANDSHAKE_LIMITS = Limits(frame=2048, message=0)
+"""What a stranger may make us read."""
+
+
+class Frame(NamedTuple):
+    """One frame as it arrived."""
+
+    kind: int
+    sequence: int
+    ack_control: int
+    ack_bulk: int
+    body: bytes | bytearray | memoryview
+
+
+class Message(NamedTuple):
+    """One message as it arrived, still encoded."""
+
+    head: memoryview
+    data: memoryview
+    region: memoryview
+    size: int
+
+
+class Outgoing(NamedTuple):
+    """One frame to send, still without sequence and acks."""
+
+    kind: int
+    body: bytes | bytearray | memoryview
+
+
+def pack_header(kind: int, length: int, sequence: int, ack_control: int, ack_bulk: int) -> bytes:
+    """The 32 bytes before a body of `length` bytes."""
+    return HEADER.pack(MAGIC, VERSION, kind, length, sequence, ack_control, ack_bulk)
+
+
+def pack_sent(control: int, bulk: int) -> bytes:
+    """The body of a PING: the highest sequence sent in each lane."""
+    return _SENT.pack(control, bulk)
+
+
+def unpack_sent(body: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """Read the body of a PING."""
+    if len(body) != _SENT.size:
+        raise ProtocolError(f"a PING of {len(body)} bytes; it has {_SENT.size}")
+    control, bulk = _SENT.unpack(body)
+    return control, bulk
+
+
+# -- messages out ---------------------------------------------------------------------------------------------
+
+
+def _aligned(size: int) -> int:
+    return (size + 15) & ~15
+
+
+def message_size(head: bytes, data: bytes, region_size: int) -> int:
+    """Bytes that the message will take on the wire, not counting frame headers."""
+    return _aligned(PREFIX_SIZE + len(head) + len(data)) + region_size
+
+
+def pack_small(
+    head: bytes, data: bytes, region_size: int = 0, write: Callable[[memoryview], None] | None = None
+) -> Outgoing:
+    """One frame for the whole message. `write` fills the region, which starts at a multiple of 16."""
+    prefix = _PREFIX.pack(len(head), len(data), region_size)
+    if write is None or not region_size:
+        return Outgoing(MESSAGE, prefix + head + data)
+    start = _aligned(PREFIX_SIZE + len(head) + len(data))
+    body = bytearray(start + region_size)
+    body[:PREFIX_SIZE] = prefix
+    middle = PREFIX_SIZE + len(head)
+    body[PREFIX_SIZE:middle] = head
+    body[middle : middle + len(data)] = data
+    write(memoryview(body)[start:])
+    return Outgoing(MESSAGE, body)
+
+
+def bulk_size(data: bytes, region_size: int) -> int:
+    """Bytes of the buffer that `pack_bulk` cuts into chunks: the data, padded, and the region."""
+    return _aligned(len(data)) + region_size
+
+
+def pack_bulk(
+    head: bytes, data: bytes, region_size: int, write: Callable[[memoryview], None] | None, buffer: memoryview
+) -> Iterator[Outgoing]:
+    """The frames of a large message, over `buffer`, which has `bulk_size` bytes and is filled here (the snapshot)."""
+    start = _aligned(len(data))
+    buffer[: len(data)] = data
+    if write is not None:
+        write(buffer[start : start + region_size])
+    yield Outgoing(BULK_HEAD, _PREFIX.pack(len(head), len(data), region_size) + head)
+    for offset in range(0, start + region_size, CHUNK):
+        yield Outgoing(BULK_CHUNK, buffer[offset : min(offset + CHUNK, start + region_size)])
+
+
+def pack(
+    head: bytes,
+    data: bytes,
+    region_size: int,
+    write: Callable[[memoryview], None] | None,
+    allocate: Callable[[int], memoryview],
+) -> tuple[Outgoing, ...]:
+    """The frames of a message. What is in them is a snapshot: the sender may change its tensors now."""
+    if message_size(head, data, region_size) <= INLINE_LIMIT:
+        return (pack_small(head, data, region_size, write),)
+    return tuple(pack_bulk(head, data, region_size, write, allocate(bulk_size(data, region_size))))
+
+
+# -- frames in ------------------------------------------------------------------------------------------------
+
+
+def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limits) -> tuple[int, int, int, int, int]:
+    """Read a header: kind, length, sequence and the two acks. What is wrong with it is a ProtocolError."""
+    magic, version, kind, length, sequence, ack_control, ack_bulk = HEADER.unpack_from(data, offset)
+    if magic != MAGIC:
+        raise ProtocolError(f"not a telegrad frame: it starts with {bytes(magic)!r}")
+    if version != VERSION:
+        raise ProtocolError(f"the peer speaks protocol version {version}, this worker speaks {VERSION}")
+    if kind not in _KINDS:
+        raise ProtocolError(f"a frame of unknown kind {kind}")
+    if length > limits.frame:
+        raise LimitExceeded(f"a frame of {length:,} bytes; the limit is {limits.frame:,}")
+    return kind, length, sequence, ack_control, ack_bulk
+
+
+class Assembler:
+    """Puts the messages of one session together, across connections.
+
+    A stream writes the body of a chunk straight to the place that `place` names; the chunk counts only when `add`
+    is called for it, so a chunk that a broken connection cut short is simply written again.
+    """
+
+    def __init__(self, limits: Limits, allocate: Callable[[int], memoryview]) -> None:
+        self._limits = limits
+        self._allocate = allocate
+        self._head: bytes | bytearray | memoryview = b""
+        self._lengths = (0, 0, 0)
+        self._buffer: memoryview | None = None
+        self._filled = 0
+
+    def place(self, length: int) -> memoryview:
+        """Where the body of the chunk that comes next belongs."""
+        if self._buffer is None:
+            raise ProtocolError("a BULK_CHUNK without a BULK_HEAD before it")
+        if length > len(self._buffer) - self._filled:
+            raise ProtocolError(
+                f"chunks of a message add up to more than its {len(self._buffer):,} bytes: {self._filled + length:,}"
+            )
+        return self._buffer[self._filled : self._filled + length]
+
+    def add(self, frame: Frame) -> Message | None:
+        """Take a frame that the session let through; return the message that it completes."""
+        kind, body = frame.kind, frame.body
+        if kind == MESSAGE:
+            head, data, region = self._read_prefix(body)
+            start = PREFIX_SIZE + head
+            if len(body) != (_aligned(start + data) + region if region else start + data):
+                raise ProtocolError(f"a message of {head} + {data} + {region} bytes in a frame of {len(body)}")
+            view = memoryview(body)
+            return Message(
+                view[PREFIX_SIZE:start], view[start : start + data], view[len(body) - region :], len(body)
+            )
+        if kind == BULK_HEAD:
+            if self._buffer is not None:
+                raise ProtocolError("a BULK_HEAD in the middle of another large message")
+            self._lengths = head, data, region = self._read_prefix(body)
+            if len(body) != PREFIX_SIZE + head:
+                raise ProtocolError(f"a BULK_HEAD of {len(body)} bytes announces a head of {head}")
+            self._head = body
+            self._buffer = self._allocate(_aligned(data) + region)
+            self._filled = 0
+        elif kind == BULK_CHUNK:
+            place = self.place(len(body))
+            if not (isinstance(body, memoryview) and body.obj is place.obj):  # not already there
+                place[:] = body
+            self._filled += len(body)
+        else:
+            raise ProtocolError(f"a frame of kind {kind} is not part of a message")
+        return self._complete()
+
+    def _complete(self) -> Message | None:
+        buffer = self._buffer
+        if buffer is None or self._filled < len(buffer):
+            return None
+        head, data, region = self._lengths
+        self._buffer = None
+        start = len(buffer) - region
+        view = memoryview(self._head)
+        self._head = b""
+        return Message(view[PREFIX_SIZE:], buffer[:data], buffer[start:], PREFIX_SIZE + head + len(buffer))
+
+    def _read_prefix(self, body: bytes | bytearray | memoryview) -> tuple[int, int, int]:
+        if len(body) < PREFIX_SIZE:
+            raise ProtocolError(f"a message of {len(body)} bytes is shorter than its prefix")
+        head, data, region = _PREFIX.unpack_from(body)
+        if _aligned(data) + region > self._limits.message:
+            raise LimitExceeded(
+                f"a message of {_aligned(data) + region:,} bytes; the limit is {self._limits.message:,}"
+            )
+        return head, data, region
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames.
+
+    Use: read into `buffer()`, then tell `advance` how many bytes came and take the frames that it yields, each of
+    them before the next: where a chunk belongs depends on the frames before it. `place` says where the body of a
+    chunk with this sequence and length goes, or None to read and discard it.
+    """
+
+    SCRATCH = 128 * 1024
+    BETWEEN_CHUNKS = 4096  # little: what is read past a chunk's header here has to be moved once more
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.place: Callable[[int, int], memoryview | None] = lambda sequence, length: None
+        self.only_handshake = True
+        """Until the peer has proved itself, a frame of any other kind is an error."""
+        self._scratch = bytearray(self.SCRATCH)
+        self._view = memoryview(self._scratch)
+        self._start = self._end = 0
+        self._body: memoryview | bytearray = bytearray()  # of the frame that _rest belongs to
+        self._rest: memoryview | None = None
+        self._header = (0, 0, 0, 0)
+        self._room = self.SCRATCH
+        self.unfinished = False
+        """Whoever took frames from `advance` stopped before the last: there may be more without reading."""
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes of the stream go."""
+        if self._rest is not None:
+            return self._rest
+        return self._view[self._end : self._end + self._room]
+
+    def advance(self, count: int) -> Iterator[Frame]:
+        """Take note of `count` bytes that were written into `buffer()`, and yield the frames that are complete."""
+        if self._rest is not None:
+            if count < len(self._rest):
+                self._rest = self._rest[count:]
+                return
+            self._rest, self._room = None, self.BETWEEN_CHUNKS
+            yield Frame(*self._header, self._body)
+            return
+        self._end += count
+        self.unfinished = True
+        self._room = self.SCRATCH
+        scratch = self._scratch
+        while self._end - self._start >= HEADER_SIZE:
+            start, end = self._start, self._end
+            kind, length, sequence, ack_control, ack_bulk = check_header(scratch, start, self.limits)
+            if self.only_handshake and kind != Kind.HANDSHAKE:
+                raise ProtocolError(f"a frame of kind {kind} before the handshake")
+            first = start + HEADER_SIZE
+            available = end - first
+            if kind == BULK_CHUNK:
+                place = self.place(sequence, length)
+                body: memoryview | bytearray = bytearray(length) if place is None else place
+            elif available >= length:
+                self._start = first + length
+                yield Frame(kind, sequence, ack_control, ack_bulk, scratch[first : first + length])
+                continue
+            elif length + HEADER_SIZE <= self.SCRATCH // 2:
+                break  # the rest comes into scratch
+            else:
+                body = bytearray(length)
+            got = min(available, length)
+            body[:got] = self._view[first : first + got]
+            self._start = first + got
+            if got < length:
+                self._header, self._body = (kind, sequence, ack_control, ack_bulk), body
+                self._rest = memoryview(body)[got:]
+                break
+            yield Frame(kind, sequence, ack_control, ack_bulk, body)
+        start, end = self._start, self._end
+        if start == end:
+            self._start = self._end = 0
+        elif start > self.SCRATCH // 2 or end == self.SCRATCH:
+            scratch[: end - start] = scratch[start:end]
+            self._start, self._end = 0, end - start
+        self.unfinished = False

@@ -1,0 +1,367 @@
+"""Python values become bytes here, with tensors and other large buffers left out of the bytes, to travel beside them.
+
+Plain pickle writes the value. Where it meets a tensor it writes "the next attachment", and the tensor itself goes into
+a list that ``telegrad.wire.tensors`` lays out. What pickle cannot name (lambdas, closures, local classes) goes by value
+through cloudpickle. Functions of calls go by name: ``function_name`` and ``resolve``.
+
+Two things make the hot path fast: pickle asks a ``dispatch_table`` only about types that it does not know itself, and
+the marker is a ``PickleBuffer``, which pickle hands over without copying.
+
+>>> encoded = encode({"x": torch.ones(2), "n": 3})
+>>> decode(encoded.data, encoded.attachments)
+{'x': tensor([1., 1.]), 'n': 3}
+"""
+
+from __future__ import annotations
+
+import copyreg
+import importlib
+import io
+import pickle
+import reprlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import cloudpickle
+import msgspec
+import torch
+
+from telegrad.errors import FunctionNotFound, PayloadError, TelegradError
+from telegrad.wire.tensors import neutral, thread_is_neutral
+
+Attachment = torch.Tensor | pickle.PickleBuffer
+
+# Stands for the next tensor. It must be writable, or pickle would wrap what it finds there in a read-only memoryview.
+_MARKER = pickle.PickleBuffer(bytearray(1))
+_PROTOCOL = 5
+_MISSING = object()
+# The search for what cannot be sent pickles every part anew, so it is bounded in depth and in number of attempts.
+_SEARCH_DEPTH = 40
+_SEARCH_ATTEMPTS = 5000
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """A value as bytes, and the attachments that the bytes refer to by their order."""
+
+    data: bytes
+    attachments: list[Attachment]
+    own_leaves: frozenset[int] = frozenset()
+    """Which attachments belong to an ``nn.Module`` that is sent whole: they arrive as leaves of the receiver."""
+
+
+def encode(value: object, *, root: str | tuple[str, ...] = "value", main_by_name: bool = True) -> Encoded:
+    """Turn a value into bytes and attachments.
+
+    ``root`` is what errors call the value: "result", or one name for each element of a tuple, as ("args", "kwargs").
+    ``main_by_name`` says that the receiver runs the same program, so that what ``__main__`` defines can go by name.
+    Raises PayloadError, which names the smallest part that cannot be sent, as in ``kwargs['model'].lock``.
+    """
+    try:
+        return _encode(value, main_by_name)
+    except TelegradError:
+        raise
+    except Exception as error:
+        raise PayloadError(
+            f"{_culprit(value, root, main_by_name)} cannot be sent: {type(error).__name__}: {error}. Leave it out, "
+            "send what it is made from, or give its class a __reduce__ or __getstate__ that leaves out what belongs to "
+            "this process"
+        ) from error
+
+
+def decode(data: bytes | memoryview, attachments: Sequence[object]) -> object:
+    """Turn bytes and their attachments back into the value, in torch's initial state whatever the thread has set."""
+    try:
+        if thread_is_neutral():
+            return pickle.loads(data, buffers=attachments)
+        with neutral():
+            return pickle.loads(data, buffers=attachments)
+    except TelegradError:
+        raise
+    except ModuleNotFoundError as error:
+        raise PayloadError(
+            f"a value that came cannot be rebuilt: module {error.name!r} cannot be imported here: {error}. Both "
+            "workers must be able to import what the classes and functions in a value are made of"
+        ) from error
+    except Exception as error:
+        raise PayloadError(f"a value that came cannot be rebuilt: {type(error).__name__}: {error}") from error
+
+
+def function_name(function: Callable[..., object], *, main_by_name: bool = True) -> str | None:
+    """Give "module:qualname" if that name leads to exactly this object, else None.
+
+    Nothing is remembered between calls, so a name that was bound anew is never given out.
+
+    >>> function_name(torch.add), function_name(lambda: None)
+    ('torch:add', None)
+    """
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__name__", None)
+    # torch.add calls itself _VariableFunctionsClass.add
+    path = name if type(function) is BuiltinFunctionType else getattr(function, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(path, str) or _at(module, path) is not function:
+        owner = getattr(function, "__self__", None)
+        owner = owner if isinstance(owner, type) else getattr(function, "__objclass__", None)
+        if not isinstance(owner, type):
+            return None
+        # A classmethod, or a method that a C type defines. Each access to a classmethod makes a new, equal object.
+        module, path = owner.__module__, f"{owner.__qualname__}.{name}"
+        if _at(module, path) != function:
+            return None
+    return None if module == "__main__" and not main_by_name else f"{module}:{path}"
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The function of that name ("module:qualname"). Imports its module if need be.
+
+    Raises FunctionNotFound, which says whether the module or the attribute is missing.
+    """
+    module, _, path = name.partition(":")
+    if "<" not in name:
+        found = _at(module, path)
+        if callable(found):
+            return found
+    parts = [*module.split("."), *path.split(".")]
+    if not all(part.isidentifier() for part in parts):
+        raise FunctionNotFound(
+            f"{name!r} is not the name of a function: it must read 'module:function', and the function must be defined "
+            "at the top of its module or in a class there",
+            function=name,
+        )
+    try:
+        # Also for a module that is there already: another thread may still be importing it, and this waits for it.
+        importlib.import_module(module)
+    except Exception as error:
+        raise FunctionNotFound(
+            f"function {path!r} cannot be found: module {module!r} cannot be imported: {type(error).__name__}: {error}",
+            function=name,
+        ) from error
+    found = _at(module, path)
+    if found is _MISSING:
+        raise FunctionNotFound(f"module {module!r} has no {path!r}", function=name)
+    if not callable(found):
+        raise FunctionNotFound(f"{path!r} of module {module!r} is a {type(found).__name__}, no function", function=name)
+    return found
+
+
+def _at(module: str, path: str) -> object:
+    """What the path leads to in a module that has been imported, or _MISSING."""
+    found: object = sys.modules.get(module, _MISSING)
+    for part in path.split("."):
+        if found is _MISSING:
+            break
+        found = getattr(found, part, _MISSING)
+    return found
+
+
+# ---- encoding
+
+
+def _encode(value: object, main_by_name: bool) -> Encoded:
+    reducers = _Reducers(copyreg.dispatch_table)
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=reducers.take)
+    pickler.dispatch_table = reducers
+    try:
+        pickler.dump(value)
+        data = file.getvalue()
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # The three ways in which pickle says that it cannot name something. If cloudpickle fails as well, it raises.
+        return _encode_by_value(value, main_by_name)
+    if not main_by_name and b"__main__" in data:
+        return _encode_by_value(value, main_by_name)
+    return reducers.encoded(data)
+
+
+def _encode_by_value(value: object, main_by_name: bool) -> Encoded:
+    reducers = _Reducers(cloudpickle.Pickler.dispatch_table)
+    file = io.BytesIO()
+    _ByValue(file, reducers, main_by_name).dump(value)
+    return reducers.encoded(file.getvalue())
+
+
+class _Reducers(dict[type, Any]):
+    """A dispatch table for one message: it says how tensors and modules are pickled, and collects the attachments.
+
+    pickle saves the marker right after the reducer that returned it, before any other value, so one pending tensor is
+    enough. The tuple around the marker must be new each time: pickle would write the same tuple as a reference.
+    """
+
+    __slots__ = ("_attachments", "_others", "_own", "_pending")
+
+    def __init__(self, others: Mapping[type, Any]) -> None:
+        self._others = others
+        self._attachments: list[Attachment] = []
+        self._pending: torch.Tensor | None = None
+        self._own: set[int] = set()  # ids of the tensors of modules, which the value keeps alive
+
+    def __missing__(self, cls: type) -> Callable[[Any], Any]:
+        if cls is torch.Tensor:
+            return self._tensor
+        if cls is torch.nn.Parameter:
+            return self._parameter
+        registered: Callable[[Any], Any] | None = self._others.get(cls)
+        if registered is not None:
+            return registered
+        if issubclass(cls, torch.Tensor):
+            return self._subclass_reducer(cls)
+        if issubclass(cls, torch.nn.Module):
+            return self._module
+        raise KeyError(cls)  # pickle then goes on as if there were no table
+
+    def take(self, buffer: pickle.PickleBuffer) -> None:
+        """Accept a buffer out of band. (pickle itself refuses buffers that are not contiguous.)"""
+        if buffer is not _MARKER:
+            self._attachments.append(buffer)
+        elif self._pending is not None:
+            self._attachments.append(self._pending)
+            self._pending = None
+
+    def encoded(self, data: bytes) -> Encoded:
+        attachments = self._attachments
+        if not self._own:
+            return Encoded(data, attachments)
+        return Encoded(data, attachments, frozenset(i for i, x in enumerate(attachments) if id(x) in self._own))
+
+    def _tensor(self, x: torch.Tensor) -> tuple[object, ...]:
+        self._pending = x
+        if x.__dict__:
+            return _as_it_came, (_MARKER,), x.__dict__, None, None, _set_state
+        return _as_it_came, (_MARKER,)
+
+    def _parameter(self, x: torch.Tensor) -> tuple[object, ...]:
+        self._pending = x
+        return _as_parameter, (_MARKER,), x.__dict__ or None, None, None, _set_state
+
+    def _subclass_reducer(self, cls: type[torch.Tensor]) -> Callable[[Any], Any]:
+        if cls.__reduce_ex__ not in (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__):
+            raise KeyError(cls)  # pickle uses the one that the class defines
+        if cls.__reduce__ is not torch.Tensor.__reduce__:
+            return cls.__reduce__
+        return self._wrapper if hasattr(cls, "__tensor_flatten__") else self._subclass
+
+    def _subclass(self, x: torch.Tensor) -> tuple[object, ...]:
+        self._pending = x
+        return _as_subclass, (_MARKER, type(x)), x.__getstate__(), None, None, _set_state
+
+    def _wrapper(self, x: Any) -> tuple[object, ...]:
+        """A subclass without memory of its own says itself which tensors it consists of."""
+        names, context = x.__tensor_flatten__()
+        inner = {name: getattr(x, name) for name in names}
+        if id(x) in self._own:
+            self._own.update(map(id, inner.values()))
+        elif x.requires_grad and torch.is_grad_enabled():
+            raise PayloadError(
+                f"a {type(x).__name__} that requires grad cannot be sent: its gradient could not find the way back. "
+                f"Send its detach(), or the tensors that it consists of ({', '.join(names)})"
+            )
+        return _unflatten, (type(x), inner, context, tuple(x.shape), tuple(x.stride()), x.requires_grad)
+
+    def _module(self, module: torch.nn.Module) -> str | tuple[Any, ...]:
+        # Submodules come here themselves while pickle walks through their parents.
+        self._own.update(map(id, module.parameters(recurse=False)))
+        self._own.update(map(id, module.buffers(recurse=False)))
+        return module.__reduce_ex__(_PROTOCOL)
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle, with our tensors; what both sides can import from ``__main__`` still goes by name."""
+
+    def __init__(self, file: io.BytesIO, reducers: _Reducers, main_by_name: bool) -> None:
+        self._main_by_name = main_by_name
+        self.dispatch_table = reducers  # before __init__, which is where the C pickler looks for it
+        super().__init__(file, protocol=_PROTOCOL, buffer_callback=reducers.take)
+
+    def reducer_override(self, obj: Any) -> Any:
+        in_main = isinstance(obj, FunctionType | type) and obj.__module__ == "__main__"
+        if in_main and self._main_by_name and function_name(obj) is not None:
+            return NotImplemented  # so that pickle writes the name
+        return super().reducer_override(obj)
+
+
+# ---- rebuilding: pickles hold these functions by name, so renaming one breaks workers of different versions
+
+
+def _as_it_came(x: object) -> object:
+    return x
+
+
+def _as_parameter(x: torch.Tensor) -> torch.Tensor:
+    # Autograd may have given the tensor an edge to its sender; a Parameter must be a leaf, and the edge matters more.
+    return x if x.grad_fn is not None else torch.nn.Parameter(x, x.requires_grad)
+
+
+def _as_subclass(x: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
+    if x.grad_fn is None:
+        return torch.Tensor._make_subclass(cls, x, x.requires_grad)
+    return x if issubclass(cls, torch.nn.Parameter) else x.as_subclass(cls)
+
+
+def _unflatten(
+    cls: Any, inner: dict[str, torch.Tensor], context: object, size: object, stride: object, requires_grad: bool
+) -> torch.Tensor:
+    x: torch.Tensor = cls.__tensor_unflatten__(inner, context, torch.Size(size), stride)  # type: ignore[arg-type]  # a tuple
+    return x.requires_grad_() if requires_grad and not x.requires_grad else x
+
+
+def _set_state(x: torch.Tensor, state: Any) -> None:
+    if type(x).__setstate__ is not torch.Tensor.__setstate__:
+        x.__setstate__(state)  # type: ignore[no-untyped-call]  # the user's own
+        return
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    for name, value in [*(attributes or {}).items(), *(slots or {}).items()]:
+        setattr(x, name, value)
+
+
+# ---- what cannot be sent
+
+
+def _culprit(value: object, root: str | tuple[str, ...], main_by_name: bool) -> str:
+    """The path of the smallest part that cannot be pickled. It runs no user code that pickling would not run."""
+    attempts = 0
+    seen: set[int] = set()
+
+    def fails(part: object) -> bool:
+        nonlocal attempts
+        if isinstance(part, _ATOMS) or attempts >= _SEARCH_ATTEMPTS:
+            return False
+        attempts += 1
+        try:
+            _encode(part, main_by_name)
+        except Exception:  # noqa: BLE001  # whatever it is: that this part fails is the answer
+            return True
+        return False
+
+    def smallest(part: object, path: str, depth: int) -> str | None:
+        """None where the part fails only because it leads back to something that is being looked at already."""
+        seen.add(id(part))
+        failing = [(step, child) for step, child in _parts(part) if fails(child)] if depth < _SEARCH_DEPTH else []
+        for step, child in failing:
+            found = smallest(child, path + step, depth + 1) if id(child) not in seen else None
+            if found is not None:
+                return found
+        return None if failing else path
+
+    names = [root] if isinstance(root, str) else root
+    for name, part in zip(names, [value] if isinstance(root, str) else value, strict=False):  # type: ignore[call-overload]  # a tuple, says encode
+        if fails(part):
+            return smallest(part, name, 0) or name
+    return " or ".join(names)
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """The parts of a value that have a name, and what to append to the path for each."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield f"[{reprlib.repr(key)}]", item
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield f"[{index}]", item
+    cls = type(value)
+    if cls.__reduce_ex__ is object.__reduce_ex__ and cls.__getstate__ is object.__getstate__:
+        state = object.__getstate__(value)
+        for attributes in state if isinstance(state, tuple) else (state,):
+            for name, item in (attributes or {}).items():
+                yield f".{name}", item

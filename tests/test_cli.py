@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from telegrad.cli import main
+
+
+def test_token_prints_a_fresh_secret_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = []
+    for _ in range(2):
+        assert main(["token"]) == 0
+        tokens.append(capsys.readouterr().out)
+    assert [len(bytes.fromhex(token)) for token in tokens] == [32, 32]
+    assert [token[-1] for token in tokens] == ["\n", "\n"]
+    assert tokens[0] != tokens[1]
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"telegrad {importlib.metadata.version('telegrad')}\n"
+
+
+def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+def test_help_of_run_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "--help"])
+    assert caught.value.code == 0
+    assert "telegrad run -n 4 train.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["-n", "2", "missing.py"], "there is no file 'missing.py'"),
+        (["-n", "0", __file__], "a group has 1 to 65536 workers, but 0 were asked for"),
+        (["--names", "a,b,a", __file__], "'a' is given more than once"),
+        (["--names", "a,b c", __file__], "'b c' cannot be a worker's name"),
+        (["--names", "a,b", "-n", "3", __file__], "-n asks for 3 workers, but --names has 2 names"),
+        (["-n", "2", "--grace", "-1", __file__], "--grace is a number of seconds"),
+        ([__file__], "say how many workers to start"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence_before_anything_starts(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("telegrad run: ")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_run_passes_names_and_arguments_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print(os.environ['TELEGRAD_NAME'], sys.argv[1:])")
+    assert main(["run", "--names", "ps,t0", str(script), "-n", "7", "--", "x"]) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        "ps | ps ['-n', '7', '--', 'x']",
+        "t0 | t0 ['-n', '7', '--', 'x']",
+    ]
+    assert main(["run", "-n", "1", "--no-prefix", str(script)]) == 0
+    assert capfd.readouterr().out == "worker0 []\n"
+
+
+def test_commands_that_need_no_torch_do_not_load_it() -> None:
+    text = "import sys, telegrad.cli; telegrad.cli.main(['token']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.splitlines()[1] == "False"
+
+
+def test_the_module_can_be_run_as_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "telegrad.cli", "token"], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert len(done.stdout) == 65

@@ -1,0 +1,353 @@
+"""Where a worker listens, what it advertises, and where its unix sockets live."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telegrad.errors import TelegradError
+from telegrad.transport import addresses
+from telegrad.transport.addresses import (
+    MAX_SUN_PATH,
+    Address,
+    choose_addresses,
+    host_identity,
+    interface_address,
+    parse_address,
+    route_address,
+    runtime_directory,
+    socket_path,
+    sweep_dead_sockets,
+)
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's name."""
+    with tempfile.TemporaryDirectory(prefix="tg") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tcp://127.0.0.1:0",
+        "tcp://node-3.cluster:65535",
+        "tcp://[::1]:1234",
+        "tcp://[fe80::1%eth0]:1234",
+        "unix:///run/user/1000/telegrad/a.sock",
+        "unix:///with space/and:colon",
+        "memory://a",
+    ],
+)
+def test_an_address_survives_being_parsed_and_written(text: str) -> None:
+    assert str(parse_address(text)) == text
+
+
+def test_an_ipv6_address_keeps_its_scope_and_loses_its_brackets() -> None:
+    assert parse_address("tcp://[fe80::1%eth0]:7") == Address("tcp", host="fe80::1%eth0", port=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("127.0.0.1:80", "must begin with tcp://"),
+        ("http://a:80", "must begin with tcp://"),
+        ("", "must begin with tcp://"),
+        ("tcp://a", "must end with a port"),
+        ("tcp://a:", "must end with a port"),
+        ("tcp://a:65536", "must end with a port"),
+        ("tcp://a:-1", "must end with a port"),
+        ("tcp://a:٣", "must end with a port"),
+        ("tcp://:80", "is not a host's name"),
+        ("tcp://a b:80", "is not a host's name"),
+        ("tcp://a:80/x", "must end with a port"),
+        ("tcp://::1:80", "IPv6 stands in brackets"),
+        ("tcp://[::g]:80", "is not IPv6"),
+        ("tcp://[127.0.0.1]:80", "is not IPv6"),
+        ("unix://a.sock", "absolute path"),
+        ("unix:///a\0b", "absolute path"),
+        ("unix:///" + "a" * MAX_SUN_PATH, "at most 107 bytes"),
+        ("memory://", "a name is missing"),
+        ("memory://a\nb", "odd characters"),
+    ],
+)
+def test_a_bad_address_is_refused_with_its_reason(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_address(text)
+
+
+@given(st.text(max_size=60) | st.text(max_size=40).map(lambda rest: "tcp://" + rest))
+def test_parsing_either_works_or_raises_a_value_error(text: str) -> None:
+    try:
+        parsed = parse_address(text)
+    except ValueError:
+        return
+    assert parse_address(str(parsed)) == parsed
+
+
+def test_two_processes_of_one_user_in_one_directory_have_one_identity(tmp_path: Path) -> None:
+    program = "import sys, pathlib; from telegrad.transport.addresses import host_identity as h; "
+    program += "print(h(pathlib.Path(sys.argv[1])))"
+    other = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == host_identity(tmp_path)
+
+
+def test_another_directory_user_or_boot_is_another_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    seen = {host_identity(tmp_path / "a"), host_identity(tmp_path / "b")}
+    user = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: user + 1)
+        seen.add(host_identity(tmp_path / "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda self: "another boot\n")
+        seen.add(host_identity(tmp_path / "a"))
+    assert len(seen) == 4
+
+
+def test_a_link_to_the_directory_has_its_identity(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert host_identity(tmp_path / "link") == host_identity(tmp_path / "a")
+
+
+def test_without_a_boot_id_the_host_name_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    here = host_identity(tmp_path)
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    assert host_identity(tmp_path) != here
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_route_to_loopback_is_loopback(host: str) -> None:
+    assert route_address(host, 1234) in ("127.0.0.1", "::1")
+
+
+def test_the_route_to_ipv6_loopback_is_ipv6_loopback() -> None:
+    assert route_address("::1", 0) == "::1"
+
+
+def test_a_host_without_an_address_is_named_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: object, **kwargs: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(TelegradError, match=r"'no-such-host': .*not known; set TELEGRAD_INTERFACE"):
+        route_address("no-such-host", 1)
+
+
+def test_a_second_address_of_a_host_is_tried_when_the_first_has_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.getaddrinfo("127.0.0.1", 9, type=socket.SOCK_DGRAM)
+    # Connecting to the broadcast address is refused by the kernel without leave to broadcast.
+    refused = socket.getaddrinfo("255.255.255.255", 9, type=socket.SOCK_DGRAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: refused + real)
+    assert route_address("two-addresses", 9) == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: refused)
+    with pytest.raises(TelegradError, match="cannot find a route to 'one-address'"):
+        route_address("one-address", 9)
+
+
+def test_the_loopback_interface_has_the_loopback_address() -> None:
+    assert interface_address("lo") == "127.0.0.1"
+
+
+def test_an_unknown_interface_is_answered_with_those_that_exist() -> None:
+    with pytest.raises(TelegradError, match=r"'eth99' .*there are .*lo"):
+        interface_address("eth99")
+
+
+def test_ipv6_of_an_interface_prefers_the_widest_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = (
+        "fe8000000000000000fc00fffe000001 04 40 20 80 eth0\n"
+        "fd000000000000000000000000000002 04 40 00 82 eth0\n"
+        "fe800000000000000000000000000003 05 40 20 80 eth1\n"
+    )
+    monkeypatch.setattr(Path, "read_text", lambda self: table)
+    assert addresses._ipv6_address("eth0") == "fd00::2"
+    assert addresses._ipv6_address("eth1") == "fe80::3%eth1"
+    assert addresses._ipv6_address("eth2") is None
+
+
+def choose(
+    host: str | None = "127.0.0.1",
+    bind: str | None = None,
+    advertise: str | None = None,
+    interface: str | None = None,
+    **environ: str,
+) -> tuple[str, str]:
+    return choose_addresses(
+        rendezvous_host=host,
+        rendezvous_port=29500,
+        bind=bind,
+        advertise=advertise,
+        interface=interface,
+        environ=environ,
+    )
+
+
+def test_without_any_setting_it_is_the_route_to_the_rendezvous() -> None:
+    assert choose("::1") == ("::1", "::1")
+
+
+def test_without_a_rendezvous_host_it_is_loopback() -> None:
+    assert choose(None) == ("127.0.0.1", "127.0.0.1")
+
+
+def test_an_interface_beats_the_route() -> None:
+    assert choose("::1", interface="lo") == ("127.0.0.1", "127.0.0.1")
+
+
+def test_explicit_beats_the_interface() -> None:
+    assert choose(advertise="10.0.0.7", interface="lo") == ("10.0.0.7", "10.0.0.7")
+    assert choose(bind="10.0.0.8", interface="lo") == ("10.0.0.8", "10.0.0.8")
+    assert choose(bind="10.0.0.8", advertise="10.0.0.7") == ("10.0.0.8", "10.0.0.7")
+
+
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::"])
+def test_listening_everywhere_must_be_asked_for_and_is_never_advertised(everywhere: str) -> None:
+    assert choose(bind=everywhere) == (everywhere, "127.0.0.1")
+    with pytest.raises(TelegradError, match="nobody can connect to"):
+        choose(advertise=everywhere)
+
+
+def test_the_first_interface_variable_that_is_set_decides() -> None:
+    assert choose("::1", GLOO_SOCKET_IFNAME="lo") == ("127.0.0.1", "127.0.0.1")
+    assert choose("::1", TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="eth99") == ("127.0.0.1", "127.0.0.1")
+    with pytest.raises(TelegradError, match="TELEGRAD_INTERFACE: 'eth99'; there are "):
+        choose("::1", TELEGRAD_INTERFACE="eth99", TP_SOCKET_IFNAME="lo")
+
+
+def test_of_a_list_of_interfaces_the_first_that_exists_is_taken() -> None:
+    assert choose("::1", TELEGRAD_INTERFACE="eth99, lo") == ("127.0.0.1", "127.0.0.1")
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_runtime_directory_is_made_private(tmp_path: Path) -> None:
+    directory = runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path / "a" / "b")})
+    assert directory == tmp_path / "a" / "b"
+    assert mode_of(directory) == 0o700
+
+
+def test_xdg_runtime_dir_is_used_where_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "telegrad"
+    fallback = tmp_path / f"telegrad-{os.geteuid()}"
+    assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path / "gone")}) == fallback
+    assert runtime_directory({}) == fallback
+    assert mode_of(fallback) == 0o700
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    with pytest.raises(TelegradError, match=f"chmod 700 {tmp_path}"):
+        runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(TelegradError, match=f"belongs to user id {owner}.*TELEGRAD_RUNTIME_DIR"):
+        runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_a_link_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(TelegradError, match="must be a directory"):
+        runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path / "link")})
+
+
+def test_a_file_in_the_way_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TelegradError, match=r"cannot make the directory .*; set TELEGRAD_RUNTIME_DIR"):
+        runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path / "file")})
+
+
+def test_a_socket_path_is_readable_and_differs_between_incarnations() -> None:
+    first, second = (socket_path(Path("/run/telegrad"), "trainer:0", life) for life in (1, 2))
+    assert first != second
+    assert first.name.startswith("trainer-0-")
+    assert first.suffix == ".sock"
+
+
+def test_names_that_look_alike_have_different_sockets() -> None:
+    assert socket_path(Path("/run"), "a:b", 1) != socket_path(Path("/run"), "a-b", 1)
+
+
+@given(st.integers(1, 84), st.integers(1, 127))
+def test_a_socket_path_fits_whatever_the_name(directory_length: int, name_length: int) -> None:
+    path = socket_path(Path("/" + "d" * directory_length), "n" * name_length, 2**64 - 1)
+    assert len(os.fsencode(path)) <= MAX_SUN_PATH
+
+
+def test_a_directory_too_long_for_any_socket_is_refused_with_what_to_set() -> None:
+    with pytest.raises(TelegradError, match="set TELEGRAD_RUNTIME_DIR"):
+        socket_path(Path("/" + "d" * 85), "n", 1)
+
+
+def listening(path: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(str(path.with_suffix(".new")))
+    server.listen(1)
+    path.with_suffix(".new").rename(path)
+    return server
+
+
+def test_the_socket_of_a_dead_worker_is_swept_and_a_living_one_is_left(short_dir: Path) -> None:
+    dead, alive = short_dir / "dead.sock", short_dir / "alive.sock"
+    listening(dead).close()
+    with listening(alive):
+        assert sweep_dead_sockets(short_dir) == [dead]
+        assert not dead.exists()
+        assert sweep_dead_sockets(short_dir) == []
+        assert alive.exists()
+
+
+def test_a_worker_whose_backlog_is_full_is_not_swept(short_dir: Path) -> None:
+    path = short_dir / "busy.sock"
+    with listening(path):
+        waiting = []
+        try:
+            while True:
+                client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                waiting.append(client)
+                client.setblocking(False)
+                client.connect(str(path))
+        except BlockingIOError:
+            assert sweep_dead_sockets(short_dir) == []
+        finally:
+            for client in waiting:
+                client.close()
+    assert path.exists()
+
+
+def test_what_is_not_a_socket_or_has_another_name_is_left(short_dir: Path) -> None:
+    (short_dir / "file.sock").touch()
+    (short_dir / "link.sock").symlink_to(short_dir / "nowhere")
+    half_made = short_dir / "starting.new"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound_only:
+        bound_only.bind(str(half_made))
+        assert sweep_dead_sockets(short_dir) == []
+    assert len(list(short_dir.iterdir())) == 3
+
+
+def test_a_directory_that_is_gone_has_nothing_to_sweep(tmp_path: Path) -> None:
+    assert sweep_dead_sockets(tmp_path / "gone") == []
