@@ -13,7 +13,8 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   └── RemoteError             the callee raised something that cannot be rebuilt here
     ├── PayloadError                a value cannot be sent, or what came cannot be read
     ├── ProtocolError               a peer broke the rules of the wire or of the session
-    │   └── LimitExceeded           ... by announcing more than the limit
+    │   ├── LimitExceeded           ... by announcing more than the limit
+    │   └── OtherVersion            ... by speaking another version of it
     ├── AuthenticationError         a peer could not prove that it belongs to the group, or we could not
     ├── TokenError (ValueError)     the group token is missing or too short
     └── RendezvousError             the group did not come together
@@ -96,6 +97,10 @@ class ProtocolError(TelegradError):
 
 class LimitExceeded(ProtocolError):
     """A peer announced something larger than the limit; no memory was taken for it."""
+
+
+class OtherVersion(ProtocolError):
+    """A peer speaks another version of the protocol."""
 
 
 class AuthenticationError(TelegradError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from witnesses import Belongings, Witness
+from witnesses import Belongings, Witness, wait_until
 
 from telegrad.errors import PayloadError, TelegradError, UnknownWorker
 from telegrad.launch import GroupTimeout, WorkerFailed, local, start
@@ -151,6 +151,16 @@ def test_rpc_is_begun_before_and_ended_after_the_function() -> None:
     assert log == [(("a",), {"timeout": 3}), "work", "shutdown"]
 
 
+def test_workers_can_call_each_other() -> None:
+    def call() -> int:
+        import telegrad.rpc
+
+        other = {"a": "b", "b": "a"}[os.environ["TELEGRAD_NAME"]]
+        return int(telegrad.rpc.rpc_sync(other, rank))
+
+    assert local(call, ["a", "b"], timeout=60) == [1, 0]
+
+
 def test_an_exception_stops_all_and_is_the_cause() -> None:
     with pytest.raises(WorkerFailed, match=r"worker worker1 raised test_local\.Custom: 17") as caught:
         local(raise_on_one, 3, init=False)
@@ -191,9 +201,16 @@ def test_a_timeout_stops_all_and_names_who_had_not_ended(witness: Witness) -> No
     witness.wait_for_end()
 
 
-def test_the_timeout_of_local_leaves_out_who_has_ended() -> None:
-    with pytest.raises(GroupTimeout, match=r"^b had not ended"):
-        local(lambda: signal.pause() if rank() == 1 else None, ["a", "b"], init=False, timeout=1)
+def test_a_timeout_leaves_out_who_has_ended() -> None:
+    with start(lambda: signal.pause() if rank() == 1 else None, ["a", "b"], init=False) as group:
+        wait_until(lambda: group.processes["a"].exitcode == 0)
+        with pytest.raises(GroupTimeout, match=r"^b had not ended"):
+            group.join(0.01)
+
+
+def test_local_takes_a_timeout() -> None:
+    with pytest.raises(GroupTimeout, match=r"had not ended after 0\.2 seconds; all workers were stopped"):
+        local(wait_for_ever, 1, init=False, timeout=0.2)
 
 
 def test_a_killed_worker_leaves_the_others_running(witness: Witness) -> None:

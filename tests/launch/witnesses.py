@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 DEADLINE_MS = 20_000
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when `condition` holds, which no descriptor tells."""
+    deadline = time.monotonic() + DEADLINE_MS / 1000
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        os.sched_yield()
 
 
 class Belongings:
@@ -18,10 +27,7 @@ class Belongings:
 
     def wait_until_as_before(self) -> None:
         """Return when this process has no more than these. A thread that was joined is in the list for a moment yet."""
-        deadline = time.monotonic() + DEADLINE_MS / 1000
-        while any(now > before for now, before in zip(self._count(), self._before, strict=True)):
-            assert time.monotonic() < deadline, f"descriptors and threads were {self._before}, but are {self._count()}"
-            os.sched_yield()
+        wait_until(lambda: all(now <= before for now, before in zip(self._count(), self._before, strict=True)))
 
     @staticmethod
     def _count() -> tuple[int, int]:

@@ -26,6 +26,7 @@ PLAIN_DTYPES = [d for d in DTYPES if d not in QUANTISED]
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:ComplexHalf:UserWarning",
+    "ignore:The PyTorch API of nested tensors:UserWarning",
     "ignore:Sparse:UserWarning",  # torch announces that some sparse layouts are in beta
     "ignore:.*[Qq]uantiz.*",  # and that its quantised tensors are on their way out
 )

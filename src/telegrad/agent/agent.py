@@ -178,14 +178,16 @@ class Agent:
         channel = peer.outgoing
         if channel is None:
             channel = self.peers.channel_to(peer, deadline)
-        name, frames = self._pack_request(call_id := next(self._call_ids), peer, function, args, kwargs, deadline, parent)
+        name, frames = self._pack_request(
+            call_id := next(self._call_ids), peer, function, args, kwargs, deadline, parent
+        )
         call = Call(call_id, channel, peer.record.name, name, now)
         call.deadline = deadline
         if parent is None:
             self._take_credit(call, sum(len(frame.body) for frame in frames))
         else:
             call.parent = parent
-            parent.children.add(call)
+            parent.children[call.id] = call
         if name != SERVICE:
             self._made += 1
         channel.calls[call_id] = call
@@ -263,22 +265,21 @@ class Agent:
             link = channel.lead(call, thread)
             if link is None:
                 event = call.event
-                if event is not None and not executor.wait(event, until):
-                    if not self._time_is_up(call, deadline):
-                        return call.done()
+                if event is not None and not executor.wait(event, until) and not self._time_is_up(call):
+                    return call.done()
                 continue
             try:
                 while not call.done() and channel.link is link:
                     if executor.wait_for_link(link, until) & Ready.READ:
                         channel.pump()
-                    elif until is not None and self.runtime.now() >= until and not self._time_is_up(call, deadline):
+                    elif until is not None and self.runtime.now() >= until and not self._time_is_up(call):
                         return call.done()
             finally:
                 channel.stop_leading(call)
         return True
 
-    def _time_is_up(self, call: Call, deadline: float | None) -> bool:
-        """The call's own deadline ends the call; another one only this wait."""
+    def _time_is_up(self, call: Call) -> bool:
+        """End the call if its own deadline has passed; if not, it was only that of a wait."""
         if call.deadline is not None and self.runtime.now() >= call.deadline:
             self._expire(call)
             return True
@@ -312,7 +313,7 @@ class Agent:
         if call.timer is not None:
             self.executor.cancel(call.timer)
         if call.parent is not None:
-            call.parent.children.discard(call)
+            call.parent.children.pop(call.id, None)
         if call.on_done is not None:
             call.channel.expect(-1)
             self.executor.submit(call.on_done)
@@ -336,7 +337,7 @@ class Agent:
         if call.channel.calls.pop(call.id, None) is not None:
             self._settle(call)
         if call.parent is not None:
-            call.parent.children.discard(call)
+            call.parent.children.pop(call.id, None)
 
     def _expire(self, call: Call) -> None:
         elapsed = self.runtime.now() - call.started
@@ -402,7 +403,7 @@ class Agent:
 
     def _cancel_served(self, cancelled: Iterable[Served]) -> None:
         for served in cancelled:
-            for call in list(served.children):
+            for call in list(served.children.values()):
                 self.cancel(call, f"{served.function}, which made it, was given up: {served.cancelled}")
 
     # -- peers ------------------------------------------------------------------------------------------------
@@ -496,6 +497,10 @@ class Agent:
             if served.function != SERVICE:
                 lines.append(f"{served.function}, called by worker {served.caller!r}, is still running")
         return lines
+
+    def as_agent(self) -> Agent:
+        """This agent; what runs in it finds it so."""
+        return self
 
     def activity_ended(self) -> None:
         """Wake a shutdown that waits for quiet."""

@@ -12,7 +12,7 @@ from telegrad.wire.messages import Failure, Reply
 from telegrad.wire.tensors import build
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of the real error, and never raised
+class RemoteTraceback(Exception):
     """Where on the callee an exception came from; Python prints it above the exception itself."""
 
     def __init__(self, worker: str, text: str) -> None:
@@ -32,7 +32,7 @@ def read_answer(call: Call, answer: Reply | Failure, message: Message) -> Any:
 
 
 def _error(call: Call, failure: Failure, message: Message) -> Exception:
-    about = {"worker": call.worker, "function": call.function, "call": call.id}
+    about: Any = {"worker": call.worker, "function": call.function, "call": call.id}
     if failure.not_found:
         return FunctionNotFound(
             f"worker {call.worker!r} cannot run {call.function or 'the function'}: {failure.text}", **about

@@ -13,6 +13,7 @@ from telegrad.wire.frames import Message
 from telegrad.wire.messages import Failure, Reply
 
 if TYPE_CHECKING:
+    from telegrad.agent.agent import Agent
     from telegrad.agent.channel import Channel
 
 
@@ -65,11 +66,30 @@ class Call:
 class Served:
     """A call that this worker runs for another."""
 
-    __slots__ = ("cancelled", "caller", "charge", "children", "deadline", "function", "id", "on_cancel", "started")
+    __slots__ = (
+        "agent",
+        "caller",
+        "cancelled",
+        "charge",
+        "children",
+        "deadline",
+        "function",
+        "id",
+        "on_cancel",
+        "started",
+    )
 
     def __init__(
-        self, call_id: int, caller: str, function: str, started: float, deadline: float | None, charge: int
+        self,
+        agent: Agent,
+        call_id: int,
+        caller: str,
+        function: str,
+        started: float,
+        deadline: float | None,
+        charge: int,
     ) -> None:
+        self.agent = agent
         self.id = call_id
         self.caller = caller
         self.function = function
@@ -78,7 +98,7 @@ class Served:
         self.charge = charge
         self.cancelled = ""
         """Why the caller no longer wants the answer; empty if it does."""
-        self.children: set[Call] = set()
+        self.children: dict[int, Call] = {}
         self.on_cancel: Callable[[], None] | None = None
 
     def check(self) -> None:

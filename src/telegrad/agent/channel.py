@@ -1,8 +1,8 @@
 """One calling direction between this worker and a peer: the session, the link that it has now, and who reads it.
 
-The link of an outgoing channel brings answers. The thread that waits for one reads the link itself (it *leads*); threads
-that wait for others on the same channel *follow*, and one of them leads next. Only when nobody waits, but answers
-are due to futures, does the poller read. So a plain call has no hand-over between threads on this side.
+The link of an outgoing channel brings answers. The thread that waits for one reads the link itself (it *leads*);
+threads that wait for others on the same channel *follow*, and one of them leads next. Only when nobody waits, but
+answers are due to futures, does the poller read. So a plain call has no hand-over between threads on this side.
 """
 
 from __future__ import annotations

@@ -101,7 +101,6 @@ class Executor:
                 event.set()
             if self._watchdog_rests is not None:
                 self._watchdog_rests.set()
-            threads = dict(self._threads)
         self._poller.wake()
         own = self._current.number  # a runner that stops its own agent ends when it returns from here
         while True:
@@ -119,7 +118,7 @@ class Executor:
             self._current.number = number
             try:
                 target()
-            except Exception:  # the last place where it can be seen
+            except Exception:  # noqa: BLE001 - the last place where it can be seen
                 _log.exception("worker %s: the %s thread ended", self._name, role)
             finally:
                 with self._lock:
@@ -223,7 +222,7 @@ class Executor:
     def _run_task(self, task: Task) -> None:
         try:
             task()
-        except Exception:  # tasks report their own errors; this is one of ours
+        except Exception:  # noqa: BLE001 - tasks report their own errors; this is one of ours
             _log.exception("worker %s: a task failed", self._name)
 
     def _park(self, event: Event) -> bool:
@@ -360,8 +359,10 @@ class Executor:
             with self._lock:
                 if self._stopping:
                     return
-                waiting = not self._polling or bool(self._urgent) or (
-                    bool(self._ready) and self._running < self._most_running
+                waiting = (
+                    not self._polling
+                    or bool(self._urgent)
+                    or (bool(self._ready) and self._running < self._most_running)
                 )
                 if waiting and self._started == seen:
                     if self._parked:

@@ -130,7 +130,8 @@ class Gatherings:
             names = ", ".join(map(repr, missing))
             what = "has not called shutdown()" if key.startswith("shutdown/") else "did not come"
             self._answer(
-                meeting, DeadlineExceeded(f"after {timeout:g} s worker {names} {what}", worker=missing[0], elapsed=timeout)
+                meeting,
+                DeadlineExceeded(f"after {timeout:g} s worker {names} {what}", worker=missing[0], elapsed=timeout),
             )
 
     def _answer(self, meeting: _Meeting, error: Exception | None) -> None:

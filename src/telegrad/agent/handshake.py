@@ -121,7 +121,8 @@ class Opener:
         if isinstance(greeting, Challenge) and not self._proved:
             if (greeting.name, greeting.id) != (target.name, target.id):
                 raise Rejected(
-                    "name", f"the worker there is {greeting.name!r} (id {greeting.id}), not {target.name!r} ({target.id})"
+                    "name",
+                    f"the worker there is {greeting.name!r} (id {greeting.id}), not {target.name!r} ({target.id})",
                 )
             me = _Side(self._me.name, self._me.id, self._me.incarnation)
             there = _Side(greeting.name, greeting.id, greeting.incarnation)

@@ -13,7 +13,14 @@ from telegrad.agent.channel import Channel, ChannelOwner
 from telegrad.agent.group import WorkerRecord, check_id, check_name
 from telegrad.agent.handshake import NONCE_SIZE, Acceptor, Opener, Rejected
 from telegrad.agent.settings import AgentSettings
-from telegrad.errors import AuthenticationError, DeadlineExceeded, ProtocolError, UnknownWorker, WorkerLost
+from telegrad.errors import (
+    AuthenticationError,
+    DeadlineExceeded,
+    OtherVersion,
+    ProtocolError,
+    UnknownWorker,
+    WorkerLost,
+)
 from telegrad.protocol.session import State
 from telegrad.transport.base import Link, LinkClosed, Listener, Ready, Transport
 from telegrad.transport.buffers import BufferPool
@@ -155,14 +162,16 @@ class Peers:
                 if self.connect(channel, peer, fresh=True):
                     break
                 if channel.session.state is State.LOST:
-                    reason = channel.session.lost_reason or "it cannot be reached"
-                    owner.peer_lost(peer, reason)
+                    reason = channel.session.lost_reason
                     raise WorkerLost(f"worker {peer.record.name!r} is lost: {reason}", worker=peer.record.name)
                 with channel.lock:
                     due = channel.session.next_tick()
                 pause = now + 0.1 if due is None else due
                 owner.executor.wait(owner.runtime.event(), pause if deadline is None else min(pause, deadline))
             return channel
+        except WorkerLost as error:
+            owner.peer_lost(peer, str(error))
+            raise
         finally:
             with peer.lock:
                 if channel.link is not None and not peer.gone:
@@ -195,7 +204,10 @@ class Peers:
         try:
             received = self._greet(link, channel, peer, deadline, fresh)
             channel.attach(link, received)
-        except (LinkClosed, TimeoutError) as error:
+        except OtherVersion:
+            link.close()
+            raise
+        except (LinkClosed, TimeoutError, ProtocolError) as error:
             link.close()
             channel.connect_failed(f"the handshake with {link.peer} broke off ({error})", refused=False)
             return False

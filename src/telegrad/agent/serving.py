@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -25,6 +25,9 @@ from telegrad.wire.frames import Message, pack
 from telegrad.wire.messages import Failure, Reply, Request, encode_head
 from telegrad.wire.tensors import Layout, build, lay_out
 
+if TYPE_CHECKING:
+    from telegrad.agent.agent import Agent
+
 _log = logging.getLogger("telegrad")
 
 DEFERRED = "_telegrad_answers_later"
@@ -38,6 +41,9 @@ class ServingOwner(Protocol):
     me: WorkerRecord
     buffers: BufferPool
     peers: Peers
+
+    def as_agent(self) -> Agent:
+        """The agent itself, for the functions that it runs."""
 
     def activity_ended(self) -> None:
         """A call was answered."""
@@ -64,6 +70,7 @@ class Serving:
         """Run the function, and answer."""
         now = self._owner.runtime.now()
         served = Served(
+            self._owner.as_agent(),
             request.call,
             channel.peer,
             request.function,
@@ -84,7 +91,7 @@ class Serving:
 
         try:
             name = request.function
-            values = payload.decode(message.data, build(request.attachments, message.region))
+            values: Any = payload.decode(message.data, build(request.attachments, message.region))
             del message  # or the region would live as long as the function runs
             if name.startswith("@"):
                 function, deferred = self._service(name)
@@ -211,16 +218,11 @@ class Serving:
     def cancel_all(self, channel: Channel, reason: str) -> list[Served]:
         """The caller is gone."""
         return [
-            served
-            for key in list(self.active)
-            if key[0] is channel
-            for served in self.cancel(channel, key[1], reason)
+            served for key in list(self.active) if key[0] is channel for served in self.cancel(channel, key[1], reason)
         ]
 
 
-def _pass_on(
-    future: torch.futures.Future[Any], answer: Callable[[object, BaseException | None], None]
-) -> None:
+def _pass_on(future: torch.futures.Future[Any], answer: Callable[[object, BaseException | None], None]) -> None:
     try:
         value = future.value()
     except Exception as error:  # noqa: BLE001 - it belongs to the caller

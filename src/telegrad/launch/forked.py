@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from typing import Any
 
 import cloudpickle
 
@@ -148,7 +149,7 @@ class _Process(multiprocessing.Process):
 def _work(startup: Startup) -> object:
     function: Callable[..., object]
     arguments: Sequence[object]
-    options: Mapping[str, object]
+    options: Mapping[str, Any]
     function, arguments, options = cloudpickle.loads(startup.work)
     if not startup.init:
         return function(*arguments)

@@ -1,0 +1,45 @@
+"""Calls between workers, in the terms of torch.distributed.rpc."""
+
+from telegrad.rpc import functions
+from telegrad.rpc.api import (
+    all_gather,
+    barrier,
+    current_call,
+    default_agent,
+    get_rpc_timeout,
+    get_worker_info,
+    get_worker_infos,
+    init_rpc,
+    is_available,
+    register,
+    rpc_async,
+    rpc_sync,
+    session,
+    set_default_agent,
+    shutdown,
+)
+from telegrad.rpc.futures import Future
+from telegrad.rpc.options import Options
+from telegrad.rpc.worker_info import WorkerInfo
+
+__all__ = [
+    "Future",
+    "Options",
+    "WorkerInfo",
+    "all_gather",
+    "barrier",
+    "current_call",
+    "default_agent",
+    "functions",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "get_worker_infos",
+    "init_rpc",
+    "is_available",
+    "register",
+    "rpc_async",
+    "rpc_sync",
+    "session",
+    "set_default_agent",
+    "shutdown",
+]

@@ -153,9 +153,7 @@ def _split(init_method: str) -> SplitResult:
         raise RendezvousError(f"the init_method {init_method!r} is not a URL: {error}") from error
     if url.scheme == "file" and not os.path.isdir(os.path.dirname(url.path)):
         # Torch would try to open the file for five minutes.
-        raise RendezvousError(
-            f"the init_method {init_method!r} must name a file by its full path, in a directory that exists"
-        )
+        raise RendezvousError(f"{init_method!r} must name a file by its full path, in a directory that exists")
     if not url.scheme:
         raise RendezvousError(f"the init_method {init_method!r} must begin with env://, tcp://, or file://")
     return url
@@ -179,9 +177,7 @@ def _check_place(rank: int, world_size: int) -> None:
     if not 1 <= world_size <= MAX_ID + 1:
         raise RendezvousError(f"a world size of {world_size} is not possible: a group has 1 to {MAX_ID + 1} workers")
     if not 0 <= rank < world_size:
-        raise RendezvousError(
-            f"rank {rank} is not possible in a group of {world_size}: ranks are 0 to {world_size - 1}"
-        )
+        raise RendezvousError(f"rank {rank} is not possible in a group of {world_size}: they are 0 to {world_size - 1}")
 
 
 def _store_address(url: SplitResult) -> tuple[str, int] | None:
@@ -321,11 +317,11 @@ def _take_leave(store: Store, rank: int, placed: bool, expected: Sequence[int], 
     no reason to fail: those that call it will be told.
     """
     if placed:
-        store.set(_left_key(rank), "1")
+        store.set(f"left/{rank}", "1")
     if rank == 0:
         start = time.monotonic()
-        keys = [_left_key(other) for other in expected]
-        while time.monotonic() < deadline and not store.check(keys):
+        keys = [f"left/{other}" for other in expected]
+        while keys and time.monotonic() < deadline and not store.check(keys):
             _pause(start, deadline)
 
 
@@ -353,10 +349,6 @@ def _list_ranks(ranks: Sequence[int]) -> str:
 
 def _claim_key(rank: int) -> str:
     return f"claim/{rank}"
-
-
-def _left_key(rank: int) -> str:
-    return f"left/{rank}"
 
 
 def _encode(value: Claim | Verdict) -> str:

@@ -32,6 +32,9 @@ class MemoryNetwork:
     def connecting(self, source: str, target: str) -> None:
         """Raise an OSError if `source` cannot connect to `target` now."""
 
+    def connected(self, link: MemoryLink) -> None:
+        """A connection came about. Called with the lock held."""
+
     def hang_up(self, link: MemoryLink, reason: str) -> None:
         """Tell the other end of `link` that it was closed. Called with the lock held."""
         link.other.ended(reason)
@@ -74,6 +77,7 @@ class MemoryTransport(Transport):
             here = MemoryLink(network, self._origin, address, self.resumable)
             there = MemoryLink(network, address, self._origin, self.resumable)
             here.other, there.other = there, here
+            network.connected(here)
             listener.pending.append(there)
             listener.changed()
             return here

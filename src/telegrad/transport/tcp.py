@@ -18,6 +18,9 @@ class TcpTransport(Transport):
     scheme = "tcp"
     resumable = True
 
+    def __init__(self, *, advertise: str | None = None) -> None:
+        self._advertise = advertise
+
     def listen(self, address: str) -> Listener:
         host, port = _host_and_port(address)
         family, kind, protocol, _, where = socket.getaddrinfo(
@@ -31,7 +34,7 @@ class TcpTransport(Transport):
         except OSError:
             sock.close()
             raise
-        return SocketListener(sock, format_tcp(host, sock.getsockname()[1]), _accepted)
+        return SocketListener(sock, format_tcp(self._advertise or host, sock.getsockname()[1]), _accepted)
 
     def connect(self, address: str, deadline: float) -> Link:
         host, port = _host_and_port(address)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from telegrad.errors import LimitExceeded, ProtocolError
+from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
 
 MAGIC = b"tg"
 VERSION = 1
@@ -188,7 +188,9 @@ def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limi
     if magic != MAGIC:
         raise ProtocolError(f"not a telegrad frame: it starts with {bytes(magic)!r}")
     if version != VERSION:
-        raise ProtocolError(f"the peer speaks protocol version {version}, this worker speaks {VERSION}")
+        raise OtherVersion(
+            f"the peer speaks version {version} of the protocol, this worker version {VERSION}: install the same telegrad"
+        )
     if kind not in _KINDS:
         raise ProtocolError(f"a frame of unknown kind {kind}")
     if length > limits.frame:
@@ -230,9 +232,7 @@ class Assembler:
             if len(body) != (_aligned(start + data) + region if region else start + data):
                 raise ProtocolError(f"a message of {head} + {data} + {region} bytes in a frame of {len(body)}")
             view = memoryview(body)
-            return Message(
-                view[PREFIX_SIZE:start], view[start : start + data], view[len(body) - region :], len(body)
-            )
+            return Message(view[PREFIX_SIZE:start], view[start : start + data], view[len(body) - region :], len(body))
         if kind == BULK_HEAD:
             if self._buffer is not None:
                 raise ProtocolError("a BULK_HEAD in the middle of another large message")

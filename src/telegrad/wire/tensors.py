@@ -111,7 +111,14 @@ class Layout:
         view = memoryview(region)
         if view.nbytes < self.size:
             raise ValueError(f"the region has {view.nbytes} bytes, but the layout needs {self.size}")
-        start = ctypes.addressof(ctypes.c_char.from_buffer(region))
+        if thread_is_neutral():
+            self._write(view)
+        else:
+            with neutral():
+                self._write(view)
+
+    def _write(self, view: memoryview) -> None:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(view))
         for offset, tensor, nbytes in self._moves:
             address = tensor.data_ptr()
             if not address:
@@ -144,13 +151,12 @@ class _Gather(msgspec.Struct):
     stride: tuple[int, ...]  # on arrival
 
     def write(self, region: memoryview) -> None:
-        with neutral():
-            source, dtype = self.source, self.source.dtype
-            if dtype in _COPIED_AS_BYTES:
-                source, dtype = source.view(torch.uint8), torch.uint8
-            target = torch.frombuffer(region, dtype=dtype, count=source.numel(), offset=self.offset)
-            target = target.as_strided_(source.shape, self.stride) if self.stride else target.resize_(source.shape)
-            target.copy_(source)
+        source, dtype = self.source, self.source.dtype
+        if dtype in _COPIED_AS_BYTES:
+            source, dtype = source.view(torch.uint8), torch.uint8
+        target = torch.frombuffer(region, dtype=dtype, count=source.numel(), offset=self.offset)
+        target = target.as_strided_(source.shape, self.stride) if self.stride else target.resize_(source.shape)
+        target.copy_(source)
 
 
 class _Bytes(msgspec.Struct):
@@ -280,8 +286,8 @@ def _describe_unusual(layout: Layout, x: torch.Tensor) -> TensorDescriptor:
     code = _code(x.dtype)
     shape = tuple(x.shape)
     if x.is_meta:
-        if x.layout is not torch.strided:
-            raise PayloadError(f"a meta tensor of layout {x.layout} cannot be sent: send its shape and dtype instead")
+        if x.layout is not torch.strided or x.is_quantized:
+            raise PayloadError(f"a meta tensor of layout {x.layout} and {x.dtype} cannot be sent: send its shape and dtype instead")
         return TensorDescriptor(META, code, 0, shape, x.stride(), x.requires_grad, "meta")
     device = "" if x.is_cpu else str(x.device)
     source = x.detach()
@@ -534,8 +540,8 @@ class _Reader:
 
 def _dtype(descriptor: TensorDescriptor) -> torch.dtype:
     code = descriptor.dtype
-    if not 0 <= code < len(_DTYPES):
-        raise ProtocolError(f"a peer announces a tensor of unknown dtype {code}")
+    if not 0 <= code < _CODES[torch.qint8]:  # a quantised tensor is known by its form; its dtype comes of its parts
+        raise ProtocolError(f"a peer announces a tensor of form {descriptor.form} and unknown dtype {code}")
     dtype = _DTYPES[code]
     if dtype is None:
         raise PayloadError(

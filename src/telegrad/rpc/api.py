@@ -1,0 +1,323 @@
+"""What users call: the process's default agent, and the functions that act on it.
+
+Names, signatures and defaults are those of torch.distributed.rpc.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in __all__
+
+from telegrad.agent.agent import Agent
+from telegrad.agent.calls import Served, serving
+from telegrad.agent.group import WorkerRecord, check_name
+from telegrad.agent.token import find_token
+from telegrad.errors import NotInitialized, RendezvousError, TelegradError, TokenError
+from telegrad.rpc.futures import Future
+from telegrad.rpc.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options
+from telegrad.rpc.rendezvous import assemble, open_store
+from telegrad.rpc.worker_info import WorkerInfo
+from telegrad.transport.addresses import (
+    choose_addresses,
+    host_identity,
+    runtime_directory,
+    socket_path,
+    sweep_dead_sockets,
+)
+from telegrad.transport.base import Transport
+from telegrad.transport.sockets import SocketPoller
+from telegrad.transport.tcp import TcpTransport, format_tcp
+from telegrad.transport.unix import UnixTransport
+from telegrad.waiting import RealRuntime
+
+Target = str | int | WorkerInfo
+
+_NEEDS_TOKEN = "Run `telegrad token` once and start every worker with TELEGRAD_TOKEN set to what it prints."
+
+_lock = threading.Lock()  # protects _default
+_default: Agent | None = None
+_acting: ContextVar[Agent | None] = ContextVar("telegrad_acting", default=None)
+_times_initialized = itertools.count()
+
+
+def is_available() -> bool:
+    """Whether remote calls can be made at all: always."""
+    return True
+
+
+def default_agent() -> Agent:
+    """The agent that the functions of this module act on: that which runs the current function, else the process's."""
+    served = serving.get()
+    agent = served.agent if served is not None else _acting.get() or _default
+    if agent is None:
+        raise NotInitialized("there is no agent in this process: call telegrad.init_rpc() first")
+    return agent
+
+
+def set_default_agent(agent: Agent | None) -> None:
+    """Make `agent` the one that the functions of this module act on."""
+    global _default
+    with _lock:
+        _default = agent
+
+
+@contextlib.contextmanager
+def acting_as(agent: Agent) -> Iterator[None]:
+    """Let the functions of this module act on `agent` in a block: for processes with several agents."""
+    token = _acting.set(agent)
+    try:
+        yield
+    finally:
+        _acting.reset(token)
+
+
+# -- init and shutdown ----------------------------------------------------------------------------------------
+
+
+def init_rpc(
+    name: str | None = None,
+    backend: object = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Options | None = None,
+) -> None:
+    """Join the group as worker `name`, and return when every worker has joined.
+
+    Name, rank and world size default to TELEGRAD_NAME (else ``worker<rank>``), RANK and WORLD_SIZE, which
+    ``telegrad run``, ``telegrad.launch`` and torchrun set. `backend` is there for programs written for torch.
+    """
+    with _lock:
+        if _default is not None:
+            raise TelegradError(f"init_rpc was called before: this process is worker {_default.me.name!r}")
+    options = rpc_backend_options or Options(init_method=os.environ.get("TELEGRAD_INIT_METHOD", "env://"))
+    name = name or os.environ.get("TELEGRAD_NAME")
+    if name is not None:
+        check_name(name)
+    token = find_token(options.token)
+    allowed = options.allowed_transports()
+    if "unix" not in allowed and token is None:
+        raise TokenError(f"tcp connections need a group token, and there is none. {_NEEDS_TOKEN}")
+    store, rank, world_size, where = open_store(options.init_method, rank, world_size, options.init_timeout)
+    name = check_name(name or f"worker{rank}")
+    agent = _make_agent(name, rank, token, allowed, options, where)
+    try:
+        prefixed = PrefixStore(f"telegrad/{next(_times_initialized)}", store)
+        group = assemble(prefixed, agent.me, world_size, options.init_timeout)
+        _check_reachable(agent.me, group, token)
+        agent.start(group)
+    except BaseException:
+        agent.close()
+        raise
+    set_default_agent(agent)
+    _close_at_exit(agent)
+
+
+def _make_agent(
+    name: str,
+    rank: int,
+    token: bytes | None,
+    allowed: Sequence[str],
+    options: Options,
+    rendezvous: tuple[str, int] | None,
+) -> Agent:
+    runtime = RealRuntime()
+    incarnation = runtime.random_bits(63)
+    transports: list[tuple[Transport, str]] = []
+    host = ""
+    if "unix" in allowed:
+        directory = runtime_directory()
+        sweep_dead_sockets(directory)
+        host = host_identity(directory)
+        transports.append((UnixTransport(), f"unix://{socket_path(directory, name, incarnation)}"))
+    if "tcp" in allowed and token is not None:
+        bind, advertise = choose_addresses(
+            rendezvous_host=rendezvous[0] if rendezvous else None,
+            rendezvous_port=rendezvous[1] if rendezvous else None,
+            bind=options.bind,
+            advertise=options.advertise,
+            interface=options.interface,
+        )
+        transports.append((TcpTransport(advertise=advertise), format_tcp(bind, 0)))
+    return Agent(
+        name,
+        rank,
+        transports=transports,
+        poller=SocketPoller(),
+        runtime=runtime,
+        token=token,
+        host=host,
+        main=_main_program(),
+        incarnation=incarnation,
+        settings=options.settings(),
+    )
+
+
+def _main_program() -> str:
+    """What identifies the program that runs as ``__main__``; empty for an interactive one, which is like no other."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if not path:
+        return ""
+    try:
+        content = Path(path).read_bytes()
+    except OSError:
+        return ""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _check_reachable(me: WorkerRecord, group: Sequence[WorkerRecord], token: bytes | None) -> None:
+    mine = {address.partition("://")[0] for address in me.addresses}
+    for record in group:
+        theirs = {address.partition("://")[0] for address in record.addresses}
+        if "tcp" in mine & theirs or ("unix" in mine & theirs and record.host == me.host):
+            continue
+        if token is None:
+            raise TokenError(
+                f"worker {record.name!r} is on another host or belongs to another user, which takes a tcp "
+                f"connection, and that needs a group token. {_NEEDS_TOKEN}"
+            )
+        raise RendezvousError(
+            f"worker {me.name!r} (at {', '.join(me.addresses)}) and worker {record.name!r} (at "
+            f"{', '.join(record.addresses)}) have no transport in common; see TELEGRAD_TRANSPORTS and TELEGRAD_TOKEN"
+        )
+
+
+def _close_at_exit(agent: Agent) -> None:
+    """At exit, threads that wait in calls are aborted before the interpreter waits for them."""
+    try:
+        # Runs before non-daemon threads are joined; atexit would run after, and such a thread may wait in a call.
+        register: Callable[[Callable[[], None]], object] = threading._register_atexit  # type: ignore[attr-defined]
+    except AttributeError:  # private to CPython
+        register = atexit.register
+    register(agent.close)
+
+
+def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+    """Leave the group. Does nothing if there is no agent.
+
+    A graceful shutdown waits until all workers have called it and no call is under way; `timeout` in seconds bounds
+    that (0: it does not), and its error says who was waited for. The others do not wait for a worker that died.
+    """
+    agent = _default
+    if agent is None:
+        return
+    try:
+        agent.shutdown(graceful=graceful, timeout=timeout)
+    finally:
+        with _lock:
+            if _default is agent:
+                globals()["_default"] = None
+
+
+# -- calls ----------------------------------------------------------------------------------------------------
+
+
+def _target(to: Target) -> str | int:
+    return to.name if isinstance(to, WorkerInfo) else to
+
+
+def _timeout(timeout: float) -> float | None:
+    if timeout == UNSET_RPC_TIMEOUT:
+        return None
+    if timeout < 0:
+        raise ValueError(f"a timeout is 0 (none) or more seconds, or -1 for the default; not {timeout}")
+    return timeout
+
+
+def rpc_sync(
+    to: Target,
+    func: Callable[..., Any] | str,
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Any:
+    """Run `func` on worker `to` and return its result.
+
+    `func` may also be a name that the worker registered (`register`), with an ``@`` before it. An exception that it
+    raises there is raised here, with the remote traceback.
+    """
+    return default_agent().call(_target(to), func, tuple(args or ()), kwargs, timeout=_timeout(timeout))
+
+
+def rpc_async(
+    to: Target,
+    func: Callable[..., Any] | str,
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[Any]:
+    """Start `func` on worker `to`, and return a future of its result."""
+    future: Future[Any] = Future(default_agent())
+    return future.start(_target(to), func, tuple(args or ()), kwargs, _timeout(timeout))
+
+
+def register(name: str, function: Callable[..., Any]) -> None:
+    """Let other workers call `function` by name: ``rpc_sync(worker, "@name", args)``."""
+    check_name(name)
+    default_agent().register(name, function)
+
+
+def current_call() -> Served | None:
+    """The call that the current function serves: who made it, its deadline, whether it was cancelled."""
+    return serving.get()
+
+
+# -- the group ------------------------------------------------------------------------------------------------
+
+
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """The worker of that name; this one, if none is given."""
+    agent = default_agent()
+    record = agent.me if worker_name is None else agent.peers.find(worker_name).record
+    return WorkerInfo(record.name, record.id)
+
+
+def get_worker_infos() -> list[WorkerInfo]:
+    """All workers, by id."""
+    return [WorkerInfo(record.name, record.id) for record in default_agent().peers.records()]
+
+
+def get_rpc_timeout() -> float:
+    """The default timeout of calls, in seconds."""
+    return default_agent().settings.rpc_timeout
+
+
+def _names(workers: Sequence[Target] | None) -> list[str] | None:
+    if workers is None:
+        return None
+    return [default_agent().peers.find(_target(worker)).record.name for worker in workers]
+
+
+def all_gather(
+    value: Any, workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT
+) -> dict[str, Any]:
+    """Bring a value, and get the values of all workers by name. Each of `workers` (default: everybody) calls this."""
+    return default_agent().gather(value, _names(workers), timeout=_timeout(timeout))
+
+
+def barrier(workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> None:
+    """Wait until all `workers` (default: everybody) have called this."""
+    default_agent().gather(None, _names(workers), timeout=_timeout(timeout))
+
+
+@contextlib.contextmanager
+def session(name: str | None = None, **kwargs: Any) -> Iterator[Agent]:
+    """`init_rpc` before and `shutdown` after a block; if the block raised, without waiting for the others."""
+    init_rpc(name, **kwargs)
+    try:
+        yield default_agent()
+    except BaseException:
+        shutdown(graceful=False)
+        raise
+    shutdown()

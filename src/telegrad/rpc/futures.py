@@ -1,0 +1,153 @@
+"""The future of a call: torch's own, that can also be awaited, waited for with a timeout, and cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar, cast
+
+import torch
+
+from telegrad.agent.agent import Agent
+from telegrad.agent.calls import Call
+from telegrad.errors import DeadlineExceeded
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class Future(torch.futures.Future[T]):
+    """What `rpc_async` returns. Also works without a call, as torch's does: `set_result`, `set_exception`.
+
+    The thread that waits reads the answer itself; callbacks are run by a thread of the agent.
+    """
+
+    def __init__(self, agent: Agent | None = None) -> None:
+        super().__init__()
+        self._agent = agent
+        self._call: Call | None = None
+        self._lock = threading.Lock()  # protects _outcome
+        self._outcome: tuple[Any, Exception | None] | None = None
+
+    # -- the call's side --------------------------------------------------------------------------------------
+
+    def start(self, to: str | int, function: Any, args: Any, kwargs: Any, timeout: float | None) -> Future[T]:
+        """Make the call that this is the future of."""
+        assert self._agent is not None
+        self._call = self._agent.call_async(to, function, args, kwargs, timeout=timeout, on_done=self._ended)
+        return self
+
+    def _ended(self, call: Call) -> None:
+        value, error = self._take(call)
+        if error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error)  # type: ignore[arg-type]  # torch says the type of the result
+
+    def _take(self, call: Call) -> tuple[Any, Exception | None]:
+        """The outcome, decoded once, by whoever is first."""
+        with self._lock:
+            if self._outcome is None:
+                assert self._agent is not None
+                try:
+                    self._outcome = self._agent.result(call), None
+                except Exception as error:  # noqa: BLE001 - it is the call's, and goes to whoever waits
+                    self._outcome = None, error
+            return self._outcome
+
+    # -- the user's side --------------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether it has a result or an error."""
+        return super().done() or (self._call is not None and self._call.done())
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Wait for the result, and return it or raise its error. `timeout` in seconds bounds this wait only."""
+        agent, call = self._agent, self._call
+        if agent is None or call is None:
+            return self._wait_for_torch(timeout)
+        deadline = None if timeout is None else agent.runtime.now() + timeout
+        if not agent.wait(call, deadline):
+            raise DeadlineExceeded(
+                f"waited {timeout:g} s for {call}, which is still under way",
+                worker=call.worker,
+                function=call.function,
+                call=call.id,
+                elapsed=timeout,
+            )
+        return self._value_of(call)
+
+    def _wait_for_torch(self, timeout: float | None) -> T:
+        if timeout is None and (self._agent is None or super().done()):
+            return super().wait()
+        if self._agent is not None:
+            arrived = self._agent.runtime.event()
+            super().add_done_callback(lambda _: arrived.set())
+            deadline = None if timeout is None else self._agent.runtime.now() + timeout
+            came = self._agent.executor.wait(arrived, deadline)
+        else:
+            flag = threading.Event()
+            super().add_done_callback(lambda _: flag.set())
+            came = flag.wait(timeout)
+        if not came:
+            raise DeadlineExceeded(f"waited {timeout:g} s for a future that nobody has set", elapsed=timeout)
+        return super().wait()
+
+    def value(self) -> T:
+        """The result of a future that is done; raises its error."""
+        call = self._call
+        if call is not None and call.done():
+            return self._value_of(call)
+        return super().value()
+
+    def _value_of(self, call: Call) -> T:
+        value, error = self._take(call)
+        if error is not None:
+            raise error
+        return cast(T, value)
+
+    def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
+        """A future of what `callback`, given this one when it is done, returns or raises."""
+        following: Future[S] = Future(self._agent)
+
+        def run(_: torch.futures.Future[T]) -> None:
+            try:
+                result = callback(self)
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the next future
+                following.set_exception(error)  # type: ignore[arg-type]  # torch says the type of the result
+            else:
+                following.set_result(result)
+
+        super().add_done_callback(run)
+        return following
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
+        """Have `callback` called with this future when it is done (at once, if it is)."""
+        super().add_done_callback(lambda _: callback(self))
+
+    def cancel(self) -> bool:
+        """Give the call up and tell the callee. False if it has ended, or is no call."""
+        if self._agent is None or self._call is None:
+            return False
+        return self._agent.cancel(self._call)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        def ended(_: torch.futures.Future[T]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wake)
+
+        super().add_done_callback(ended)
+        try:
+            yield from waiter
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.value()

@@ -1,0 +1,71 @@
+"""What can be set at init_rpc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from telegrad.agent.settings import AgentSettings
+from telegrad.protocol.session import SessionSettings
+from telegrad.wire.frames import Limits
+
+DEFAULT_RPC_TIMEOUT = 60.0
+UNSET_RPC_TIMEOUT = -1.0
+DEFAULT_SHUTDOWN_TIMEOUT = 0.0
+DEFAULT_NUM_WORKER_THREADS = 16
+TRANSPORTS = ("unix", "tcp")
+
+
+@dataclass
+class Options:
+    """Options of `init_rpc`. The first three have torch's names and defaults.
+
+    >>> Options(rpc_timeout=10).num_worker_threads
+    16
+    """
+
+    rpc_timeout: float = DEFAULT_RPC_TIMEOUT
+    """Seconds after which a call without a timeout of its own fails; 0: never."""
+    init_method: str = "env://"
+    """Where the workers meet: ``env://``, ``tcp://host:port``, ``file:///path``."""
+    num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS
+    """User functions that may run at one time on this worker; those that wait for nested calls do not count."""
+    transports: tuple[str, ...] | None = None
+    """Which of unix and tcp to use; default: TELEGRAD_TRANSPORTS, else unix, and tcp where it can be needed."""
+    token: str | bytes | None = None
+    """The group's token; default: TELEGRAD_TOKEN, or the file that TELEGRAD_TOKEN_FILE names."""
+    bind: str | None = None
+    """The address to listen at; default: the one that is advertised."""
+    advertise: str | None = None
+    """The address that others connect to; default: the one with which this host reaches the rendezvous."""
+    interface: str | None = None
+    """The network interface whose address to use, instead of the two above."""
+    init_timeout: float = 300.0
+    """Seconds to wait for all workers to come."""
+    session: SessionSettings = field(default_factory=SessionSettings)
+    limits: Limits = field(default_factory=Limits)
+
+    def settings(self) -> AgentSettings:
+        """What of this the agent needs."""
+        if self.rpc_timeout < 0:
+            raise ValueError(f"rpc_timeout must be 0 (none) or more, not {self.rpc_timeout}")
+        if self.num_worker_threads < 1:
+            raise ValueError(f"num_worker_threads must be at least 1, not {self.num_worker_threads}")
+        return AgentSettings(
+            rpc_timeout=self.rpc_timeout, running=self.num_worker_threads, session=self.session, limits=self.limits
+        )
+
+    def allowed_transports(self, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+        """The transports that may be used, from the option or the environment."""
+        if self.transports is not None:
+            names, source = tuple(self.transports), "the option transports"
+        else:
+            text = environ.get("TELEGRAD_TRANSPORTS", "")
+            names, source = tuple(part.strip() for part in text.split(",") if part.strip()), "TELEGRAD_TRANSPORTS"
+            if not names:
+                return TRANSPORTS
+        unknown = [name for name in names if name not in TRANSPORTS]
+        if unknown or not names:
+            raise ValueError(f"{source} names {unknown or 'nothing'}; the transports are {', '.join(TRANSPORTS)}")
+        return names

@@ -1,0 +1,297 @@
+"""Virtual time and threads that run one at a time: what makes a simulation repeat itself.
+
+Threads are real, but only the one that holds the baton runs. It gives the baton up only where it waits, to a thread
+drawn at random (from a seed) among those that can go on. When none can, the clock jumps to the next timer. When there
+is no timer either, the program hangs, and the simulation says where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+import selectors
+import sys
+import threading
+import traceback
+from _thread import allocate_lock
+from collections.abc import Callable
+from typing import Any
+
+from telegrad.waiting import Event, Thread
+
+
+class SimulationStuck(AssertionError):
+    """Every thread waits for something that will never come."""
+
+
+class Killed(BaseException):
+    """Unwinds a thread of a worker that was killed, when the simulation is over."""
+
+
+class SimThread:
+    """One thread of the simulated program."""
+
+    def __init__(self, scheduler: Scheduler, node: str, name: str, target: Callable[[], None]) -> None:
+        self.scheduler = scheduler
+        self.node = node
+        self.name = name
+        self.number = next(scheduler.numbers)
+        self.baton = allocate_lock()
+        self.baton.acquire()
+        self.ended = SimEvent(scheduler)
+        self.killed = False
+        self.error: BaseException | None = None
+        self._target = target
+        self.thread = threading.Thread(target=self._run, name=f"sim:{node}:{name}", daemon=True)
+
+    def _run(self) -> None:
+        self.baton.acquire()
+        try:
+            if not self.killed:
+                self._target()
+        except Killed:
+            return
+        except BaseException as error:  # noqa: BLE001 - the simulation reports it
+            self.error = error
+            self.scheduler.failed(self, error)
+        finally:
+            self.scheduler.threads.pop(self.number, None)
+            self.ended.set()
+            self.scheduler.leave(self)
+
+    def join(self, deadline: float | None) -> bool:
+        return self.ended.wait(deadline)
+
+
+class SimEvent:
+    """An event that waits in virtual time."""
+
+    __slots__ = ("_is_set", "_scheduler", "_waiters")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._is_set = False
+        self._waiters: dict[int, SimThread] = {}
+
+    def set(self) -> None:
+        self._is_set = True
+        waiters = list(self._waiters.values())
+        self._waiters.clear()
+        for thread in waiters:
+            self._scheduler.make_runnable(thread)
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, deadline: float | None) -> bool:
+        scheduler = self._scheduler
+        if self._is_set:
+            return True
+        if deadline is not None and deadline <= scheduler.now:
+            return False
+        me = scheduler.current
+        self._waiters[me.number] = me
+
+        def give_up() -> None:
+            if self._waiters.pop(me.number, None) is not None:
+                scheduler.make_runnable(me)
+
+        timer = None if deadline is None else scheduler.at(deadline, give_up)
+        try:
+            scheduler.switch(me)
+        finally:
+            self._waiters.pop(me.number, None)
+            if timer is not None:
+                scheduler.cancel(timer)
+        return self._is_set
+
+
+class Scheduler:
+    """Decides who runs, and what time it is."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.numbers = itertools.count(1)
+        self.threads: dict[int, SimThread] = {}
+        self.runnable: list[SimThread] = []
+        self.errors: list[tuple[SimThread, BaseException]] = []
+        self.switches = 0
+        self._timers: list[tuple[float, int, list[Callable[[], None]]]] = []
+        self._order = itertools.count()
+        self._over = False
+        self._is_stuck = False
+        self.current: SimThread = None  # type: ignore[assignment]  # set by run, before anything reads it
+
+    # -- timers -----------------------------------------------------------------------------------------------
+
+    def at(self, when: float, action: Callable[[], None]) -> list[Callable[[], None]]:
+        """Do something at a time; it must not wait. The list that is returned is the handle for `cancel`."""
+        cell = [action]
+        heapq.heappush(self._timers, (max(when, self.now), next(self._order), cell))
+        return cell
+
+    def cancel(self, cell: list[Callable[[], None]]) -> None:
+        """Do not do it."""
+        cell.clear()
+
+    # -- threads ----------------------------------------------------------------------------------------------
+
+    def start(self, node: str, name: str, target: Callable[[], None]) -> SimThread:
+        """Start a thread; it runs when it is drawn."""
+        thread = SimThread(self, node, name, target)
+        self.threads[thread.number] = thread
+        thread.thread.start()
+        self.make_runnable(thread)
+        return thread
+
+    def make_runnable(self, thread: SimThread) -> None:
+        """It can go on."""
+        if not thread.killed and thread not in self.runnable:
+            self.runnable.append(thread)
+
+    def kill(self, node: str) -> None:
+        """No thread of `node` runs any more."""
+        for thread in self.threads.values():
+            if thread.node == node:
+                thread.killed = True
+        self.runnable = [thread for thread in self.runnable if not thread.killed]
+
+    def failed(self, thread: SimThread, error: BaseException) -> None:
+        """A thread ended with an exception."""
+        if not self._over:
+            self.errors.append((thread, error))
+
+    def switch(self, me: SimThread) -> None:
+        """Wait until this thread is drawn again."""
+        if self._over:
+            raise Killed
+        following = self._draw()
+        if following is not me:
+            self._hand_over(following)
+            me.baton.acquire()
+        if me.killed:
+            raise Killed
+        if self._is_stuck:
+            raise SimulationStuck("nobody can go on")
+
+    def leave(self, me: SimThread) -> None:
+        """This thread ends; somebody else runs."""
+        if not self._over:
+            self._hand_over(self._draw())
+
+    def _hand_over(self, thread: SimThread) -> None:
+        self.switches += 1
+        self.current = thread
+        thread.baton.release()
+
+    def _draw(self) -> SimThread:
+        while not self.runnable:
+            while self._timers and not self._timers[0][2]:
+                heapq.heappop(self._timers)
+            if not self._timers:
+                return self._stuck()
+            when, _, cell = heapq.heappop(self._timers)
+            self.now = max(self.now, when)
+            cell.pop()()
+        return self.runnable.pop(self.random.randrange(len(self.runnable)))
+
+    def _stuck(self) -> SimThread:
+        """Nobody can go on: the main thread is told."""
+        self._is_stuck = True
+        return self.main
+
+    # -- the whole --------------------------------------------------------------------------------------------
+
+    main: SimThread
+
+    def run(self, program: Callable[[], Any]) -> Any:
+        """Run `program` as the first simulated thread, on the calling thread, and return what it returns."""
+        self.main = SimThread(self, "", "main", lambda: None)
+        self.threads[self.main.number] = self.main
+        self.current = self.main
+        try:
+            return program()
+        except SimulationStuck as stuck:
+            raise SimulationStuck(f"at {self.now:.3f} s nobody can go on:\n{self.stacks()}") from stuck
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Unwind every thread that is left."""
+        self._over = True
+        self.threads.pop(self.main.number, None)
+        for thread in list(self.threads.values()):
+            thread.killed = True
+            thread.baton.release()
+            thread.thread.join(10)
+
+    def stacks(self) -> str:
+        """Where every thread is, for the report of a hang."""
+        frames = sys._current_frames()
+        lines = []
+        for thread in self.threads.values():
+            frame = frames.get(thread.thread.ident or 0)
+            if frame is not None and not thread.killed:
+                where = "".join(traceback.format_stack(frame)[-8:])
+                lines.append(f"-- {thread.node}:{thread.name}\n{where}")
+        return "\n".join(lines)
+
+
+class SimRuntime:
+    """The runtime of one simulated worker."""
+
+    preemptive = False
+
+    def __init__(self, scheduler: Scheduler, node: str) -> None:
+        self._scheduler = scheduler
+        self._node = node
+
+    def now(self) -> float:
+        return self._scheduler.now
+
+    def event(self) -> Event:
+        return SimEvent(self._scheduler)
+
+    def start_thread(self, name: str, target: Callable[[], None]) -> Thread:
+        return self._scheduler.start(self._node, name, target)
+
+    def random_bits(self, count: int) -> int:
+        return self._scheduler.random.getrandbits(count)
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        """An asyncio loop that waits in virtual time."""
+        return _SimLoop(self)
+
+
+class _SimSelector(selectors.SelectSelector):
+    """Knows no files; waits for a wake-up or the loop's next timer."""
+
+    def __init__(self, runtime: SimRuntime) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._woken = runtime.event()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout > 0:
+            self._woken.wait(None if timeout is None else self._runtime.now() + timeout)
+        self._woken = self._runtime.event()
+        return []
+
+    def wake(self) -> None:
+        self._woken.set()
+
+
+class _SimLoop(asyncio.SelectorEventLoop):
+    def __init__(self, runtime: SimRuntime) -> None:
+        self._sim_selector = _SimSelector(runtime)
+        self._sim_runtime = runtime
+        super().__init__(self._sim_selector)
+
+    def time(self) -> float:
+        return self._sim_runtime.now()
+
+    def _write_to_self(self) -> None:
+        self._sim_selector.wake()

@@ -1,0 +1,227 @@
+"""A group of agents in one process, on a simulated network and clock, under faults that a seed decides.
+
+>>> import operator
+>>> with Simulation(seed=1, workers=["a", "b"]) as sim:
+...     print(sim.run(lambda: sim["a"].call("b", operator.add, (1, 2))))
+3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from telegrad.agent.agent import Agent
+from telegrad.agent.group import WorkerRecord
+from telegrad.agent.settings import AgentSettings
+from telegrad.rpc.api import acting_as
+from telegrad.testing.scheduler import Scheduler, SimRuntime, SimThread
+from telegrad.transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
+from telegrad.wire.frames import Frame
+
+TOKEN = b"the token of the simulated group"
+
+
+@dataclass
+class Faults:
+    """What the network does to frames. Times in seconds, the rest are probabilities per frame."""
+
+    shortest_delay: float = 0.0001
+    longest_delay: float = 0.005
+    drop: float = 0.0
+    duplicate: float = 0.0
+    cut: float = 0.0
+    """The connection breaks instead of carrying the frame, and all that is under way on it is lost."""
+
+
+class SimNetwork(MemoryNetwork):
+    """Carries frames in virtual time, in order on each connection, and does the faults."""
+
+    def __init__(self, scheduler: Scheduler, faults: Faults) -> None:
+        super().__init__(SimRuntime(scheduler, ""))
+        self.scheduler = scheduler
+        self.faults = faults
+        self.parted: set[frozenset[str]] = set()
+        self.dead: set[str] = set()
+        self.links: list[MemoryLink] = []
+        self._last: dict[MemoryLink, float] = {}
+        self.counts = {"frames": 0, "dropped": 0, "repeated": 0, "cuts": 0}
+
+    def deliver(self, link: MemoryLink, frame: Frame) -> None:
+        faults, random = self.faults, self.scheduler.random
+        if link.origin in self.dead:
+            return
+        self.counts["frames"] += 1
+        if link.resumable:
+            if random.random() < faults.cut:
+                self.cut(link, "the connection was cut")
+                return
+            if random.random() < faults.drop:
+                self.counts["dropped"] += 1
+                return
+        self._carry(link, frame)
+        if link.resumable and random.random() < faults.duplicate:
+            self.counts["repeated"] += 1
+            self._carry(link, frame)
+
+    def _carry(self, link: MemoryLink, frame: Frame) -> None:
+        delay = self.scheduler.random.uniform(self.faults.shortest_delay, self.faults.longest_delay)
+        when = max(self.scheduler.now + delay, self._last.get(link, 0.0))
+        self._last[link] = when
+
+        def arrive() -> None:
+            with self.lock:
+                link.other.arrived(frame)
+
+        self.scheduler.at(when, arrive)
+
+    def hang_up(self, link: MemoryLink, reason: str) -> None:
+        # After what was sent before.
+        when = max(self.scheduler.now + self.faults.shortest_delay, self._last.get(link, 0.0))
+
+        def end() -> None:
+            with self.lock:
+                link.other.ended(reason)
+
+        self.scheduler.at(when, end)
+
+    def connecting(self, source: str, target: str) -> None:
+        if frozenset((source, target)) in self.parted:
+            raise TimeoutError(f"no way from {source} to {target}")
+
+    def connected(self, link: MemoryLink) -> None:
+        self.links.append(link)
+
+    def cut(self, link: MemoryLink, reason: str) -> None:
+        """Break one connection at once, in both directions."""
+        with self.lock:
+            self.counts["cuts"] += 1
+            link.ended(reason)
+            link.other.ended(reason)
+
+    def part(self, one: str, other: str) -> None:
+        """Cut two workers off from each other until `heal`."""
+        with self.lock:
+            pair = frozenset((f"memory://{one}", f"memory://{other}"))
+            self.parted.add(pair)
+            for link in self.links:
+                if frozenset((link.origin, link.target)) == pair:
+                    self.cut(link, "the network was parted")
+
+    def heal(self) -> None:
+        """Undo every `part`."""
+        with self.lock:
+            self.parted.clear()
+
+    def silence(self, address: str) -> None:
+        """The process behind `address` is gone: its kernel closes its connections."""
+        with self.lock:
+            self.listeners.pop(address, None)
+            for link in self.links:
+                for end in (link, link.other):
+                    if end.origin == address:
+                        self.hang_up(end, "end of file")
+            self.dead.add(address)
+
+
+class Simulation:
+    """Agents with the given names, all started and knowing each other.
+
+    `run` runs a program as the simulation's first thread; `spawn` starts others. Everything waits in virtual time.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        workers: Sequence[str],
+        *,
+        faults: Faults | None = None,
+        resumable: bool = True,
+        settings: AgentSettings | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(seed)
+        self.network = SimNetwork(self.scheduler, faults or Faults())
+        self.random = self.scheduler.random
+        self._names = list(workers)
+        self._resumable = resumable
+        self._settings = settings
+        self.agents: dict[str, Agent] = {}
+        self._ran = False
+
+    def __getitem__(self, name: str) -> Agent:
+        return self.agents[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._ran:
+            raise AssertionError("a simulation that was never run shows nothing")
+
+    def run(self, program: Callable[[], Any]) -> Any:
+        """Start the agents, run `program`, shut down, and return what it returned. Errors of threads are raised."""
+        self._ran = True
+
+        def main() -> Any:
+            for name in self._names:
+                self.agents[name] = self._make(name)
+            records = [agent.me for agent in self.agents.values()]
+            for agent in self.agents.values():
+                agent.start(records)
+            result = program()
+            for agent in list(self.agents.values()):
+                agent.close()
+            return result
+
+        result = self.scheduler.run(main)
+        for thread, error in self.scheduler.errors:
+            raise AssertionError(f"thread {thread.node}:{thread.name} failed") from error
+        return result
+
+    def _make(self, name: str) -> Agent:
+        address = f"memory://{name}"
+        transport = MemoryTransport(self.network, resumable=self._resumable, origin=address)
+        return Agent(
+            name,
+            self._names.index(name),
+            transports=[(transport, address)],
+            poller=transport.poller(),
+            runtime=SimRuntime(self.scheduler, name),
+            token=TOKEN,
+            main="simulation",
+            settings=self._settings,
+        )
+
+    def spawn(self, name: str, program: Callable[[], Any]) -> SimThread:
+        """Run `program` on a thread of worker `name`; `telegrad.rpc_sync` and its kin act on that worker there."""
+
+        def run() -> None:
+            with acting_as(self.agents[name]):
+                program()
+
+        context = copy_context()
+        return self.scheduler.start(name, "program", lambda: context.run(run))
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        SimRuntime(self.scheduler, "").event().wait(self.scheduler.now + seconds)
+
+    def kill(self, name: str) -> None:
+        """End a worker as ``kill -9`` does."""
+        agent = self.agents.pop(name)
+        self.scheduler.kill(name)
+        self.network.silence(agent.me.addresses[0])
+
+    def restart(self, name: str) -> Agent:
+        """Start a killed worker again, as another incarnation."""
+        self.network.dead.discard(f"memory://{name}")
+        agent = self._make(name)
+        others: list[WorkerRecord] = [other.me for other in self.agents.values()]
+        self.agents[name] = agent
+        agent.start([*others, agent.me])
+        return agent
