@@ -516,6 +516,8 @@ def test_descriptors_are_checked_before_they_are_believed() -> None:
     refused(TensorDescriptor(tensors.STRIDED, byte, 0, (4,), requires_grad=True))
     refused(TensorDescriptor(tensors.STRIDED, 200, 0, (4,)))
     refused(TensorDescriptor(tensors.STRIDED, -1, 0, (4,)))
+    for form in (tensors.STRIDED, tensors.VIEW, tensors.META):  # torch crashes on a quantised tensor without parameters
+        refused(TensorDescriptor(form, tensors._CODES[torch.qint8], 0, (4,), (1,), detail=(64, 0)))
     refused(TensorDescriptor(tensors.BUFFER, 0, 0, (65,)))
     refused(TensorDescriptor(tensors.BUFFER, 0, 0, (2, 2)))
     refused(TensorDescriptor(tensors.VIEW, single, 0, (4,), (1,), detail=(64, 13)))
@@ -581,3 +583,51 @@ def test_no_descriptor_reaches_beyond_the_region(claims: list[TensorDescriptor],
         elif item.layout is torch.strided and not item.is_meta and not item.is_quantized and item.numel():
             assert item.untyped_storage().nbytes() <= len(region)
             item.sum() if item.dtype is torch.float32 and item.numel() < 1000 else item.shape
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_a_damaged_composite_gives_a_sound_tensor_or_an_error(data: st.DataObject) -> None:
+    values, scales, zero_points = torch.linspace(0, 3, 16).reshape(4, 4), torch.full((4,), 0.5), torch.arange(4)
+    honest = [
+        torch.eye(4).to_sparse(),
+        *(torch.eye(4).to_sparse(layout=layout) for layout in (torch.sparse_csr, torch.sparse_csc)),
+        *(torch.eye(4).to_sparse(layout=layout, blocksize=(2, 2)) for layout in (torch.sparse_bsr, torch.sparse_bsc)),
+        torch.quantize_per_tensor(values, 0.5, 1, torch.qint8),
+        torch.quantize_per_channel(values, scales, zero_points, 1, torch.quint8),
+    ]
+    layout = lay_out([data.draw(st.sampled_from(honest))])
+    region = bytearray(layout.size)
+    layout.write(region)
+    (descriptor,) = layout.descriptors
+    parts = list(descriptor.parts)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(parts) - 1))
+        change = data.draw(
+            st.sampled_from(["region", "shape", "form", "detail", "part shape", "part dtype", "part offset"])
+        )
+        if change == "region":
+            region[data.draw(st.integers(0, len(region) - 1))] = data.draw(st.integers(0, 255))
+        elif change == "shape":
+            descriptor = msgspec.structs.replace(descriptor, shape=tuple(data.draw(st.lists(sizes, max_size=4))))
+        elif change == "form":
+            descriptor = msgspec.structs.replace(descriptor, form=data.draw(st.integers(tensors.COO, 11)))
+        elif change == "detail":
+            detail = data.draw(st.lists(st.one_of(sizes, st.floats()), max_size=2))
+            descriptor = msgspec.structs.replace(descriptor, detail=tuple(detail))
+        elif change == "part shape":
+            shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=3)))
+            parts[at] = msgspec.structs.replace(parts[at], shape=shape, stride=())
+        elif change == "part dtype":
+            parts[at] = msgspec.structs.replace(parts[at], dtype=data.draw(st.integers(0, len(tensors._DTYPES))))
+        else:
+            parts[at] = msgspec.structs.replace(parts[at], offset=data.draw(offsets))
+    try:
+        (x,) = build([msgspec.structs.replace(descriptor, parts=tuple(parts))], region)
+    except ProtocolError:
+        return
+    assert isinstance(x, torch.Tensor)
+    if x.dtype is torch.float32 and x.numel() < 1000:
+        x.to_dense()
+    elif x.is_quantized:
+        assert x.int_repr().shape == x.shape

@@ -265,7 +265,10 @@ class Agent:
             link = channel.lead(call, thread)
             if link is None:
                 event = call.event
-                if event is not None and not executor.wait(event, until) and not self._time_is_up(call):
+                # Looked at again: it may have ended before there was an event to set.
+                if call.done() or event is None:
+                    continue
+                if not executor.wait(event, until) and not self._time_is_up(call):
                     return call.done()
                 continue
             try:

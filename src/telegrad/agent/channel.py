@@ -150,6 +150,7 @@ class Channel:
                 self._followers.append(call)
                 return None
             self._reading = True
+            call.event = None
             call.leading = thread
             if self._armed:
                 self._armed = False
@@ -174,8 +175,12 @@ class Channel:
                 call.event.set()
                 return
         if self.outgoing and self.link is not None and not self._armed:
-            self._armed = self.unwaited > 0
+            self._armed = self._needs_reader()
             self.owner.poller.arm(self.link, read=self._armed)
+
+    def _needs_reader(self) -> bool:
+        """Whether the poller must read while no thread does: for futures, and for the pings of a resumable session."""
+        return self.unwaited > 0 or self.resumable or not self.outgoing
 
     def expect(self, change: int) -> None:
         """So many more (or fewer) answers are due that no thread waits for."""
@@ -265,7 +270,7 @@ class Channel:
             for _, sequence, frame in again:
                 assert isinstance(frame, Outgoing)
                 link.send(frame.kind, frame.body, sequence, *self.session.acks())
-            self._armed = not self.outgoing or self.unwaited > 0
+            self._armed = self._needs_reader()
             self.owner.poller.add(link, read=self._armed, once=self.outgoing)
             if not self._reading:
                 self._appoint()

@@ -287,7 +287,9 @@ def _describe_unusual(layout: Layout, x: torch.Tensor) -> TensorDescriptor:
     shape = tuple(x.shape)
     if x.is_meta:
         if x.layout is not torch.strided or x.is_quantized:
-            raise PayloadError(f"a meta tensor of layout {x.layout} and {x.dtype} cannot be sent: send its shape and dtype instead")
+            raise PayloadError(
+                f"a meta tensor of layout {x.layout} and {x.dtype} cannot be sent: send its shape and dtype instead"
+            )
         return TensorDescriptor(META, code, 0, shape, x.stride(), x.requires_grad, "meta")
     device = "" if x.is_cpu else str(x.device)
     source = x.detach()

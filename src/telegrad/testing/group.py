@@ -1,0 +1,61 @@
+"""A group of agents in one process on real sockets and real threads, for tests that need no simulation."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from telegrad.agent.agent import Agent
+from telegrad.agent.settings import AgentSettings
+from telegrad.transport.base import Transport
+from telegrad.transport.sockets import SocketPoller
+from telegrad.transport.tcp import TcpTransport
+from telegrad.transport.unix import UnixTransport
+from telegrad.waiting import RealRuntime
+
+TOKEN = b"the token of a group in one process"
+
+
+@contextmanager
+def local_group(
+    workers: Sequence[str] = ("a", "b"),
+    *,
+    transport: str = "unix",
+    token: bytes | None = TOKEN,
+    settings: AgentSettings | None = None,
+) -> Iterator[dict[str, Agent]]:
+    """Agents by name, all started; closed at the end of the block.
+
+    >>> import operator
+    >>> with local_group(["a", "b"]) as group:
+    ...     group["a"].call("b", operator.add, (1, 2))
+    3
+    """
+    with tempfile.TemporaryDirectory(prefix="tg-") as directory:
+        agents: dict[str, Agent] = {}
+        try:
+            for number, name in enumerate(workers):
+                way: tuple[Transport, str]
+                if transport == "unix":
+                    way = UnixTransport(), f"unix://{directory}/{name}.sock"
+                else:
+                    way = TcpTransport(), "tcp://127.0.0.1:0"
+                agents[name] = Agent(
+                    name,
+                    number,
+                    transports=[way],
+                    poller=SocketPoller(),
+                    runtime=RealRuntime(),
+                    token=token,
+                    host="here",
+                    main="one process",
+                    settings=settings,
+                )
+            records = [agent.me for agent in agents.values()]
+            for agent in agents.values():
+                agent.start(records)
+            yield agents
+        finally:
+            for agent in agents.values():
+                agent.close()

@@ -1,0 +1,484 @@
+"""What users call, between agents of one process on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from telegrad import rpc
+from telegrad.agent.agent import Agent
+from telegrad.agent.settings import AgentSettings
+from telegrad.errors import (
+    CallCancelled,
+    DeadlineExceeded,
+    FunctionNotFound,
+    NotInitialized,
+    PayloadError,
+    RemoteError,
+    UnknownWorker,
+    WorkerLost,
+)
+from telegrad.protocol.session import SessionSettings
+from telegrad.testing.group import local_group
+
+Group = dict[str, Agent]
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def group(request: pytest.FixtureRequest) -> Iterator[Group]:
+    with local_group(["a", "b", "c"], transport=request.param) as agents:
+        with rpc.api.acting_as(agents["a"]):
+            yield agents
+
+
+# -- functions that are called ------------------------------------------------------------------------------
+
+
+class Odd(Exception):
+    def __init__(self, left: int, right: int) -> None:
+        super().__init__(left + right)  # cannot be rebuilt from its args
+        self.left = left
+
+
+class Plain(ValueError):
+    """Can be rebuilt."""
+
+
+def raise_plain(text: str) -> None:
+    raise Plain(text)
+
+
+def raise_odd() -> None:
+    raise Odd(1, 2)
+
+
+def where_am_i() -> str:
+    return rpc.get_worker_info().name
+
+
+def nested(way: list[str]) -> list[str]:
+    here = rpc.get_worker_info().name
+    return [here, *rpc.rpc_sync(way[0], nested, (way[1:],))] if way else [here]
+
+
+async def add_later(x: int, y: int) -> int:
+    await asyncio.sleep(0)
+    return x + y
+
+
+async def call_and_await(to: str, x: int) -> int:
+    return await rpc.rpc_async(to, operator.add, (x, 1)) + await rpc.rpc_async(to, operator.add, (x, 2))
+
+
+async def wait_for_ever() -> None:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        Signals.cancelled.set()
+        raise
+
+
+@rpc.functions.async_execution
+def add_in_two_steps(to: str, x: int) -> rpc.Future[int]:
+    return rpc.rpc_async(to, operator.add, (x, 1)).then(lambda future: future.value() + 10)
+
+
+class Signals:
+    """Events between the caller and the callee, which are one process here."""
+
+    go = threading.Event()
+    cancelled = threading.Event()
+    entered = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_signals() -> Iterator[None]:
+    Signals.go, Signals.cancelled, Signals.entered = threading.Event(), threading.Event(), threading.Event()
+    yield
+    Signals.go.set()
+
+
+def enter_and_wait() -> str:
+    Signals.entered.set()
+    assert Signals.go.wait(20)
+    return "went"
+
+
+def wait_in_a_nested_call(to: str) -> object:
+    try:
+        return rpc.rpc_sync(to, enter_and_wait, timeout=0)
+    except CallCancelled:
+        Signals.cancelled.set()
+        raise
+
+
+def remaining_time() -> float | None:
+    call = rpc.current_call()
+    assert call is not None
+    return None if call.deadline is None else call.deadline - time.monotonic()
+
+
+def remaining_time_over(to: str) -> float | None:
+    return rpc.rpc_sync(to, remaining_time, timeout=1000)
+
+
+# -- calls --------------------------------------------------------------------------------------------------
+
+
+def test_a_call_returns_what_the_function_returns(group: Group) -> None:
+    assert rpc.rpc_sync("b", operator.add, args=(1, 2)) == 3
+    assert rpc.rpc_sync("b", dict, kwargs={"x": 1}) == {"x": 1}
+    assert rpc.rpc_sync("b", where_am_i) == "b"
+
+
+def test_a_worker_is_named_by_name_id_or_info(group: Group) -> None:
+    for to in ("b", 1, rpc.get_worker_info("b"), rpc.WorkerInfo("b", 1)):
+        assert rpc.rpc_sync(to, where_am_i) == "b"
+    assert repr(rpc.get_worker_info("b")) == "WorkerInfo(id=1, name=b)"
+
+
+def test_a_worker_can_call_itself(group: Group) -> None:
+    assert rpc.rpc_sync("a", where_am_i) == "a"
+
+
+def test_an_unknown_worker_is_an_error_that_lists_the_known_ones(group: Group) -> None:
+    with pytest.raises(
+        UnknownWorker, match=r"no worker named 'nobody'; the workers are 'a' \(0\), 'b' \(1\), 'c' \(2\)"
+    ):
+        rpc.rpc_sync("nobody", where_am_i)
+    with pytest.raises(UnknownWorker, match="with id 17"):
+        rpc.rpc_sync(17, where_am_i)
+
+
+def test_tensors_arrive_unchanged_small_and_large(group: Group) -> None:
+    for count in (0, 3, 10_000, 3_000_000):
+        x = torch.randn(count)
+        assert torch.equal(rpc.rpc_sync("b", torch.neg, (x,)), -x)
+
+
+def test_a_large_message_does_not_hold_up_a_small_one(group: Group) -> None:
+    large = rpc.rpc_async("b", torch.neg, (torch.ones(8_000_000),))
+    assert rpc.rpc_sync("b", operator.add, (1, 1)) == 2
+    assert large.wait().sum() == -8_000_000
+
+
+def test_lambdas_closures_and_bound_methods_can_be_called(group: Group) -> None:
+    n = 5
+    assert rpc.rpc_sync("b", lambda x: x + n, (1,)) == 6
+    assert rpc.rpc_sync("b", "x-y-z".split, ("-",)) == ["x", "y", "z"]
+
+
+def test_nested_calls_return_through_many_workers(group: Group) -> None:
+    way = ["b", "c", "a", "b", "b", "c"]
+    assert rpc.rpc_sync(way[0], nested, (way[1:],)) == way
+
+
+def test_nested_calls_two_hundred_deep_return(group: Group) -> None:
+    way = ["b", "a"] * 100
+    assert rpc.rpc_sync(way[0], nested, (way[1:],)) == way
+
+
+def test_calls_from_many_threads_do_not_mix_up(group: Group) -> None:
+    with ThreadPoolExecutor(8) as pool:
+
+        def one(i: int) -> None:
+            assert rpc.rpc_sync("b", operator.mul, (i, i)) == i * i
+
+        with rpc.api.acting_as(group["a"]):
+            agent = group["a"]
+        list(pool.map(lambda i: agent.call("b", operator.mul, (i, i)) == i * i or pytest.fail(str(i)), range(400)))
+
+
+def test_a_slow_call_delays_nobody(group: Group) -> None:
+    slow = [rpc.rpc_async("b", enter_and_wait) for _ in range(4)]
+    assert Signals.entered.wait(10)
+    for i in range(20):
+        assert rpc.rpc_sync("b", operator.add, (i, 1)) == i + 1
+    Signals.go.set()
+    assert [future.wait() for future in slow] == ["went"] * 4
+
+
+def test_a_registered_name_can_be_called(group: Group) -> None:
+    group["b"].register("greet", lambda name: f"hello {name}")
+    assert rpc.rpc_sync("b", "@greet", ("you",)) == "hello you"
+    with pytest.raises(FunctionNotFound, match=r"worker 'b' cannot run @gone.*registered: greet"):
+        rpc.rpc_sync("b", "@gone")
+
+
+# -- errors -------------------------------------------------------------------------------------------------
+
+
+def test_an_error_keeps_its_type_and_shows_the_remote_traceback(group: Group) -> None:
+    with pytest.raises(Plain, match="broken") as caught:
+        rpc.rpc_sync("b", raise_plain, ("broken",))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "on worker 'b'" in shown
+    assert "in raise_plain" in shown
+
+
+def test_an_error_that_cannot_be_rebuilt_comes_as_a_remote_error_with_all_of_it(group: Group) -> None:
+    with pytest.raises(RemoteError, match=r"raised .*Odd on worker 'b': 3") as caught:
+        rpc.rpc_sync("b", raise_odd)
+    assert caught.value.worker == "b"
+    assert "in raise_odd" in caught.value.remote_traceback
+    assert caught.value.type_name.endswith("Odd")
+
+
+def test_an_error_of_a_nested_call_reaches_the_first_caller_with_its_type(group: Group) -> None:
+    with pytest.raises(UnknownWorker, match="nowhere"):
+        rpc.rpc_sync("b", nested, (["c", "nowhere"],))
+
+
+def test_a_function_that_the_callee_cannot_import_is_named(group: Group) -> None:
+    agent = group["a"]
+    with pytest.raises(FunctionNotFound, match=r"worker 'b' cannot run no_such_module:f: .*'no_such_module'"):
+        agent.call("b", "no_such_module:f")
+    with pytest.raises(FunctionNotFound, match=r"'operator' has no 'gone'"):
+        agent.call("b", "operator:gone")
+
+
+def test_arguments_and_results_that_cannot_be_pickled_are_named_by_their_path(group: Group) -> None:
+    with pytest.raises(PayloadError, match=r"kwargs\['model'\]\['lock'\]"):
+        rpc.rpc_sync("b", dict, kwargs={"model": {"lock": threading.Lock()}})
+    with pytest.raises(PayloadError, match=r"args\[1\]"):
+        rpc.rpc_sync("b", operator.add, (1, threading.Lock()))
+    with pytest.raises(PayloadError, match=r"result\[0\]"):
+        rpc.rpc_sync("b", lambda: [threading.Lock()])
+    assert rpc.rpc_sync("b", operator.add, (1, 2)) == 3  # nothing else noticed
+
+
+# -- deadlines and cancelling -------------------------------------------------------------------------------
+
+
+def test_a_call_past_its_deadline_fails_and_names_worker_and_function(group: Group) -> None:
+    with pytest.raises(
+        DeadlineExceeded, match=r"enter_and_wait on worker 'b' was not answered within 0\.0\d+ s"
+    ) as caught:
+        rpc.rpc_sync("b", enter_and_wait, timeout=0.05)
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.worker == "b"
+    with pytest.raises(DeadlineExceeded):
+        rpc.rpc_async("b", enter_and_wait, timeout=0.05).wait()
+
+
+def test_a_deadline_travels_with_nested_calls(group: Group) -> None:
+    left = rpc.rpc_sync("b", remaining_time_over, ("c",), timeout=30)
+    assert 25 < left <= 30
+    assert rpc.rpc_sync("b", remaining_time, timeout=0) is None
+
+
+def test_a_negative_timeout_is_refused(group: Group) -> None:
+    with pytest.raises(ValueError, match="-1 for the default"):
+        rpc.rpc_sync("b", where_am_i, timeout=-2)
+
+
+def test_a_timed_out_call_tells_the_callee_and_its_nested_calls_end(group: Group) -> None:
+    with pytest.raises(DeadlineExceeded):
+        rpc.rpc_sync("b", wait_in_a_nested_call, ("c",), timeout=0.1)
+    assert Signals.cancelled.wait(10)
+
+
+def test_a_cancelled_future_raises_and_the_coroutine_is_cancelled(group: Group) -> None:
+    future = rpc.rpc_async("b", wait_for_ever)
+    assert rpc.rpc_sync("b", add_later, (1, 2)) == 3  # the loop runs
+    assert future.cancel()
+    assert not future.cancel()
+    with pytest.raises(CallCancelled, match="wait_for_ever on worker 'b'"):
+        future.wait()
+    assert Signals.cancelled.wait(10)
+
+
+# -- futures ------------------------------------------------------------------------------------------------
+
+
+def test_futures_work_with_torch_and_chain(group: Group) -> None:
+    futures = [rpc.rpc_async("b", operator.add, (i, 1)) for i in range(5)]
+    assert torch.futures.wait_all(futures) == [1, 2, 3, 4, 5]
+    assert [f.value() for f in torch.futures.collect_all(futures).wait()] == [1, 2, 3, 4, 5]
+    assert futures[0].then(lambda f: f.value() * 10).then(lambda f: f.wait() + 1).wait() == 11
+    failing = rpc.rpc_async("b", raise_plain, ("x",))
+    with pytest.raises(Plain):
+        torch.futures.wait_all([failing, *futures])
+    with pytest.raises(Plain):
+        failing.then(lambda f: f.value()).wait()
+
+
+def test_a_wait_with_a_timeout_ends_only_the_wait(group: Group) -> None:
+    future = rpc.rpc_async("b", enter_and_wait)
+    with pytest.raises(DeadlineExceeded, match=r"still under way"):
+        future.wait(timeout=0.05)
+    assert not future.done()
+    Signals.go.set()
+    assert future.wait(timeout=10) == "went"
+    assert future.done()
+
+
+def test_a_future_without_a_call_is_like_torchs(group: Group) -> None:
+    future: rpc.Future[int] = rpc.Future()
+    with pytest.raises(DeadlineExceeded):
+        future.wait(timeout=0.01)
+    future.set_result(3)
+    assert future.wait() == future.value() == 3
+    assert not future.cancel()
+
+
+def test_callbacks_run_on_a_thread_of_the_agent_and_may_call_again(group: Group) -> None:
+    seen: list[str] = []
+    future = rpc.rpc_async("b", operator.add, (1, 2))
+
+    def call_again(done: torch.futures.Future[int]) -> int:
+        seen.append(threading.current_thread().name)
+        return group["a"].call("c", operator.add, (done.value(), 10))  # type: ignore[no-any-return]
+
+    assert future.then(call_again).wait(timeout=10) == 13
+
+
+def test_coroutine_functions_are_served_and_can_await_calls(group: Group) -> None:
+    assert rpc.rpc_sync("b", add_later, (1, 2)) == 3
+    assert rpc.rpc_sync("b", call_and_await, ("c", 1)) == 5
+
+
+def test_futures_can_be_awaited_here(group: Group) -> None:
+    async def main() -> int:
+        first, second = await asyncio.gather(
+            *(asyncio.ensure_future(_await(rpc.rpc_async("b", operator.add, (i, 1)))) for i in range(2))
+        )
+        return first + second
+
+    async def _await(future: rpc.Future[int]) -> int:
+        return await future
+
+    assert asyncio.run(main()) == 3
+
+
+def test_a_function_that_returns_a_future_answers_when_it_is_done(group: Group) -> None:
+    assert rpc.rpc_sync("b", add_in_two_steps, ("c", 1)) == 12
+
+
+# -- the group ----------------------------------------------------------------------------------------------
+
+
+def test_all_gather_and_barrier_over_everybody_and_over_some(group: Group) -> None:
+    def take_part(name: str) -> tuple[object, object]:
+        with rpc.api.acting_as(group[name]):
+            everybody = rpc.all_gather(name.upper())
+            rpc.barrier()
+            some = rpc.all_gather(1, ["b", 2]) if name != "a" else None
+            return everybody, some
+
+    with ThreadPoolExecutor(3) as pool:
+        results = dict(zip("abc", pool.map(take_part, "abc"), strict=True))
+    assert results["a"] == ({"a": "A", "b": "B", "c": "C"}, None)
+    assert results["b"] == ({"a": "A", "b": "B", "c": "C"}, {"b": 1, "c": 1})
+
+
+def test_a_barrier_that_somebody_misses_says_who(group: Group) -> None:
+    def take_part(name: str) -> None:
+        with rpc.api.acting_as(group[name]), pytest.raises(DeadlineExceeded, match="worker 'c' did not come"):
+            rpc.barrier(timeout=0.1)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(take_part, "ab"))
+
+
+def test_a_barrier_fails_when_one_that_must_come_is_lost(group: Group) -> None:
+    waiting = rpc.rpc_async("b", rpc.barrier)
+    rpc.rpc_sync("b", where_am_i)
+    group["c"].close()
+    with pytest.raises(WorkerLost, match="worker 'c' is gone"):
+        waiting.wait(10)
+
+
+# -- credits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_a_flood_is_held_back_while_replies_and_nested_calls_pass(transport: str) -> None:
+    settings = AgentSettings(session=SessionSettings(request_credits=8))
+    with local_group(["a", "b"], transport=transport, settings=settings) as agents:
+        with rpc.api.acting_as(agents["a"]):
+            blocked = [rpc.rpc_async("b", enter_and_wait) for _ in range(8)]
+            with pytest.raises(DeadlineExceeded, match="8 requests"):
+                rpc.rpc_async("b", operator.add, (1, 2), timeout=0.05)
+            # Nested calls need no credits, or two floods could wait for each other.
+            with rpc.api.acting_as(agents["b"]):
+                assert rpc.rpc_sync("a", nested, (["b", "a", "b"],)) == ["a", "b", "a", "b"]
+            Signals.go.set()
+            assert [future.wait() for future in blocked] == ["went"] * 8
+            assert [rpc.rpc_sync("b", operator.add, (i, 1)) for i in range(30)] == list(range(1, 31))
+
+
+# -- shutdown -----------------------------------------------------------------------------------------------
+
+
+def test_a_graceful_shutdown_waits_for_calls_that_are_under_way() -> None:
+    with local_group(["a", "b", "c"]) as agents:
+        future = rpc.Future(agents["a"]).start("b", wait_in_a_nested_call, ("c",), None, None)
+        assert Signals.entered.wait(10)
+        with ThreadPoolExecutor(3) as pool:
+            ends = [pool.submit(agent.shutdown) for agent in agents.values()]
+            assert not any(end.done() for end in ends)
+            Signals.go.set()
+            for end in ends:
+                end.result(20)
+        assert future.value() == "went"
+
+
+def test_a_shutdown_that_gives_up_says_who_it_waited_for() -> None:
+    with local_group(["a", "b"]) as agents:
+        with pytest.raises(DeadlineExceeded, match=r"worker 'b' has not called shutdown\(\)"):
+            agents["a"].shutdown(timeout=0.2)
+    with local_group(["a", "b"]) as agents:
+        agents["a"].call_async("b", enter_and_wait, on_done=lambda call: None)
+        with pytest.raises(DeadlineExceeded, match=r"with calls under way: call \d+ of .*enter_and_wait on worker 'b'"):
+            agents["a"].shutdown(timeout=0.2)
+        Signals.go.set()
+
+
+def test_shutdown_may_be_called_again_and_after_a_peer_died() -> None:
+    with local_group(["a", "b", "c"]) as agents:
+        agents["a"].call("b", operator.add, (1, 2))
+        agents["c"].close()
+        with ThreadPoolExecutor(2) as pool:
+            for end in [pool.submit(agents[name].shutdown) for name in "ab"]:
+                end.result(20)
+        agents["a"].shutdown()
+        agents["a"].close()
+        with pytest.raises(NotInitialized, match="worker 'a' cannot call: it has been shut down"):
+            agents["a"].call("b", operator.add, (1, 2))
+
+
+def test_shutdown_goes_on_when_the_worker_that_collects_leaves() -> None:
+    with local_group(["a", "b", "c"]) as agents:
+        with ThreadPoolExecutor(2) as pool:
+            ends = [pool.submit(agents[name].shutdown) for name in "bc"]
+            agents["a"].call("b", operator.add, (1, 2))
+            agents["a"].close()
+            for end in ends:
+                end.result(20)
+
+
+def test_calls_under_way_fail_when_the_callee_shuts_down() -> None:
+    with local_group(["a", "b"]) as agents:
+        future = rpc.Future(agents["a"]).start("b", wait_for_ever, (), None, None)
+        agents["a"].call("b", operator.add, (1, 2))
+        agents["b"].close()
+        with pytest.raises(WorkerLost, match=r"worker 'b' is lost \(it has shut down\).*wait_for_ever"):
+            future.wait(10)
+        with pytest.raises(WorkerLost):
+            agents["a"].call("b", operator.add, (1, 2))
+
+
+def test_without_an_agent_every_function_says_to_call_init_rpc() -> None:
+    with pytest.raises(NotInitialized, match="init_rpc"):
+        rpc.rpc_sync("b", operator.add, (1, 2))
+    rpc.shutdown()  # does nothing
+    assert rpc.is_available()
