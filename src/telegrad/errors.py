@@ -17,9 +17,11 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   └── OtherVersion            ... by speaking another version of it
     ├── AuthenticationError         a peer could not prove that it belongs to the group, or we could not
     ├── TokenError (ValueError)     the group token is missing or too short
-    └── RendezvousError             the group did not come together
-        ├── DuplicateWorker         two workers claim one name or one rank
-        └── RendezvousTimeout       somebody never came (also a TimeoutError)
+    ├── RendezvousError             the group did not come together
+    │   ├── DuplicateWorker         two workers claim one name or one rank
+    │   └── RendezvousTimeout       somebody never came (also a TimeoutError)
+    ├── launch.WorkerFailed         a process that launch started failed
+    └── launch.GroupTimeout         ... or did not end in time (also a TimeoutError)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Agents that call each other, nested and both ways, on a network that loses, repeats, cuts and parts: in simulation."""
+"""Agents that call each other, nested and both ways, on a network that loses, repeats, cuts and parts."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def enter_and_wait() -> str:
 def wait_in_a_nested_call(to: str) -> object:
     try:
         return rpc.rpc_sync(to, enter_and_wait, timeout=0)
-    except CallCancelled:
+    except (CallCancelled, DeadlineExceeded):  # the caller's word, or the deadline that travelled with the call
         Signals.cancelled.set()
         raise
 

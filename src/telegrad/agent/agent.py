@@ -426,7 +426,9 @@ class Agent:
     def channel_left(self, channel: Channel) -> None:
         """A worker said goodbye."""
         peer = self.peers.of(channel)
-        if peer is not None:
+        # On the channel on which it called us, a goodbye says nothing of the answers that it still owes: they come,
+        # if they come, on the other one, before the goodbye there.
+        if peer is not None and (channel.outgoing or peer.outgoing is None):
             self.peer_lost(peer, "it has shut down", left=True)
 
     def peer_lost(self, peer: Peer, reason: str, *, left: bool = False) -> None:

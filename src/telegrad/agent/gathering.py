@@ -5,17 +5,23 @@ The member with the lowest id collects. Each member calls it, and it answers all
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from telegrad.agent.executor import Executor, Timer
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.peers import Peer, Peers
-from telegrad.errors import DeadlineExceeded, WorkerLost
+from telegrad.errors import DeadlineExceeded, TelegradError, WorkerLost
 from telegrad.waiting import Runtime
 
+_log = logging.getLogger("telegrad")
+
 SERVICE = "@telegrad.gather"
+_PATIENCE = 1.0  # seconds after which those that have not come are looked after
+_KNOCK = 10.0
 
 Answer = Callable[[object, Exception | None], None]
 
@@ -38,6 +44,7 @@ class _Meeting:
         self.values: dict[str, Any] = {}
         self.answers: dict[str, Answer] = {}
         self.timer: Timer | None = None
+        self.knock: Timer | None = None
 
 
 class Gatherings:
@@ -92,6 +99,7 @@ class Gatherings:
                 if timeout:
                     when = self._owner.runtime.now() + timeout
                     meeting.timer = self._owner.executor.at(when, lambda: self._too_late(key, timeout))
+                meeting.knock = self._owner.executor.at(self._owner.runtime.now() + _PATIENCE, lambda: self._knock(key))
             meeting.values[name] = value
             meeting.answers[name] = answer
         self._look(key)
@@ -122,6 +130,21 @@ class Gatherings:
             del self._meetings[key]
         self._answer(meeting, error)
 
+    def _knock(self, key: str) -> None:
+        """Connect to those that have not come: a worker that nobody has a connection with may die unnoticed."""
+        with self._lock:
+            meeting = self._meetings.get(key)
+            missing = set() if meeting is None else meeting.expected - set(meeting.values)
+        for peer in self._owner.peers.all():
+            if peer.record.name in missing and not peer.gone and not peer.channels():
+                self._owner.executor.submit(partial(self._knock_at, peer), urgent=True)
+
+    def _knock_at(self, peer: Peer) -> None:
+        try:
+            self._owner.peers.channel_to(peer, self._owner.runtime.now() + _KNOCK)
+        except TelegradError as error:  # if it is lost, everybody who waits for it has been told
+            _log.debug("worker %r, which has not come, cannot be connected to: %s", peer.record.name, error)
+
     def _too_late(self, key: str, timeout: float) -> None:
         with self._lock:
             meeting = self._meetings.pop(key, None)
@@ -135,7 +158,8 @@ class Gatherings:
             )
 
     def _answer(self, meeting: _Meeting, error: Exception | None) -> None:
-        if meeting.timer is not None:
-            self._owner.executor.cancel(meeting.timer)
+        for timer in (meeting.timer, meeting.knock):
+            if timer is not None:
+                self._owner.executor.cancel(timer)
         for answer in meeting.answers.values():
             answer(meeting.values, error)

@@ -75,6 +75,8 @@ class Meeting:
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            # A file, because torch's TCPStore makes libc look up the name of every address that connects to it.
+            "TELEGRAD_INIT_METHOD": f"file://{self.directory}/store",
             "TELEGRAD_NAME": self.names[rank],
             "TELEGRAD_TOKEN": self.token,
             "TELEGRAD_RUNTIME_DIR": self.directory,

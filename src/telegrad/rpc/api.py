@@ -101,7 +101,7 @@ def init_rpc(
         if _default is not None:
             raise TelegradError(f"init_rpc was called before: this process is worker {_default.me.name!r}")
     options = rpc_backend_options or Options(init_method=os.environ.get("TELEGRAD_INIT_METHOD", "env://"))
-    name = name or os.environ.get("TELEGRAD_NAME")
+    name = os.environ.get("TELEGRAD_NAME") if name is None else name
     if name is not None:
         check_name(name)
     token = find_token(options.token)
@@ -109,7 +109,7 @@ def init_rpc(
     if "unix" not in allowed and token is None:
         raise TokenError(f"tcp connections need a group token, and there is none. {_NEEDS_TOKEN}")
     store, rank, world_size, where = open_store(options.init_method, rank, world_size, options.init_timeout)
-    name = check_name(name or f"worker{rank}")
+    name = f"worker{rank}" if name is None else name
     agent = _make_agent(name, rank, token, allowed, options, where)
     try:
         prefixed = PrefixStore(f"telegrad/{next(_times_initialized)}", store)

@@ -189,7 +189,7 @@ def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limi
         raise ProtocolError(f"not a telegrad frame: it starts with {bytes(magic)!r}")
     if version != VERSION:
         raise OtherVersion(
-            f"the peer speaks version {version} of the protocol, this worker version {VERSION}: install the same telegrad"
+            f"the peer speaks protocol version {version}, this worker speaks {VERSION}: both need the same telegrad"
         )
     if kind not in _KINDS:
         raise ProtocolError(f"a frame of unknown kind {kind}")
