@@ -19,7 +19,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +28,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from measure import Block, Comparison, Report, Series, alternate, machine, time_each
+from torch.distributed import rpc as torch_rpc
 
-# torch and telegrad are imported where they are used, in the workers: the process that drives them needs neither, and
-# forks them from a server that has loaded both once.
-PRELOADED = ["torch.distributed.rpc", "telegrad.rpc"]
+from telegrad import rpc as telegrad_rpc
 
 TORCH, TELEGRAD, RAW = "torch", "telegrad", "raw"
 CALLER, CALLEE = "caller", "callee"
@@ -75,8 +74,6 @@ def _call_many(rpc: Any) -> Action:
 
 
 def _call_add(rpc: Any) -> Action:
-    import torch
-
     pair = torch.rand(16), torch.rand(16)
     _check(rpc.rpc_sync(CALLEE, torch.add, pair), pair[0] + pair[1])
     return lambda: rpc.rpc_sync(CALLEE, torch.add, pair)
@@ -84,8 +81,6 @@ def _call_add(rpc: Any) -> Action:
 
 def _call_echo(size: int) -> Callable[[Any], Action]:
     def prepare(rpc: Any) -> Action:
-        import torch
-
         tensor = torch.rand(size // 4)
         _check(rpc.rpc_sync(CALLEE, echo, (tensor,)), tensor)
         return lambda: rpc.rpc_sync(CALLEE, echo, (tensor,))
@@ -94,8 +89,6 @@ def _call_echo(size: int) -> Callable[[Any], Action]:
 
 
 def _check(found: Any, expected: Any) -> None:
-    import torch
-
     if not torch.equal(found, expected):
         raise BenchmarkError(f"a call returned a wrong tensor, of shape {tuple(found.shape)}: its time means nothing")
 
@@ -137,10 +130,6 @@ class Place:
     token: str
     socket: socket.socket
 
-    def rank(self) -> int:
-        """Its number in the group of two."""
-        return (CALLER, CALLEE).index(self.name)
-
 
 class RawPair:
     """One end of a plain socket, under the two names that a worker uses of a system."""
@@ -167,34 +156,29 @@ class RawPair:
 def join(place: Place) -> Any:
     """Enter the system's group of two, and return what its calls are made with."""
     meeting = f"file://{place.directory}/{place.system}"
-    rpc: Any
-    options: Any
+    member = {"rank": (CALLER, CALLEE).index(place.name), "world_size": 2}
     if place.system == RAW:
         return RawPair(place)
-    if place.system == TORCH:
-        from torch.distributed import rpc
-
-        # Without these it looks up the name of this host, which can take seconds and leaves the machine.
-        os.environ.update(TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
-        warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)  # torch's own use of its own group
-        chosen = {"_transports": ["uv"]} if place.transport == "tcp" else {}
-        options = rpc.TensorPipeRpcBackendOptions(init_method=meeting, **chosen)
-    else:
-        from telegrad import rpc
-
-        options = rpc.Options(init_method=meeting, transports=(place.transport,), token=place.token)
-    rpc.init_rpc(place.name, rank=place.rank(), world_size=2, rpc_backend_options=options)
-    return rpc
+    if place.system == TELEGRAD:
+        ours = telegrad_rpc.Options(init_method=meeting, transports=(place.transport,), token=place.token)
+        telegrad_rpc.init_rpc(place.name, rpc_backend_options=ours, **member)
+        return telegrad_rpc
+    # Without these it looks up the name of this host, which can take seconds and leaves the machine.
+    os.environ.update(TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
+    warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)  # torch's own use of its own group
+    chosen = ["uv"] if place.transport == "tcp" else None
+    theirs = torch_rpc.TensorPipeRpcBackendOptions(init_method=meeting, _transports=chosen)
+    torch_rpc.init_rpc(place.name, rpc_backend_options=theirs, **member)  # type: ignore[no-untyped-call]  # torch's
+    return torch_rpc
 
 
 def work(place: Place, control: Connection) -> None:
     """Be a worker: run blocks as the driver says, until it says None."""
-    import torch
-
-    # Ctrl-C reaches the whole terminal; the driver alone decides. And a stopped process would outlive a driver that
-    # was killed, since it cannot see that its pipe is closed.
+    # Ctrl-C reaches every process of the terminal, but the driver alone decides. Where the driver is killed, only the
+    # kernel can end a worker that is stopped.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     try:
         rpc = join(place)
@@ -206,8 +190,6 @@ def work(place: Place, control: Connection) -> None:
             control.send(time_each(prepared, iterations))
         rpc.shutdown()
         control.send([])
-    except EOFError:  # the driver is gone
-        os._exit(1)
     except Exception:  # noqa: BLE001 - the driver prints it and ends the run
         control.send(traceback.format_exc())
 
@@ -220,8 +202,9 @@ class Pair:
 
     def __init__(self, system: str, transport: str, directory: str) -> None:
         self._system = system
-        context = get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        # Forked, so that torch is loaded once, and the driver, as the parent, learns from the kernel when they stop.
+        # Nothing of torch or telegrad has run in the driver.
+        context = get_context("fork")
         token = secrets.token_hex(32)
         self._controls: dict[str, Connection] = {}
         self._processes = {}
@@ -280,30 +263,18 @@ class Pair:
         return answer
 
     def _signal(self, number: signal.Signals) -> None:
-        for name, process in self._processes.items():
-            if process.pid is None or not process.is_alive():
-                raise BenchmarkError(f"the {name} of {self._system} died, with exit code {process.exitcode}")
-            os.kill(process.pid, number)
+        for process in self._processes.values():
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, number)
 
     def _stop(self) -> None:
+        """Return when no thread of either can run."""
         self._signal(signal.SIGSTOP)
-        deadline = time.monotonic() + PATIENCE
-        while not all(_is_stopped(process.pid) for process in self._processes.values()):
-            if time.monotonic() > deadline:
-                raise BenchmarkError(f"the processes of {self._system} do not stop: they would disturb the others")
-            time.sleep(0.0002)
-
-
-def _is_stopped(pid: int | None) -> bool:
-    """Whether no thread of the process can run."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            status = (task / "stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            continue
-        if status.rpartition(")")[2].split()[0] != "T":
-            return False
-    return True
+        for name, process in self._processes.items():
+            seen = os.waitid(os.P_PID, process.pid or 0, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if seen is None or seen.si_code != os.CLD_STOPPED:
+                process.join(PATIENCE)
+                raise BenchmarkError(f"the {name} of {self._system} died, with exit code {process.exitcode}")
 
 
 @contextlib.contextmanager

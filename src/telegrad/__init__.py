@@ -5,6 +5,7 @@ The names below are loaded when first used, so that ``telegrad --version`` need 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -56,7 +57,12 @@ __all__ = [
 ]
 
 
+_FOLDERS = frozenset(("autograd", "errors", "launch", "rpc", "testing"))
+
+
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return importlib.import_module(f"telegrad.{name}")
     if name in _FROM_RPC:
         from telegrad import rpc
 

@@ -10,7 +10,8 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   ├── DeadlineExceeded        its deadline passed (also a TimeoutError)
     │   ├── CallCancelled           somebody cancelled it
     │   ├── FunctionNotFound        the callee has no such function
-    │   └── RemoteError             the callee raised something that cannot be rebuilt here
+    │   ├── RemoteError             the callee raised something that cannot be rebuilt here
+    │   └── BackwardError           a backward pass failed; its cause says where and why
     ├── PayloadError                a value cannot be sent, or what came cannot be read
     ├── ProtocolError               a peer broke the rules of the wire or of the session
     │   ├── LimitExceeded           ... by announcing more than the limit
@@ -87,6 +88,10 @@ class RemoteError(CallError):
 
     type_name: str = ""
     remote_traceback: str = ""
+
+
+class BackwardError(CallError):
+    """A backward pass failed on some worker. The text keeps PyTorch's "Error on Node N:"."""
 
 
 class PayloadError(TelegradError):

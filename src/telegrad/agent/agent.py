@@ -23,6 +23,7 @@ from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
 from telegrad.agent.group import WorkerRecord, check_id, check_name
 from telegrad.agent.peers import Peer, Peers
+from telegrad.agent.recorder import Recorder
 from telegrad.agent.serving import Serving
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import (
@@ -40,8 +41,8 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Event, Runtime
 from telegrad.wire import payload
 from telegrad.wire.frames import Message, Outgoing, pack
-from telegrad.wire.messages import Cancel, Failure, Reply, Request, decode_head, encode_head
-from telegrad.wire.tensors import lay_out
+from telegrad.wire.messages import Answer, Cancel, Request, decode_head, encode_head
+from telegrad.wire.tensors import TensorDescriptor, lay_out
 
 _log = logging.getLogger("telegrad")
 
@@ -81,6 +82,10 @@ class Agent:
         self.serving = Serving(self, EventLoop(runtime, self.executor))
         self.gatherings = Gatherings(self)
         self.register(SERVICE[1:], self.gatherings.arrive, deferred=True)
+        self.recorder: Recorder | None = None
+        self.autograd: Any = None
+        """What `telegrad.autograd` put on top of this agent."""
+        self._handlers: dict[type, Callable[[Channel, Any, Message], None]] = {}
         self._listeners: list[Listener] = []
         self._lock = threading.Lock()  # protects _closing, _closed and _drained
         self._closing: Event | None = None
@@ -223,13 +228,18 @@ class Agent:
             if not name:
                 values, root = (function, *values), ("function", *root)
         encoded = payload.encode(values, root=root, main_by_name=by_name)
+        autograd = None
+        if self.recorder is not None:
+            scope = self.recorder.scope()
+            if scope is not None:
+                autograd = self.recorder.outgoing(scope, peer.record, encoded, request=True)
         # The deadline travels as what is left of it: clocks differ between hosts.
         left = max(1e-3, deadline - self.runtime.now()) if deadline is not None else 0.0
         if not encoded.attachments:
-            head = encode_head(Request(call_id, name, left, parent is not None))
+            head = encode_head(Request(call_id, name, left, parent is not None, (), autograd))
             return name, pack(head, encoded.data, 0, None, self.buffers.take)
         layout = lay_out(encoded.attachments)
-        head = encode_head(Request(call_id, name, left, parent is not None, layout.descriptors))
+        head = encode_head(Request(call_id, name, left, parent is not None, layout.descriptors, autograd))
         return name, pack(head, encoded.data, layout.size, layout.write, self.buffers.take)
 
     def _take_credit(self, call: Call, size: int) -> None:
@@ -252,6 +262,53 @@ class Agent:
                     call=call.id,
                     elapsed=self.runtime.now() - call.started,
                 )
+
+    # -- messages that are no calls of functions ---------------------------------------------------------------
+
+    def handle(self, kind: type, handler: Callable[[Channel, Any, Message], None]) -> None:
+        """Have `handler` run for messages of this kind that others send. It answers with `answer`, if they wait."""
+        self._handlers[kind] = handler
+
+    def ask(
+        self,
+        to: int,
+        make_head: Callable[[int, tuple[TensorDescriptor, ...]], Any],
+        attachments: Sequence[Any],
+        on_answer: Callable[[Call], None],
+    ) -> None:
+        """Send a message that will be answered: no credits, no deadline. `on_answer` must be short."""
+        peer = self.peers.find(to)
+        channel = peer.outgoing or self.peers.channel_to(peer, None)
+        layout = lay_out(attachments)
+        call_id = next(self._call_ids)
+        head = make_head(call_id, layout.descriptors)
+        frames = pack(encode_head(head), b"", layout.size, layout.write, self.buffers.take)
+        call = Call(call_id, channel, peer.record.name, type(head).__name__, self.runtime.now())
+        call.inline = True
+        call.on_done = partial(on_answer, call)
+        channel.calls[call_id] = call
+        try:
+            channel.post(frames)
+            channel.expect(1)
+        except BaseException:
+            channel.calls.pop(call_id, None)
+            raise
+
+    def tell(self, to: int, head: Any, data: bytes = b"") -> None:
+        """Send a message that nobody answers. A worker that is gone is not told, and that is no error."""
+        peer = self.peers.find(to)
+        try:
+            channel = peer.outgoing or self.peers.channel_to(peer, None)
+            channel.post(pack(encode_head(head), data, 0, None, self.buffers.take))
+        except (WorkerLost, NotInitialized, AuthenticationError) as error:
+            _log.debug("%s for worker %r was not sent: %s", type(head).__name__, peer.record.name, error)
+
+    def answer(self, channel: Channel, head: Any) -> None:
+        """Answer a message that came on `channel`."""
+        try:
+            channel.post(pack(encode_head(head), b"", 0, None, self.buffers.take))
+        except TelegradError as error:  # whoever asked is gone
+            _log.debug("%s for worker %r was not sent: %s", type(head).__name__, channel.peer, error)
 
     # -- waiting ----------------------------------------------------------------------------------------------
 
@@ -296,13 +353,13 @@ class Agent:
         assert answer is not None
         assert message is not None
         call.message = None
-        return read_answer(call, answer, message)
+        return read_answer(call, answer, message, self.recorder, self.peers.find(call.worker).record)
 
     def finish(
         self,
         call: Call,
         *,
-        answer: Reply | Failure | None = None,
+        answer: Answer | None = None,
         message: Message | None = None,
         error: Exception | None = None,
     ) -> bool:
@@ -319,8 +376,12 @@ class Agent:
             call.parent.children.pop(call.id, None)
         if call.on_done is not None:
             call.channel.expect(-1)
-            self.executor.submit(call.on_done)
-        elif call.event is not None:
+            if call.inline:
+                call.on_done()
+            else:
+                self.executor.submit(call.on_done)
+        # A thread may wait for an asynchronous call, too.
+        if call.event is not None:
             call.event.set()
         elif call.leading and call.leading != get_ident():
             link = call.channel.link
@@ -385,7 +446,7 @@ class Agent:
         """Take a message that arrived on a channel."""
         head = decode_head(message.head)
         if channel.outgoing:
-            if isinstance(head, Reply | Failure):
+            if isinstance(head, Answer):
                 call = channel.calls.get(head.call)
                 if call is not None:
                     self.finish(call, answer=head, message=message)
@@ -401,6 +462,9 @@ class Agent:
             return
         elif isinstance(head, Cancel):
             self._cancel_served(self.serving.cancel(channel, head.call, head.reason))
+            return
+        elif (handler := self._handlers.get(type(head))) is not None:
+            self.executor.submit(partial(handler, channel, head, message))
             return
         raise ProtocolError(f"worker {channel.peer!r} sent a {type(head).__name__} in the wrong direction")
 

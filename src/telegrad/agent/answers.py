@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from telegrad.agent.calls import Call
+from telegrad.agent.group import WorkerRecord
+from telegrad.agent.recorder import Recorder
 from telegrad.errors import FunctionNotFound, PayloadError, RemoteError
 from telegrad.wire import payload
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Failure, Reply
+from telegrad.wire.messages import Answer, Failure, Reply
 from telegrad.wire.tensors import build
 
 
@@ -24,11 +26,16 @@ class RemoteTraceback(Exception):
         return f"on worker {self.worker!r}:\n\n{self.text}"
 
 
-def read_answer(call: Call, answer: Reply | Failure, message: Message) -> Any:
+def read_answer(call: Call, answer: Answer, message: Message, recorder: Recorder | None, peer: WorkerRecord) -> Any:
     """The value of a Reply; the exception of a Failure is raised."""
     if isinstance(answer, Reply):
-        return payload.decode(message.data, build(answer.attachments, message.region))
-    raise _error(call, answer, message)
+        attachments: list[Any] = build(answer.attachments, message.region)
+        if answer.autograd is not None and answer.autograd.message and recorder is not None:
+            attachments = recorder.incoming(peer, answer.autograd, attachments)
+        return payload.decode(message.data, attachments)
+    if isinstance(answer, Failure):
+        raise _error(call, answer, message)
+    return None
 
 
 def _error(call: Call, failure: Failure, message: Message) -> Exception:

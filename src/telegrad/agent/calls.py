@@ -7,10 +7,11 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from telegrad.agent.executor import Timer
+from telegrad.agent.recorder import Scope
 from telegrad.errors import CallCancelled
 from telegrad.waiting import Event
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Failure, Reply
+from telegrad.wire.messages import Answer, AutogradMetadata
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -29,6 +30,7 @@ class Call:
         "event",
         "function",
         "id",
+        "inline",
         "leading",
         "message",
         "on_done",
@@ -48,10 +50,11 @@ class Call:
         self.charge = 0  # credits taken for it, in bytes; 0 if nested
         self.parent: Served | None = None
         self.on_done: Callable[[], None] | None = None  # asynchronous calls only; run by a runner
+        self.inline = False  # on_done is short, and run by whoever ends the call
         self.timer: Timer | None = None
         self.event: Event | None = None  # set while a thread waits for another to read the answer
         self.leading = 0  # the thread that reads the link for this call
-        self.answer: Reply | Failure | None = None
+        self.answer: Answer | None = None
         self.message: Message | None = None
         self.error: Exception | None = None
 
@@ -68,6 +71,7 @@ class Served:
 
     __slots__ = (
         "agent",
+        "autograd",
         "caller",
         "cancelled",
         "charge",
@@ -76,6 +80,7 @@ class Served:
         "function",
         "id",
         "on_cancel",
+        "scope",
         "started",
     )
 
@@ -96,6 +101,9 @@ class Served:
         self.started = started
         self.deadline = deadline
         self.charge = charge
+        self.autograd: AutogradMetadata | None = None
+        self.scope: Scope | None = None
+        """The recorder's context that the call was made in."""
         self.cancelled = ""
         """Why the caller no longer wants the answer; empty if it does."""
         self.children: dict[int, Call] = {}

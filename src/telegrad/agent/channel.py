@@ -217,7 +217,8 @@ class Channel:
         except LinkClosed as error:
             self.link_ended(link, str(error))
         except ProtocolError as error:
-            _log.warning("closed the connection with worker %r (%s): %s", self.peer, link.peer, error)
+            if self.resumable and self.session.state is State.CONNECTED:  # else the owner says that the peer is lost
+                _log.warning("closed the connection with worker %r (%s): %s", self.peer, link.peer, error)
             self.link_ended(link, f"it broke the protocol: {error}")
         if self.resumable:
             self._schedule()
@@ -227,11 +228,13 @@ class Channel:
         session = self.session
         now = self.owner.runtime.now() if self.resumable else 0.0
         if sequence:
+            message = self._assembler.read(frame)
             with self.lock:
                 verdict = session.received(lane_of(kind), sequence, ack_control, ack_bulk, now, len(body))
             if verdict is _DELIVER:
                 try:
-                    message = self._assembler.add(frame)
+                    if message is None:
+                        message = self._assembler.add(frame)
                     if message is not None:
                         self.owner.deliver(self, message)
                 except ProtocolError as error:

@@ -44,6 +44,11 @@ class Rejected(AuthenticationError):
         self.greeting = Reject(code, reason)
 
 
+def _words(greeting: Reject) -> str:
+    """What the peer says, which may be a stranger's: it must not look like a line of our own in a log."""
+    return greeting.reason if greeting.reason.isprintable() else repr(greeting.reason)
+
+
 @dataclass(frozen=True)
 class _Side:
     name: str
@@ -116,8 +121,8 @@ class Opener:
         target = self._target
         if isinstance(greeting, Reject):
             if greeting.code == "incarnation" or greeting.code == "session":
-                raise WorkerLost(f"worker {target.name!r} is not what it was: {greeting.reason}", worker=target.name)
-            raise AuthenticationError(f"worker {target.name!r} refused our connection: {greeting.reason}")
+                raise WorkerLost(f"worker {target.name!r} is not what it was: {_words(greeting)}", worker=target.name)
+            raise AuthenticationError(f"worker {target.name!r} refused our connection: {_words(greeting)}")
         if isinstance(greeting, Challenge) and not self._proved:
             if (greeting.name, greeting.id) != (target.name, target.id):
                 raise Rejected(
@@ -172,7 +177,7 @@ class Acceptor:
         """The next greeting to send. After a Welcome, `hello` and `proof` say who is there."""
         me = self._me
         if isinstance(greeting, Reject):
-            raise AuthenticationError(f"it ended the handshake: {greeting.reason}")
+            raise AuthenticationError(f"it ended the handshake: {_words(greeting)}")
         if isinstance(greeting, Hello) and self.hello is None:
             if greeting.target != me.name:
                 raise Rejected("name", f"this is worker {me.name!r}, not {greeting.target!r}")

@@ -419,6 +419,7 @@ class Guest:
     def end(self) -> None:
         """Close the connection."""
         self._over()
+        self._link.owner = None  # or the two would keep each other, and what was read, until the next collection
         self._link.close()
 
 

@@ -17,12 +17,13 @@ from telegrad.agent.channel import Channel
 from telegrad.agent.coroutines import EventLoop
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.peers import Peers
+from telegrad.agent.recorder import Recorder
 from telegrad.errors import CallCancelled, FunctionNotFound, PayloadError, TelegradError
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
 from telegrad.wire.frames import Message, pack
-from telegrad.wire.messages import Failure, Reply, Request, encode_head
+from telegrad.wire.messages import AutogradMetadata, Failure, Reply, Request, encode_head
 from telegrad.wire.tensors import Layout, build, lay_out
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class ServingOwner(Protocol):
     me: WorkerRecord
     buffers: BufferPool
     peers: Peers
+    recorder: Recorder | None
 
     def as_agent(self) -> Agent:
         """The agent itself, for the functions that it runs."""
@@ -79,11 +81,22 @@ class Serving:
             0 if request.nested else message.size,
         )
         self.active[channel, request.call] = served
+        if not torch.is_grad_enabled():  # a function that ran on this thread before left it so
+            torch.set_grad_enabled(True)
         token = serving.set(served)
+        recorder, entered = self._owner.recorder, None
         try:
+            if request.autograd is not None and recorder is not None:
+                served.autograd = request.autograd
+                served.scope, entered = recorder.enter(request.autograd, self._owner.peers.find(channel.peer).record)
             self._run(channel, served, request, message)
+        except Exception as error:  # noqa: BLE001 - a fault of ours, and the caller must not wait for it
+            _log.exception("worker %r failed to serve %s", self._owner.me.name, request.function)
+            self._answer(channel, served, None, error)
         finally:
             serving.reset(token)
+            if entered is not None and recorder is not None:
+                recorder.leave(entered)
 
     def _run(self, channel: Channel, served: Served, request: Request, message: Message) -> None:
         def answer(value: object, error: BaseException | None) -> None:
@@ -91,7 +104,10 @@ class Serving:
 
         try:
             name = request.function
-            values: Any = payload.decode(message.data, build(request.attachments, message.region))
+            attachments = build(request.attachments, message.region)
+            if served.autograd is not None and served.autograd.message:
+                attachments = self._incoming(channel, served.autograd, attachments)
+            values: Any = payload.decode(message.data, attachments)
             del message  # or the region would live as long as the function runs
             if name.startswith("@"):
                 function, deferred = self._service(name)
@@ -116,6 +132,12 @@ class Serving:
             result.add_done_callback(lambda future: _pass_on(future, answer))
         else:
             answer(result, None)
+
+    def _incoming(self, channel: Channel, autograd: AutogradMetadata, attachments: list[Any]) -> list[Any]:
+        recorder = self._owner.recorder
+        if recorder is None:
+            return attachments
+        return recorder.incoming(self._owner.peers.find(channel.peer).record, autograd, attachments)
 
     def _run_coroutine(
         self,
@@ -160,6 +182,8 @@ class Serving:
         except TelegradError as failure:  # the caller is gone
             _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)
         finally:
+            if served.scope is not None and self._owner.recorder is not None:
+                self._owner.recorder.answered(served.scope, self._owner.peers.find(channel.peer).record)
             self._owner.activity_ended()
 
     def _pack_reply(self, channel: Channel, served: Served, value: object) -> Any:
@@ -168,8 +192,11 @@ class Serving:
         encoded = payload.encode(value, main_by_name=by_name, root="result")
         if not encoded.attachments:
             return pack(encode_head(Reply(served.id)), encoded.data, 0, None, self._owner.buffers.take)
+        recorder, autograd = self._owner.recorder, None
+        if served.scope is not None and recorder is not None:
+            autograd = recorder.outgoing(served.scope, caller.record, encoded, request=False)
         layout: Layout = lay_out(encoded.attachments)
-        head = encode_head(Reply(served.id, layout.descriptors))
+        head = encode_head(Reply(served.id, layout.descriptors, autograd))
         return pack(head, encoded.data, layout.size, layout.write, self._owner.buffers.take)
 
     def _pack_failure(self, served: Served, error: BaseException) -> Any:

@@ -23,6 +23,7 @@ from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.group import WorkerRecord, check_name
 from telegrad.agent.token import find_token
+from telegrad.autograd.service import Autograd
 from telegrad.errors import NotInitialized, RendezvousError, TelegradError, TokenError
 from telegrad.rpc.futures import Future
 from telegrad.rpc.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options
@@ -149,7 +150,7 @@ def _make_agent(
             interface=options.interface,
         )
         transports.append((TcpTransport(advertise=advertise), format_tcp(bind, 0)))
-    return Agent(
+    agent = Agent(
         name,
         rank,
         transports=transports,
@@ -161,6 +162,8 @@ def _make_agent(
         incarnation=incarnation,
         settings=options.settings(),
     )
+    Autograd(agent)
+    return agent
 
 
 def _main_program() -> str:

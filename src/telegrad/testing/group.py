@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.settings import AgentSettings
+from telegrad.autograd.service import Autograd
 from telegrad.transport.base import Transport
 from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport
@@ -52,6 +53,7 @@ def local_group(
                     main="one process",
                     settings=settings,
                 )
+                Autograd(agents[name])
             records = [agent.me for agent in agents.values()]
             for agent in agents.values():
                 agent.start(records)

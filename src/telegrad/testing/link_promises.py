@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -153,7 +152,7 @@ def accept_never_waits(bench: Bench) -> None:
 def frames_that_were_left_unread_come_next(bench: Bench) -> None:
     here, there = bench.pair()
     _send_all(here, [(MESSAGE, b"%d" % number, number) for number in range(1, 11)])
-    sequences = []
+    sequences: list[int] = []
     while len(sequences) < 10:
         expect(bool(there.wait(time.monotonic() + PATIENCE) & Ready.READ), "frames that are there were not reported")
         for frame in there.receive():
@@ -190,9 +189,7 @@ def closing_ends_the_other_side(bench: Bench) -> None:
 def closing_wakes_a_reader_on_this_side(bench: Bench) -> None:
     for _ in range(20):
         here, _ = bench.pair()
-        started = threading.Event()
-        waiting = bench.errand(lambda: (started.set(), bench.read_to_the_end(here))[1])  # noqa: B023 - used in this round
-        started.wait(PATIENCE)
+        waiting = bench.errand(lambda: bench.read_to_the_end(here))  # noqa: B023 - used in this round
         here.close()
         _, error = waiting.result("a wait on a link that was closed")
         expect(isinstance(error, LinkClosed), f"{error!r} instead of LinkClosed")
@@ -213,7 +210,8 @@ def abandoning_in_the_child_of_a_fork_leaves_the_parent_alone(bench: Bench) -> N
     here, there = bench.pair()
     bench.poller.add(there, read=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads: the child only abandons, and exits
+        # Of fork beside threads: this child only abandons, and exits.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         try:
@@ -247,9 +245,7 @@ def check_deadline(wait: Callable[[float | None], object], nothing: object) -> N
 def check_wake(bench: Bench, wake: Callable[[], None], wait: Callable[[float | None], object], nothing: object) -> None:
     """`wake` ends a wait that is under way or the next one, and only one."""
     for _ in range(20):
-        started = threading.Event()
-        waiting = bench.errand(lambda: (started.set(), wait(time.monotonic() + 2 * PATIENCE))[1])  # noqa: B023 - used in this round
-        started.wait(PATIENCE)
+        waiting = bench.errand(lambda: wait(time.monotonic() + 2 * PATIENCE))
         wake()
         result = waiting.result("a wait that was woken")
         expect(result == nothing, f"{result!r} was reported after wake")

@@ -223,7 +223,8 @@ class Scheduler:
         """Unwind every thread that is left."""
         self._over = True
         self.threads.pop(self.main.number, None)
-        for thread in list(self.threads.values()):
+        while self.threads:  # one that unwinds may start another: an executor sees to it that somebody serves
+            _, thread = self.threads.popitem()
             thread.killed = True
             thread.baton.release()
             thread.thread.join(10)

@@ -17,6 +17,7 @@ from typing import Any, Self
 from telegrad.agent.agent import Agent
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.settings import AgentSettings
+from telegrad.autograd.service import Autograd
 from telegrad.rpc.api import acting_as
 from telegrad.testing.scheduler import Scheduler, SimRuntime, SimThread
 from telegrad.transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
@@ -186,7 +187,7 @@ class Simulation:
     def _make(self, name: str) -> Agent:
         address = f"memory://{name}"
         transport = MemoryTransport(self.network, resumable=self._resumable, origin=address)
-        return Agent(
+        agent = Agent(
             name,
             self._names.index(name),
             transports=[(transport, address)],
@@ -196,6 +197,8 @@ class Simulation:
             main="simulation",
             settings=self._settings,
         )
+        Autograd(agent)
+        return agent
 
     def spawn(self, name: str, program: Callable[[], Any]) -> SimThread:
         """Run `program` on a thread of worker `name`; `telegrad.rpc_sync` and its kin act on that worker there."""

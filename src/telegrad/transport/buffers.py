@@ -28,9 +28,9 @@ class BufferPool:
             return memoryview(bytearray(size))
         rounded = _rounded(size)
         with self._lock:
-            for buffer in self._buffers:
-                if len(buffer) == rounded and sys.getrefcount(buffer) == _HELD_BY_POOL_ONLY:
-                    return memoryview(buffer)[:size]
+            free = self._find(rounded)
+        if free is not None:
+            return free[:size]
         fresh = bytearray(rounded)
         with self._lock:
             self._make_room(rounded)
@@ -38,6 +38,13 @@ class BufferPool:
                 self._buffers.append(fresh)
                 self._total += rounded
         return memoryview(fresh)[:size]
+
+    def _find(self, size: int) -> memoryview | None:
+        # A function of its own, so that its loop variable refers to no buffer while `_make_room` counts references.
+        for buffer in self._buffers:
+            if len(buffer) == size and sys.getrefcount(buffer) == _HELD_BY_POOL_ONLY:
+                return memoryview(buffer)
+        return None
 
     def _make_room(self, size: int) -> None:
         """Forget free buffers, oldest first, until `size` bytes more may be kept."""

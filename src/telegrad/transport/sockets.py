@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
@@ -50,9 +51,7 @@ class SocketLink(Link):
         return self._fd
 
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
-        self._reader.limits = limits
-        self._reader.place = place
-        self._reader.only_handshake = False
+        self._reader.admit(limits, place)
 
     # -- sending ----------------------------------------------------------------------------------------------
 
@@ -123,9 +122,9 @@ class SocketLink(Link):
             total += count
 
     def wait(self, deadline: float | None, poller: Poller | None = None) -> Ready:
-        if self._closed or self._reader.unfinished:
-            return Ready.READ
         waiter = self._waiter or self._make_waiter()
+        if self._closed or self._reader.unfinished:  # looked at after there is something that close() can wake
+            return Ready.READ
         waiter.register(self._fd, select.POLLIN | select.POLLOUT if self.unsent() else select.POLLIN)
         if poller is not None:
             assert isinstance(poller, SocketPoller)
@@ -174,6 +173,12 @@ class SocketLink(Link):
             self._poller, self._read_armed, self._once = poller, read, once
             self._watch()
 
+    def reported(self, ready: Ready) -> None:
+        """The poller says so; where it does that once, a later change of the mask must not bring it up again."""
+        if self._once and ready & Ready.READ:
+            with self._lock:
+                self._read_armed = False
+
     def rearm(self, read: bool) -> None:
         """Let the poller report again, and readiness to read only if `read`."""
         with self._lock:
@@ -201,7 +206,8 @@ class SocketLink(Link):
             poller.remove(self)
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in poll
-        except OSError:  # the other side was first
+            self._discard_unread()
+        except OSError:  # the other side was first, or nothing is left
             return
         finally:
             self._socket.close()
@@ -209,10 +215,19 @@ class SocketLink(Link):
                 if self._wake_fd >= 0:
                     os.eventfd_write(self._wake_fd, 1)
 
+    def _discard_unread(self) -> None:
+        """Read what nobody will: TCP, closed before unread bytes, sends a reset, and what we sent is lost with it."""
+        # Of a stranger no more than that: it may lose our last words by talking on.
+        rest = FrameReader.UNPROVED if self._reader.only_handshake else _READ_AT_ONCE
+        scratch = bytearray(min(rest, FrameReader.SCRATCH))
+        while rest > 0 and (count := self._socket.recv_into(scratch)):
+            rest -= count
+
     def abandon(self) -> None:
         self._socket.close()
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
+            self._wake_fd = -1
 
     def __del__(self) -> None:
         # Not in close(): a thread may still wait on it, and a closed number may be somebody else's.
@@ -242,6 +257,8 @@ class SocketListener(Listener):
         self._socket = sock
         self._fd = sock.fileno()
         self._make_link = make_link
+        self.once = False
+        """Whether the poller reports it once."""
 
     def fileno(self) -> int:
         return self._fd
@@ -271,7 +288,7 @@ class SocketPoller(Poller):
         self._fd = self._epoll.fileno()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._lock = threading.Lock()  # protects _items and the epoll's set
+        self._lock = threading.Lock()  # protects _items, the epoll's set, and both numbers from being used when closed
         self._items: dict[int, SocketLink | SocketListener] = {}
 
     def fileno(self) -> int:
@@ -282,11 +299,16 @@ class SocketPoller(Poller):
             item.watch(self, read, once)
         else:
             assert isinstance(item, SocketListener)
-            self.set_mask(item.fileno(), item, select.EPOLLIN)
+            item.once = once
+            self.arm(item, read=read)
 
     def arm(self, item: Link | Listener, *, read: bool) -> None:
-        assert isinstance(item, SocketLink)
-        item.rearm(read)
+        if isinstance(item, SocketLink):
+            item.rearm(read)
+        else:
+            assert isinstance(item, SocketListener)
+            mask = select.EPOLLIN if read else 0
+            self.set_mask(item.fileno(), item, mask | select.EPOLLONESHOT if item.once else mask)
 
     def set_mask(self, fd: int, item: SocketLink | SocketListener, mask: int) -> None:
         """Watch `item` for what `mask` says."""
@@ -304,8 +326,12 @@ class SocketPoller(Poller):
         with self._lock:
             if self._items.get(item.fileno()) is item:
                 del self._items[item.fileno()]
-                if not self._epoll.closed:
-                    self._epoll.unregister(item.fileno())
+                try:
+                    if not self._epoll.closed:
+                        self._epoll.unregister(item.fileno())
+                except OSError as error:
+                    if error.errno not in (errno.EBADF, errno.ENOENT):  # it was closed, which took it out of the set
+                        raise
 
     def wait(self, deadline: float | None) -> list[Readiness]:
         milliseconds = _milliseconds(deadline)
@@ -322,11 +348,15 @@ class SocketPoller(Poller):
                 ready |= Ready.READ
             if mask & select.EPOLLOUT:
                 ready |= Ready.WRITE
+            if isinstance(item, SocketLink):
+                item.reported(ready)
             found.append(Readiness(item, ready))
         return found
 
     def wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
+        with self._lock:
+            if not self._epoll.closed:  # or the number may be somebody else's by now
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         with self._lock:
@@ -335,5 +365,7 @@ class SocketPoller(Poller):
                 os.close(self._wake_fd)
 
     def abandon(self) -> None:
-        self._epoll.close()
-        os.close(self._wake_fd)
+        # Without the lock, which some thread of the parent may have held when it forked.
+        if not self._epoll.closed:
+            self._epoll.close()
+            os.close(self._wake_fd)

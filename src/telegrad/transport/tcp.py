@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 
@@ -44,6 +45,9 @@ class TcpTransport(Transport):
             try:
                 sock.settimeout(max(0.001, deadline - time.monotonic()))
                 sock.connect(where)
+                if sock.getsockname() == sock.getpeername():
+                    # The kernel gave this end the very port that it asks for, where nobody listens.
+                    raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {address}")
                 return _link(sock, f"{host}:{port}")
             except OSError as error:
                 sock.close()

@@ -6,6 +6,7 @@ readable and writable for its owner alone, and the kernel is asked who is at the
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -30,6 +31,9 @@ class UnixTransport(Transport):
 
     def listen(self, address: str) -> Listener:
         path = _path(address)
+        answers = _answers(path)
+        if answers or (answers is None and path.exists()):
+            raise OSError(errno.EADDRINUSE, f"{path} is in use: somebody listens there, or it is no socket of ours")
         # Bound under another name and renamed when it listens: a file with the final name to which connecting is
         # refused has no process behind it, and may be removed.
         temporary = path.with_suffix(".new")
@@ -65,14 +69,8 @@ class UnixTransport(Transport):
     def remove_dead(self, address: str) -> None:
         """Remove the socket file of a process that was killed. Whoever notices its death does this."""
         path = _path(address)
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-                sock.setblocking(False)
-                sock.connect(str(path))
-        except ConnectionRefusedError:
+        if _answers(path) is False:
             path.unlink(missing_ok=True)
-        except OSError:  # gone already, or alive with a full backlog
-            return
 
 
 class _UnixListener(SocketListener):
@@ -91,6 +89,23 @@ class _UnixListener(SocketListener):
     def close(self) -> None:
         super().close()
         self._path.unlink(missing_ok=True)
+
+
+def _answers(path: Path) -> bool | None:
+    """Whether a process is behind the socket `path`; None if there is no such socket, or it is not ours."""
+    if not path.is_socket():
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            sock.connect(str(path))
+    except BlockingIOError:  # alive, with a full backlog
+        return True
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def _path(address: str) -> Path:

@@ -217,14 +217,17 @@ class Assembler:
         """Where the body of the chunk that comes next belongs."""
         if self._buffer is None:
             raise ProtocolError("a BULK_CHUNK without a BULK_HEAD before it")
-        if length > len(self._buffer) - self._filled:
-            raise ProtocolError(
-                f"chunks of a message add up to more than its {len(self._buffer):,} bytes: {self._filled + length:,}"
-            )
+        due = min(CHUNK, len(self._buffer) - self._filled)
+        if length != due:
+            raise ProtocolError(f"a BULK_CHUNK of {length:,} bytes where one of {due:,} is due")
         return self._buffer[self._filled : self._filled + length]
 
-    def add(self, frame: Frame) -> Message | None:
-        """Take a frame that the session let through; return the message that it completes."""
+    def read(self, frame: Frame) -> Message | None:
+        """The message, if the frame is a whole one. Lengths that contradict each other are a ProtocolError.
+
+        This changes nothing. It is called before the session counts the frame, so that a frame that was garbled on
+        the way comes again, on the next connection.
+        """
         kind, body = frame.kind, frame.body
         if kind == MESSAGE:
             head, data, region = self._read_prefix(body)
@@ -234,21 +237,33 @@ class Assembler:
             view = memoryview(body)
             return Message(view[PREFIX_SIZE:start], view[start : start + data], view[len(body) - region :], len(body))
         if kind == BULK_HEAD:
-            if self._buffer is not None:
-                raise ProtocolError("a BULK_HEAD in the middle of another large message")
-            self._lengths = head, data, region = self._read_prefix(body)
+            head, _, _ = self._read_prefix(body)
             if len(body) != PREFIX_SIZE + head:
                 raise ProtocolError(f"a BULK_HEAD of {len(body)} bytes announces a head of {head}")
+        elif kind != BULK_CHUNK:
+            raise ProtocolError(f"a frame of kind {kind} is not part of a message")
+        return None
+
+    def add(self, frame: Frame) -> Message | None:
+        """Take a part of a large message, which the session let through; return the message that it completes."""
+        body = frame.body
+        if frame.kind == BULK_HEAD:
+            if self._buffer is not None:
+                raise ProtocolError("a BULK_HEAD in the middle of another large message")
+            self._lengths = _, data, region = self._read_prefix(body)
             self._head = body
-            self._buffer = self._allocate(_aligned(data) + region)
+            try:
+                self._buffer = self._allocate(_aligned(data) + region)
+            except MemoryError as error:
+                raise LimitExceeded(
+                    f"a message of {_aligned(data) + region:,} bytes, for which there is no memory"
+                ) from error
             self._filled = 0
-        elif kind == BULK_CHUNK:
+        else:
             place = self.place(len(body))
             if not (isinstance(body, memoryview) and body.obj is place.obj):  # not already there
                 place[:] = body
             self._filled += len(body)
-        else:
-            raise ProtocolError(f"a frame of kind {kind} is not part of a message")
         return self._complete()
 
     def _complete(self) -> Message | None:
@@ -282,6 +297,7 @@ class FrameReader:
     """
 
     SCRATCH = 128 * 1024
+    UNPROVED = 2 * (HEADER_SIZE + HANDSHAKE_LIMITS.frame)  # all that is read at once, and held, for a stranger
     BETWEEN_CHUNKS = 4096  # little: what is read past a chunk's header here has to be moved once more
 
     def __init__(self, limits: Limits) -> None:
@@ -289,7 +305,7 @@ class FrameReader:
         self.place: Callable[[int, int], memoryview | None] = lambda sequence, length: None
         self.only_handshake = True
         """Until the peer has proved itself, a frame of any other kind is an error."""
-        self._scratch = bytearray(self.SCRATCH)
+        self._scratch = bytearray(self.UNPROVED)
         self._view = memoryview(self._scratch)
         self._start = self._end = 0
         self._body: memoryview | bytearray = bytearray()  # of the frame that _rest belongs to
@@ -298,6 +314,15 @@ class FrameReader:
         self._room = self.SCRATCH
         self.unfinished = False
         """Whoever took frames from `advance` stopped before the last: there may be more without reading."""
+
+    def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
+        """The peer has proved itself. Not while frames are being taken from `advance`, unless that is given up."""
+        self.limits, self.place, self.only_handshake = limits, place, False
+        scratch = bytearray(self.SCRATCH)
+        self._end -= self._start
+        scratch[: self._end] = self._view[self._start : self._start + self._end]
+        self._start = 0
+        self._scratch, self._view = scratch, memoryview(scratch)
 
     def buffer(self) -> memoryview:
         """Where the next bytes of the stream go."""
@@ -318,27 +343,30 @@ class FrameReader:
         self.unfinished = True
         self._room = self.SCRATCH
         scratch = self._scratch
+        if self.only_handshake and not MAGIC.startswith(first := bytes(scratch[self._start : self._end][: len(MAGIC)])):
+            # Said at once: somebody who speaks another protocol may wait for our answer before a header is full.
+            raise ProtocolError(f"not a telegrad frame: it starts with {first!r}")
         while self._end - self._start >= HEADER_SIZE:
             start, end = self._start, self._end
             kind, length, sequence, ack_control, ack_bulk = check_header(scratch, start, self.limits)
             if self.only_handshake and kind != Kind.HANDSHAKE:
                 raise ProtocolError(f"a frame of kind {kind} before the handshake")
-            first = start + HEADER_SIZE
-            available = end - first
+            body_start = start + HEADER_SIZE
+            available = end - body_start
             if kind == BULK_CHUNK:
                 place = self.place(sequence, length)
                 body: memoryview | bytearray = bytearray(length) if place is None else place
             elif available >= length:
-                self._start = first + length
-                yield Frame(kind, sequence, ack_control, ack_bulk, scratch[first : first + length])
+                self._start = body_start + length
+                yield Frame(kind, sequence, ack_control, ack_bulk, scratch[body_start : body_start + length])
                 continue
-            elif length + HEADER_SIZE <= self.SCRATCH // 2:
+            elif length + HEADER_SIZE <= len(scratch) // 2:
                 break  # the rest comes into scratch
             else:
                 body = bytearray(length)
             got = min(available, length)
-            body[:got] = self._view[first : first + got]
-            self._start = first + got
+            body[:got] = self._view[body_start : body_start + got]
+            self._start = body_start + got
             if got < length:
                 self._header, self._body = (kind, sequence, ack_control, ack_bulk), body
                 self._rest = memoryview(body)[got:]
@@ -347,7 +375,7 @@ class FrameReader:
         start, end = self._start, self._end
         if start == end:
             self._start = self._end = 0
-        elif start > self.SCRATCH // 2 or end == self.SCRATCH:
+        elif start > len(scratch) // 2 or end == len(scratch):
             scratch[: end - start] = scratch[start:end]
             self._start, self._end = 0, end - start
         self.unfinished = False

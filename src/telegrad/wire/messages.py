@@ -12,6 +12,16 @@ from telegrad.errors import ProtocolError
 from telegrad.wire.tensors import TensorDescriptor
 
 
+class AutogradMetadata(msgspec.Struct, frozen=True, array_like=True):
+    """What a call or a reply that is made in a context carries. With it, a message is PyTorch's RpcWithAutograd."""
+
+    context: int
+    message: int = 0
+    """Pairs a SendRpcBackward with its RecvRpcBackward; 0: no tensor of the message needs a gradient."""
+    tensors: tuple[int, ...] = ()
+    """Which attachments need one, in the order of the send's tensors."""
+
+
 class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Run a function, and answer with a Reply or a Failure."""
 
@@ -23,6 +33,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
     nested: bool
     """Made while the caller itself was serving a call: no credits are taken, or nesting could deadlock."""
     attachments: tuple[TensorDescriptor, ...] = ()
+    autograd: AutogradMetadata | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -30,6 +41,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
     call: int
     attachments: tuple[TensorDescriptor, ...] = ()
+    autograd: AutogradMetadata | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -51,7 +63,121 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=4):
     reason: str
 
 
-Head = Request | Reply | Failure | Cancel
+# -- the backward pass ----------------------------------------------------------------------------------------
+
+GRADIENT, NONE, UNREACHED = 0, 1, 2
+"""What a gradient message says of each tensor of a send: here it is; the engine reached it without one; not reached."""
+
+INTO_CONTEXT, INTO_GRAD, NOWHERE = 0, 1, 2
+"""Where a pass puts the gradients of leaves: into the context, into ``.grad``, or nowhere."""
+
+
+class PassInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One pass, the same on every worker that takes part."""
+
+    context: int
+    number: int
+    """Unique: the worker that began it in the top 16 bits, a counter below."""
+    retain_graph: bool
+    create_graph: bool
+    leaves: int
+
+
+class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker says of itself when it falls idle in a pass (see `telegrad.protocol.backward`)."""
+
+    worker: int
+    number: int
+    partly_fed: bool
+
+
+class PropagateGradientsReq(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The gradients of one send. Those that are there follow as attachments, in order."""
+
+    call: int
+    about: PassInfo
+    message: int
+    states: tuple[int, ...]
+    known: bool
+    """The probe of this pass is over."""
+    attachments: tuple[TensorDescriptor, ...] = ()
+    autograd: AutogradMetadata | None = None
+    """With create_graph, the gradients can be differentiated again."""
+
+
+class PropagateGradientsResp(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The answer to any message of a pass; it comes when Dijkstra and Scholten's rule says so."""
+
+    call: int
+    reports: tuple[WorkerReport, ...] = ()
+    refusal: str = ""
+    """Why the message could not be taken; empty if it was."""
+
+
+class ProbeReq(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """The probe has met these tensors of one send."""
+
+    call: int
+    about: PassInfo
+    message: int
+    tensors: tuple[int, ...]
+
+
+class ResumeReq(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """The probe is over: start what waits."""
+
+    call: int
+    about: PassInfo
+
+
+class AbortPass(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """A pass has failed. Goes to every worker of the context; nobody answers. The data is the exception."""
+
+    about: PassInfo
+    worker: int
+    type_name: str
+    text: str
+    traceback: str
+    attachments: tuple[TensorDescriptor, ...] = ()
+
+
+class CleanupAutogradContextReq(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """The sender has left the context, in which it made so many calls to the receiver."""
+
+    context: int
+    calls: int
+
+
+class RRefBackwardReq(msgspec.Struct, frozen=True, array_like=True, tag=16, forbid_unknown_fields=True):
+    """Run a backward pass from a value that the receiver owns: exactly these three fields, as in PyTorch."""
+
+    call: int
+    rref: tuple[int, int]
+    context: int
+    retain_graph: bool
+
+
+class RRefBackwardResp(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """It ran."""
+
+    call: int
+
+
+Head = (
+    Request
+    | Reply
+    | Failure
+    | Cancel
+    | PropagateGradientsReq
+    | PropagateGradientsResp
+    | ProbeReq
+    | ResumeReq
+    | AbortPass
+    | CleanupAutogradContextReq
+    | RRefBackwardReq
+    | RRefBackwardResp
+)
+Answer = Reply | Failure | PropagateGradientsResp | RRefBackwardResp
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
@@ -63,7 +189,7 @@ def decode_head(data: bytes | bytearray | memoryview) -> Head:
     """Read a head. What is not one of the structs above is a ProtocolError."""
     try:
         return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a message head that cannot be read: {error}") from error
 
 
@@ -126,5 +252,5 @@ def decode_greeting(data: bytes | bytearray | memoryview) -> Greeting:
     """Read a handshake message. What is not one is a ProtocolError."""
     try:
         return _greeting_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a handshake message that cannot be read: {error}") from error

@@ -1,0 +1,186 @@
+"""What one context holds on one worker, and which contexts there are.
+
+A context has the same id on every worker that takes part. It ends along the edges of calls: whoever leaves it tells
+those that it called itself, and how many calls it made to each; they leave when they have answered so many. So a
+cleanup never overtakes a call, and needs no answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from telegrad.autograd.functions import Recv, SendRpcBackward
+from telegrad.autograd.gradients import Gradients
+from telegrad.errors import TelegradError
+
+if TYPE_CHECKING:
+    from telegrad.autograd.passes import PassRun
+
+_COUNTER_BITS = 48
+_REMEMBERED = 16384  # contexts that ended, so that what comes late does not bring them back
+
+
+class DistAutogradContext:
+    """One context on one worker."""
+
+    def __init__(self, context_id: int) -> None:
+        self.id = context_id
+        self.lock = threading.Lock()  # protects everything below
+        self.sends: dict[int, SendRpcBackward] = {}
+        self.recvs: dict[int, Recv] = {}
+        self.made: Counter[int] = Counter()
+        """Calls made in it, by callee."""
+        self.served: Counter[int] = Counter()
+        """Calls answered in it, by caller."""
+        self.callers: set[int] = set()
+        self.cleanups: dict[int, int] = {}
+        """Callers that have left it, and how many calls they made to us."""
+        self.passes: dict[int, PassRun] = {}
+        self.released = False
+        self.gradients = Gradients()
+
+    @property
+    def owner(self) -> int:
+        """The worker that made it."""
+        return self.id >> _COUNTER_BITS
+
+    def workers(self) -> set[int]:
+        """Those that this worker exchanges messages with in it."""
+        with self.lock:
+            return (
+                {send.target for send in self.sends.values()}
+                | {recv.source for recv in self.recvs.values()}
+                | set(self.made)
+                | self.callers
+            )
+
+    # PyTorch's names
+
+    def _context_id(self) -> int:
+        return self.id
+
+    def _known_worker_ids(self) -> set[int]:
+        with self.lock:
+            return set(self.made) | {send.target for send in self.sends.values()}
+
+    def _send_functions(self) -> dict[int, SendRpcBackward]:
+        with self.lock:
+            return dict(self.sends)
+
+    def _recv_functions(self) -> dict[int, Recv]:
+        with self.lock:
+            return dict(self.recvs)
+
+    def __repr__(self) -> str:
+        with self.lock:
+            return (
+                f"<context {self.id:#x}: {len(self.sends)} sends, {len(self.recvs)} recvs, "
+                f"{len(self.gradients.as_dict())} gradients, {len(self.passes)} passes"
+                f"{', released' if self.released else ''}>"
+            )
+
+
+current: ContextVar[DistAutogradContext | None] = ContextVar("telegrad_context", default=None)
+"""The context that the current thread or task works in."""
+
+
+class Contexts:
+    """The contexts that one worker takes part in."""
+
+    def __init__(self, worker: int, first: int, on_release: Callable[[DistAutogradContext], None]) -> None:
+        self._worker = worker
+        self._ids = itertools.count(first)
+        self._messages = itertools.count(first)
+        self.orders = itertools.count(1)
+        self._on_release = on_release
+        self._lock = threading.Lock()  # protects the two below
+        self._alive: dict[int, DistAutogradContext] = {}
+        self._ended: dict[int, None] = {}
+
+    def _unique(self, number: int) -> int:
+        return self._worker << _COUNTER_BITS | number & ((1 << _COUNTER_BITS) - 1)
+
+    def new_message(self) -> int:
+        """An id that no message had before."""
+        return self._unique(next(self._messages))
+
+    def new(self) -> DistAutogradContext:
+        """A context that begins here."""
+        context = DistAutogradContext(self._unique(next(self._ids)))
+        with self._lock:
+            self._alive[context.id] = context
+        return context
+
+    def get(self, context_id: int) -> DistAutogradContext | None:
+        """The context of that id, if it is alive here."""
+        return self._alive.get(context_id)
+
+    def retrieve(self, context_id: int) -> DistAutogradContext:
+        """The context of that id; an error if there is none."""
+        context = self._alive.get(context_id)
+        if context is None:
+            raise TelegradError(
+                f"Could not find autograd context with id: {int(context_id)}. It was never made on this worker, or has "
+                "been left already; use it inside its `with telegrad.autograd.context()` block"
+            )
+        return context
+
+    def enter(self, context_id: int) -> DistAutogradContext | None:
+        """The context of that id, which another worker named; None if it has ended."""
+        with self._lock:
+            context = self._alive.get(context_id)
+            if context is None and context_id not in self._ended and context_id >> _COUNTER_BITS != self._worker:
+                context = self._alive[context_id] = DistAutogradContext(context_id)
+            return context
+
+    def release(self, context: DistAutogradContext) -> None:
+        """Leave a context, and tell those that this worker called in it."""
+        with self._lock:
+            if self._alive.pop(context.id, None) is None:
+                return
+            self._ended[context.id] = None
+            while len(self._ended) > _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+        self._on_release(context)
+
+    def served(self, context: DistAutogradContext, caller: int) -> None:
+        """A call that `caller` made in the context was answered."""
+        with context.lock:
+            context.served[caller] += 1
+            due = _is_due(context)
+        if due:
+            self.release(context)
+
+    def cleanup(self, context_id: int, caller: int, calls: int) -> None:
+        """`caller` has left the context, in which it made so many calls to us."""
+        context = self.enter(context_id)
+        if context is None or context.owner == self._worker:
+            return
+        with context.lock:
+            context.cleanups[caller] = calls
+            due = _is_due(context)
+        if due:
+            self.release(context)
+
+    def worker_lost(self, worker: int) -> None:
+        """Drop what only a lost worker could end: its own contexts, and those that nobody else called us in."""
+        for context in self.all():
+            with context.lock:
+                context.callers.discard(worker)
+                orphaned = context.owner != self._worker and not context.callers
+            if context.owner == worker or orphaned:
+                self.release(context)
+
+    def all(self) -> list[DistAutogradContext]:
+        """Those that are alive."""
+        with self._lock:
+            return list(self._alive.values())
+
+
+def _is_due(context: DistAutogradContext) -> bool:
+    return any(context.served[caller] >= calls for caller, calls in context.cleanups.items())

@@ -1,0 +1,178 @@
+"""The nodes that telegrad puts into torch's graph: tokens, receives and gates.
+
+A *token* stands for one sent tensor: its edge is that tensor, and its backward hands the engine the gradient that came
+back. `SendRpcBackward` is the message's object that holds them. `RecvRpcBackward` stands for the tensors of one
+received message: its backward puts their gradients on the wire. A *gate* waits, inside a running island, for a
+gradient.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import Node
+
+from telegrad.autograd.torch_private import backward_class, set_sequence_number
+from telegrad.errors import ProtocolError, TelegradError
+
+if TYPE_CHECKING:
+    from telegrad.autograd.contexts import DistAutogradContext
+
+ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
+"""Behind every recv, so that the engine has a reason to execute it. It never gets a gradient."""
+ANCHOR_NODE: Node = torch.autograd.graph.get_gradient_edge(ANCHOR).node
+ONE = torch.ones((), device="cpu")
+_NOTHING = torch.zeros((), device="cpu")
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    return function.apply(*args)  # type: ignore[no-untyped-call]  # torch has no types for it
+
+
+class _Token(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, send: SendRpcBackward, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.send, ctx.index = send, index
+        ctx.set_materialize_grads(False)
+        return _NOTHING.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return None, None, ctx.send.grad_of(ctx.index)
+
+
+class SendRpcBackward:
+    """One message with tensors that need gradients, on the worker that sent it.
+
+    It takes no inputs from the local graph: gradients are set by whoever receives them, and the tokens pass them on.
+    """
+
+    def __init__(self, message: int, order: int, target: int, tensors: Sequence[torch.Tensor]) -> None:
+        self.message = message
+        self.order = order
+        """The place of this send among all that this worker recorded."""
+        self.target = target
+        """The worker it went to."""
+        self._expected = [(tensor.shape, tensor.dtype, tensor.layout) for tensor in tensors]
+        self._grads: list[torch.Tensor | None] | None = None
+        with torch.inference_mode(False), torch.enable_grad():
+            self.tokens = [_apply(_Token, self, index, tensor) for index, tensor in enumerate(tensors)]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def name(self) -> str:
+        """PyTorch's name for it."""
+        return "torch::distributed::autograd::SendRpcBackward"
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
+        """Where the gradients go, as PyTorch shows it: the tensors' own nodes."""
+        return tuple(token.grad_fn.next_functions[0] for token in self.tokens)
+
+    def check(self, grads: Sequence[torch.Tensor | None], sender: str, receiver: str) -> None:
+        """Raise if these cannot be the gradients of what was sent."""
+        about = f"the gradients that worker {sender!r} sent for message {self.message:#x} of worker {receiver!r}"
+        if len(grads) != len(self.tokens):
+            raise ProtocolError(f"{about} are {len(grads)}, and {len(self.tokens)} tensors were sent")
+        for index, (grad, (shape, dtype, _)) in enumerate(zip(grads, self._expected, strict=True)):
+            if grad is not None and (grad.shape != shape or grad.dtype != dtype):
+                raise ProtocolError(
+                    f"{about} do not fit: number {index} is {grad.dtype} {list(grad.shape)}, and a {dtype} "
+                    f"{list(shape)} was sent"
+                )
+
+    def set_grads(self, grads: list[torch.Tensor | None] | None) -> None:
+        """What the tokens pass on in the run that follows; None: forget them."""
+        self._grads = grads
+
+    def get_grads(self) -> list[torch.Tensor | None]:
+        """What the tokens pass on."""
+        if self._grads is None:
+            raise TelegradError(f"the gradients of message {self.message:#x} have not come")
+        return self._grads
+
+    def grad_of(self, index: int) -> torch.Tensor | None:
+        """What one token passes on."""
+        return self.get_grads()[index]
+
+    setGrads = set_grads  # noqa: N815 - PyTorch's name
+    getGrads = get_grads  # noqa: N815 - PyTorch's name
+
+
+class Recv:
+    """One received message with tensors that need gradients: what its node remembers."""
+
+    __slots__ = ("context", "context_id", "count", "message", "source", "source_name")
+
+    def __init__(
+        self, context: DistAutogradContext | None, context_id: int, message: int, source: int, name: str
+    ) -> None:
+        self.context = weakref.ref(context) if context is not None else None
+        self.context_id = context_id
+        self.message = message
+        self.source = source
+        self.source_name = name
+        self.count = 0
+
+
+class RecvRpcBackward(torch.autograd.Function):
+    """The tensors of one received message. Its backward puts their gradients on the wire."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, recv: Recv, propagate: Callable[..., None], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.recv, ctx.propagate = recv, propagate
+        ctx.set_materialize_grads(False)
+        recv.count = len(tensors)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        ctx.propagate(ctx, grads)
+        return (None,) * (3 + len(grads))
+
+
+RECV_NODE = backward_class(RecvRpcBackward)
+RECV_NODE.name = lambda self: "torch::distributed::autograd::RecvRpcBackward"
+
+
+def receive(
+    recv: Recv, propagate: Callable[[Any, Sequence[torch.Tensor | None]], None], tensors: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The tensors of a received message, as outputs of one `RecvRpcBackward` node."""
+    with torch.inference_mode(False), torch.enable_grad():
+        outputs: tuple[torch.Tensor, ...] = _apply(RecvRpcBackward, ANCHOR, recv, propagate, *tensors)
+        return outputs
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, wait: Callable[[], None], *after: torch.Tensor) -> torch.Tensor:
+        ctx.wait, ctx.after = wait, len(after)
+        ctx.set_materialize_grads(False)
+        return _NOTHING.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        ctx.wait()
+        return (None, *(ONE for _ in range(ctx.after)))
+
+
+def chain_gates(waits: Sequence[tuple[Callable[[], None], Sequence[torch.Tensor]]]) -> torch.Tensor:
+    """One gate per send, in record order: the last one opens first, and each opens its tokens and the gate before it.
+
+    They have the lowest priority that the engine knows, so it does all it can before it waits.
+    """
+    before: list[torch.Tensor] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        for wait, tokens in waits:
+            gate: torch.Tensor = _apply(_Gate, wait, *tokens, *before)
+            assert gate.grad_fn is not None
+            set_sequence_number(gate.grad_fn, 0)
+            before = [gate]
+    return before[0]

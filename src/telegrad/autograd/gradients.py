@@ -1,0 +1,146 @@
+"""The gradients of leaves that one context holds.
+
+They are summed here and never in ``.grad``, because passes of other contexts may run on the same parameters.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.autograd.graph import Node
+
+from telegrad.autograd.torch_private import nobody_else_holds
+
+
+class Gradients:
+    """Leaf -> gradient."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects _grads
+        self._grads: dict[torch.Tensor, torch.Tensor] = {}
+
+    def add(self, leaf: torch.Tensor, captured: Sequence[torch.Tensor | None], index: int) -> None:
+        """Take a gradient that the engine captured, as AccumulateGrad would: as it is if nobody else has it."""
+        grad = captured[index]
+        if grad is None:
+            return
+        keep_graph = grad.requires_grad
+        if not keep_graph and not _is_ours(grad):
+            grad = grad.clone() if grad.layout != torch.strided else _clone_like(grad, leaf)
+        with self._lock:
+            there = self._grads.get(leaf)
+            self._grads[leaf] = grad if there is None else _sum(there, grad)
+
+    def replace(self, leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
+        """Set what AccumulateGrad made of it."""
+        with self._lock:
+            if grad is None:
+                self._grads.pop(leaf, None)
+            else:
+                self._grads[leaf] = grad
+
+    def get(self, leaf: torch.Tensor) -> torch.Tensor | None:
+        with self._lock:
+            return self._grads.get(leaf)
+
+    def as_dict(self) -> dict[torch.Tensor, torch.Tensor]:
+        """A copy of the table, with the tensors themselves."""
+        with self._lock:
+            return dict(self._grads)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._grads.clear()
+
+
+def _is_ours(grad: torch.Tensor) -> bool:
+    # Held by: the tuple that the engine returned, `grad` in add, and the argument here.
+    return nobody_else_holds(grad, 3) and (grad.layout != torch.strided or _is_dense(grad))
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether its elements fill their memory without gaps and without overlap."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _clone_like(grad: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """A copy with the leaf's strides where that is possible, as AccumulateGrad makes it."""
+    if leaf.layout == torch.strided and _is_dense(leaf) and grad.shape == leaf.shape:
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=grad.dtype, device=grad.device).copy_(grad)
+    return grad.clone(memory_format=torch.contiguous_format)
+
+
+def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if one.is_sparse and not other.is_sparse:
+        return other + one  # torch knows dense + sparse, and not the other way
+    return one + other
+
+
+class AccumulateThrough:
+    """Lets the engine execute AccumulateGrad into a context, with all hooks that it has.
+
+    A pair of hooks on that one node swaps ``.grad`` for the context's gradient and back, under a lock of the leaf.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects _locks
+        self._locks: WeakKeyDictionary[torch.Tensor, threading.Lock] = WeakKeyDictionary()
+
+    @contextmanager
+    def into(self, gradients: Gradients, nodes: Sequence[Node]) -> Iterator[None]:
+        """While this is open, AccumulateGrad of these nodes, run by this thread, adds to `gradients`."""
+        swaps = [_Swap(node, gradients, self._lock_of(node)) for node in nodes]
+        try:
+            yield
+        finally:
+            for swap in swaps:
+                swap.end()
+
+    def _lock_of(self, node: Any) -> threading.Lock:
+        with self._lock:
+            return self._locks.setdefault(node.variable, threading.Lock())
+
+
+class _Swap:
+    """The hooks on one AccumulateGrad node, for one run of the engine."""
+
+    def __init__(self, node: Any, gradients: Gradients, lock: threading.Lock) -> None:
+        self._leaf: torch.Tensor = node.variable
+        self._gradients = gradients
+        self._lock = lock
+        self._thread = threading.get_ident()
+        self._swapped = False
+        self._own: torch.Tensor | None = None
+        self._handles = [node.register_prehook(self._before), node.register_hook(self._after)]
+
+    def _before(self, grads: Any) -> None:
+        if threading.get_ident() == self._thread:  # else it is a pass of another context
+            self._lock.acquire()
+            self._own, self._swapped = self._leaf.grad, True
+            self._leaf.grad = self._gradients.get(self._leaf)
+
+    def _after(self, inputs: Any, outputs: Any) -> None:
+        if threading.get_ident() == self._thread and self._swapped:
+            self._gradients.replace(self._leaf, self._leaf.grad)
+            self._back()
+
+    def _back(self) -> None:
+        self._leaf.grad, self._own, self._swapped = self._own, None, False
+        self._lock.release()
+
+    def end(self) -> None:
+        """Remove the hooks; what an error left swapped is put back."""
+        for handle in self._handles:
+            handle.remove()
+        if self._swapped:
+            self._back()

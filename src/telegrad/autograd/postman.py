@@ -1,0 +1,151 @@
+"""What a pass needs of the agent beneath it: messages, waiting, names and errors."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from telegrad.agent.agent import Agent
+from telegrad.agent.answers import RemoteTraceback
+from telegrad.agent.calls import Call
+from telegrad.agent.channel import Channel
+from telegrad.autograd.contexts import DistAutogradContext
+from telegrad.autograd.gradients import AccumulateThrough
+from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, TelegradError, WorkerLost
+from telegrad.protocol.backward import Report
+from telegrad.waiting import Event, Runtime
+from telegrad.wire import payload
+from telegrad.wire.messages import (
+    AbortPass,
+    AutogradMetadata,
+    PassInfo,
+    PropagateGradientsResp,
+    WorkerReport,
+)
+
+_log = logging.getLogger("telegrad")
+
+
+class Postman:
+    """Carries what passes on one worker have to say."""
+
+    def __init__(self, agent: Agent, record: Callable[[DistAutogradContext, int, Sequence[torch.Tensor]], int]) -> None:
+        self._agent = agent
+        self._record = record
+        self.me = agent.me.id
+        self.accumulate_through = AccumulateThrough()
+        self.accumulate_hooks = False
+        """Run hooks on AccumulateGrad nodes, too, in passes into a context."""
+        self._lock = threading.Lock()  # protects _counts
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._agent.runtime
+
+    def wait(self, event: Event, deadline: float | None) -> bool:
+        return self._agent.executor.wait(event, deadline)
+
+    def submit(self, task: Callable[[], None]) -> None:
+        self._agent.executor.submit(task)
+
+    def start_thread(self, role: str, task: Callable[[], None]) -> None:
+        self._agent.executor.start_thread(role, task)
+
+    def name_of(self, worker: int) -> str:
+        return self._agent.peers.find(worker).record.name
+
+    def count(self, what: str) -> None:
+        """For debug info: this happened."""
+        with self._lock:
+            self._counts[what] += 1
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        worker: int,
+        head: Callable[[int, Any], Any],
+        attachments: Sequence[torch.Tensor],
+        on_answer: Callable[[Call], None],
+    ) -> None:
+        self._agent.ask(worker, head, attachments, on_answer)
+
+    def answer(self, channel: Channel, head: PropagateGradientsResp) -> None:
+        self._agent.answer(channel, head)
+
+    def record_gradients(
+        self, context: DistAutogradContext, target: int, grads: Sequence[torch.Tensor]
+    ) -> AutogradMetadata | None:
+        """With create_graph, gradients are recorded like any other message."""
+        indices = [index for index, grad in enumerate(grads) if grad.requires_grad]
+        if not indices:
+            return None
+        message = self._record(context, target, [grads[index] for index in indices])
+        return AutogradMetadata(context.id, message, tuple(indices))
+
+    def pack_reports(self, reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
+        return tuple(WorkerReport(worker, report.number, report.partly_fed) for worker, report in reports.items())
+
+    def unpack_reports(self, reports: Sequence[WorkerReport]) -> dict[int, Report]:
+        return {report.worker: Report(report.number, report.partly_fed) for report in reports}
+
+    # -- failure ------------------------------------------------------------------------------------------------
+
+    def too_late(self, about: PassInfo, owed: int) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"the backward pass of context {about.context:#x} did not end before its deadline; {owed} messages of "
+            f"worker {self.name_of(self.me)!r} are not answered",
+            worker=self.name_of(self.me),
+            context=about.context,
+        )
+
+    def as_failure(self, error: Exception, worker: int | None) -> Exception:
+        """What the caller of backward gets to see."""
+        if isinstance(error, WorkerLost | DeadlineExceeded | BackwardError):
+            return error
+        worker = self.me if worker is None else worker
+        name = self.name_of(worker)
+        failure = BackwardError(
+            f"Error on Node {worker}: {error}\n(worker {name!r}, {type(error).__name__})", worker=name
+        )
+        failure.__cause__ = error
+        return failure
+
+    def spread(self, context: DistAutogradContext, about: PassInfo, failure: Exception) -> None:
+        """Tell everybody that this worker exchanges messages with in the context."""
+        cause = failure.__cause__
+        text = "".join(traceback.format_exception(cause)) if isinstance(cause, Exception) else ""
+        data = b""
+        try:
+            data = payload.encode(failure, root="error").data
+        except PayloadError as reason:
+            _log.debug("the error of a pass cannot be pickled: %s", reason)
+        head = AbortPass(about, self.me, type(failure).__name__, str(failure), text)
+        others = context.workers() | {about.number >> 48}
+        for worker in sorted(others - {self.me}):
+            self._agent.tell(worker, head, data)
+
+    def read_failure(self, head: AbortPass, data: memoryview) -> Exception:
+        """The failure that another worker tells of."""
+        failure: object = None
+        if data:
+            try:
+                failure = payload.decode(data, ())
+            except PayloadError as reason:
+                _log.debug("the error of a pass cannot be read: %s", reason)
+        if not isinstance(failure, TelegradError):
+            failure = BackwardError(head.text, worker=self.name_of(head.worker))
+        if head.traceback:
+            failure.__cause__ = RemoteTraceback(self.name_of(head.worker), head.traceback)
+        return failure

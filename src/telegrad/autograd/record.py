@@ -1,0 +1,103 @@
+"""Attaches sends and recvs to the messages of calls: the recorder that autograd gives to its agent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextvars import Token
+from typing import Any
+
+import torch
+
+from telegrad.agent.group import WorkerRecord
+from telegrad.autograd.contexts import Contexts, DistAutogradContext, current
+from telegrad.autograd.functions import Recv, SendRpcBackward, receive
+from telegrad.wire.messages import AutogradMetadata
+from telegrad.wire.payload import Encoded
+
+Propagate = Callable[[Any, Sequence[torch.Tensor | None]], None]
+"""Called by a recv node, with itself, when the engine executes it."""
+
+
+class AutogradRecorder:
+    """One agent's."""
+
+    def __init__(self, contexts: Contexts, propagate: Propagate) -> None:
+        self._contexts = contexts
+        self._propagate = propagate
+        self._warned_of_modules = False
+
+    def scope(self) -> DistAutogradContext | None:
+        return current.get()
+
+    def outgoing(
+        self, scope: DistAutogradContext | None, peer: WorkerRecord, encoded: Encoded, *, request: bool
+    ) -> AutogradMetadata | None:
+        if scope is None or scope.released:
+            return None
+        message, indices = 0, []
+        if torch.is_grad_enabled():
+            indices = [
+                index
+                for index, value in enumerate(encoded.attachments)
+                if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves
+            ]
+            if encoded.own_leaves and not self._warned_of_modules:
+                self._warn_of_modules(encoded)
+            if indices:
+                message = self.record(scope, peer.id, [encoded.attachments[index] for index in indices])
+        if request:
+            with scope.lock:
+                scope.made[peer.id] += 1
+        return AutogradMetadata(scope.id, message, tuple(indices))
+
+    def record(self, scope: DistAutogradContext, target: int, tensors: Sequence[Any]) -> int:
+        """Make the send of a message with these tensors, and return the message's id."""
+        message = self._contexts.new_message()
+        send = SendRpcBackward(message, 0, target, tensors)
+        with scope.lock:
+            # The number is taken with all tensors collected, and before the message can leave: so the gradient of
+            # a send never depends on that of one with a smaller number.
+            send.order = next(self._contexts.orders)
+            scope.sends[message] = send
+        return message
+
+    def incoming(self, peer: WorkerRecord, metadata: AutogradMetadata, attachments: list[Any]) -> list[Any]:
+        context = self._contexts.enter(metadata.context)
+        recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name)
+        tensors = receive(recv, self._propagate, [attachments[index].detach() for index in metadata.tensors])
+        if context is not None:
+            with context.lock:
+                context.recvs[metadata.message] = recv
+        for index, tensor in zip(metadata.tensors, tensors, strict=True):
+            attachments[index] = tensor
+        return attachments
+
+    def enter(
+        self, metadata: AutogradMetadata, peer: WorkerRecord
+    ) -> tuple[DistAutogradContext | None, Token[DistAutogradContext | None] | None]:
+        context = self._contexts.enter(metadata.context)
+        if context is None:
+            return None, None
+        with context.lock:
+            context.callers.add(peer.id)
+        return context, current.set(context)
+
+    def leave(self, token: Any) -> None:
+        current.reset(token)
+
+    def answered(self, scope: DistAutogradContext, peer: WorkerRecord) -> None:
+        self._contexts.served(scope, peer.id)
+
+    def _warn_of_modules(self, encoded: Encoded) -> None:
+        if any(
+            isinstance(value, torch.Tensor) and value.requires_grad
+            for index, value in enumerate(encoded.attachments)
+            if index in encoded.own_leaves
+        ):
+            self._warned_of_modules = True
+            warnings.warn(
+                "an nn.Module was sent whole: its parameters arrive as the receiver's own, and get their gradients "
+                "there. To train the module where it is, call its worker instead of sending it",
+                stacklevel=6,
+            )

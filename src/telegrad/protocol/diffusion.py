@@ -1,0 +1,99 @@
+"""When is a computation that spreads over many workers over?
+
+Two rules (Dijkstra and Scholten, 1980), seen from one worker:
+
+1. The message that *engages* an idle worker is answered last: when the worker does nothing and all its own messages
+   are answered.
+2. Every other message is answered at once.
+
+So when the worker that started it all does nothing and has all its answers, nobody computes and nothing is under way.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+Ticket = TypeVar("Ticket")
+"""Whatever the caller needs to answer a message."""
+
+
+class Diffusion(Generic[Ticket]):
+    """One worker's part.
+
+    >>> worker = Diffusion()
+    >>> worker.received("m1")   # engages: answered later
+    []
+    >>> worker.received("m2")   # does not
+    ['m2']
+    >>> worker.sent()
+    >>> worker.answered()       # passive, and all is answered
+    ['m1']
+    """
+
+    __slots__ = ("_active", "_owed", "_parent", "engaged", "started_here")
+
+    def __init__(self) -> None:
+        self.engaged = False
+        self.started_here = False
+        """The computation began at this worker: nobody waits for its answer, but for `quiet`."""
+        self._parent: Ticket | None = None
+        self._owed = 0
+        self._active = 0
+
+    def start(self) -> None:
+        """Begin the computation, here. The worker is active until `idle`."""
+        self.engaged = self.started_here = True
+        self._active += 1
+
+    def received(self, ticket: Ticket) -> list[Ticket]:
+        """A message came; returns the messages to answer now."""
+        if self.engaged:
+            return [ticket]
+        self.engaged = True
+        self._parent = ticket
+        # Not settled here: the worker has yet to act on the message. Call `settle` after that.
+        return []
+
+    def sent(self) -> None:
+        """A message leaves, and will be answered."""
+        self._owed += 1
+
+    def answered(self) -> list[Ticket]:
+        """One of our messages was answered; returns the messages to answer now."""
+        self._owed -= 1
+        return self.settle()
+
+    def busy(self) -> None:
+        """Something begins to run here."""
+        self._active += 1
+
+    def idle(self) -> list[Ticket]:
+        """Something has ended here; returns the messages to answer now."""
+        self._active -= 1
+        return self.settle()
+
+    def settle(self) -> list[Ticket]:
+        """Rule 1: returns the message that engaged this worker, if it is time to answer it."""
+        if not self.engaged or self._active or self._owed:
+            return []
+        if self.started_here:
+            return []
+        self.engaged = False
+        parent, self._parent = self._parent, None
+        return [] if parent is None else [parent]
+
+    @property
+    def quiet(self) -> bool:
+        """At the worker that started it: the computation is over, everywhere."""
+        return self.started_here and not self._active and not self._owed
+
+    @property
+    def owed(self) -> int:
+        """How many of our messages are not answered."""
+        return self._owed
+
+    def release(self) -> list[Ticket]:
+        """Give up: returns the message that engaged this worker, which must be answered all the same."""
+        parent, self._parent = self._parent, None
+        self.engaged = False
+        return [] if parent is None else [parent]

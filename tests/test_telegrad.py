@@ -1,0 +1,24 @@
+"""The package itself: light to import, and complete."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import telegrad
+
+
+def test_importing_the_package_does_not_load_torch() -> None:
+    told = "import sys, telegrad; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_errors_and_folders_are_there_without_importing_them() -> None:
+    told = "import telegrad; print(telegrad.errors.WorkerLost.__name__, telegrad.rpc.session.__name__)"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stdout == "WorkerLost session\n"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in telegrad.__all__:
+        assert getattr(telegrad, name) is not None

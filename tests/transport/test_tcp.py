@@ -1,0 +1,138 @@
+"""TCP: what it adds to the contract of all transports."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from telegrad.transport.base import LinkClosed, Listener, Ready
+from telegrad.transport.sockets import SocketLink
+from telegrad.transport.tcp import TcpTransport, format_tcp
+from telegrad.wire.frames import Kind
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = TcpTransport().listen("tcp://127.0.0.1:0")
+    yield listener
+    listener.close()
+
+
+def soon() -> float:
+    return time.monotonic() + 20
+
+
+def port_of(listener: Listener) -> int:
+    return int(listener.address.rpartition(":")[2])
+
+
+def test_port_zero_becomes_the_port_that_was_taken(listener: Listener) -> None:
+    assert port_of(listener) > 0
+    with socket.create_connection(("127.0.0.1", port_of(listener))):
+        link = listener.accept()
+        assert link is not None
+        link.close()
+
+
+def test_the_advertised_host_is_what_others_are_told() -> None:
+    listener = TcpTransport(advertise="node7.cluster").listen("tcp://127.0.0.1:0")
+    assert listener.address == f"tcp://node7.cluster:{port_of(listener)}"
+    listener.close()
+
+
+def test_ipv6_is_written_in_brackets() -> None:
+    assert format_tcp("::1", 80) == "tcp://[::1]:80"
+    assert format_tcp("node7", 80) == "tcp://node7:80"
+
+
+def test_both_ends_name_each_other_and_can_be_resumed(listener: Listener) -> None:
+    here = TcpTransport().connect(listener.address, soon())
+    there = listener.accept()
+    assert there is not None
+    assert here.peer == listener.address.removeprefix("tcp://")
+    assert there.peer.startswith("127.0.0.1:")
+    assert here.resumable
+    assert there.resumable
+    here.close()
+    there.close()
+
+
+def test_small_frames_are_not_held_back(listener: Listener) -> None:
+    here = TcpTransport().connect(listener.address, soon())
+    there = listener.accept()
+    for link in (here, there):
+        assert isinstance(link, SocketLink)
+        with socket.socket(fileno=socket.dup(link.fileno())) as same:
+            assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        link.close()
+
+
+def test_a_host_that_cannot_be_found_is_an_oserror(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*question: object, **options: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(OSError, match="not known"):
+        TcpTransport().connect("tcp://no-such-host:1", soon())
+    with pytest.raises(OSError, match="not known"):
+        TcpTransport().listen("tcp://no-such-host:0")
+
+
+def test_an_address_that_is_none_is_a_valueerror() -> None:
+    with pytest.raises(ValueError, match="is no address"):
+        TcpTransport().connect("tcp://host", soon())
+
+
+def test_connecting_ends_at_its_deadline() -> None:
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for sock in (first, second):  # the kernel drops what does not fit into the backlog, so connecting hangs
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            TcpTransport().connect(f"tcp://127.0.0.1:{full.getsockname()[1]}", started + 0.05)
+        assert 0.04 < time.monotonic() - started < 10
+
+
+def test_an_end_that_happens_to_connect_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SelfConnecting(socket.socket):
+        """Gets from the "kernel" the very port that it connects to, as happens once in 28,000 times."""
+
+        def connect(self, address: object) -> None:
+            self.bind(address)  # type: ignore[arg-type]  # whatever connect takes
+            super().connect(address)  # type: ignore[arg-type]  # whatever connect takes
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(socket, "socket", SelfConnecting)
+    with pytest.raises(ConnectionRefusedError, match="nobody listens"):
+        TcpTransport().connect(f"tcp://127.0.0.1:{port}", soon())
+
+
+def test_a_reset_connection_is_a_closed_link(listener: Listener) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(listener))) as peer:
+        link = listener.accept()
+        assert link is not None
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    assert link.wait(soon()) & Ready.READ
+    with pytest.raises(LinkClosed, match="reset"):
+        list(link.receive())
+    link.send(Kind.HANDSHAKE, b"x", 0, 0, 0)
+    link.close()
+
+
+def test_a_frame_that_was_cut_in_the_middle_is_never_seen(listener: Listener) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(listener))) as peer:
+        link = listener.accept()
+        assert link is not None
+        peer.sendall(b"tg\1\1\5\0\0\0")
+    assert link.wait(soon()) & Ready.READ
+    assert list(link.receive()) == []
+    with pytest.raises(LinkClosed, match="end of file"):
+        list(link.receive())
+    link.close()
