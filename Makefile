@@ -1,5 +1,6 @@
 # Two commands are all the set-up there is: `make demo` and `make test`.
 PYTHON ?= python3.11
+SEEDS ?= 5000
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -29,7 +30,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 soak: setup
-	$(BIN)/python -m telegrad.testing.soak
+	$(BIN)/python -m telegrad.testing.soak --seeds $(SEEDS)
 
 bench: setup
 	$(BIN)/python benchmarks/calls.py

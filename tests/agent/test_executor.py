@@ -520,3 +520,59 @@ def test_nested_waits_and_timers_end_in_every_order(seed: int) -> None:
             assert event.wait(scheduler.now + 1000)
 
     simulate(seed, program)
+
+
+# -- the watchdog -------------------------------------------------------------------------------------------
+
+
+def rests(served: Served) -> bool:
+    """Wait until the watchdog has nothing to watch; there is nothing to be notified by."""
+    deadline = soon()
+    while served.executor._watchdog_rests is None and time.monotonic() < deadline:
+        served.event().wait(time.monotonic() + 0.005)
+    return served.executor._watchdog_rests is not None
+
+
+def test_a_task_submitted_by_a_long_task_does_not_wait_for_it(served: Served) -> None:
+    ran, done = served.event(), served.event()
+    outcome: list[bool] = []
+
+    def slow() -> None:
+        outcome.append(rests(served))
+        served.executor.submit(ran.set)
+        outcome.append(ran.wait(soon()))
+        done.set()
+
+    served.executor.submit(slow)
+    assert done.wait(soon())
+    assert outcome == [True, True]
+
+
+def test_a_task_that_is_slow_after_a_nested_call_delays_nobody(served: Served) -> None:
+    here, there = links()
+    ran, back, done = served.event(), served.event(), served.event()
+    outcome: list[bool] = []
+
+    def slow() -> None:
+        while not served.executor.wait_for_link(there, soon()) & Ready.READ:
+            pass
+        back.set()
+        outcome.append(ran.wait(soon()))
+        done.set()
+
+    with closing(here), closing(there):
+        served.executor.submit(slow)
+        assert rests(served)
+        here.send(Kind.HANDSHAKE, b"x", 0, 0, 0)
+        assert back.wait(soon())
+        served.executor.submit(ran.set)
+        assert done.wait(soon())
+    assert outcome == [True]
+
+
+def test_nothing_runs_after_stop(served: Served) -> None:
+    assert served.executor.stop(soon()) == []
+    ran = served.event()
+    served.executor.submit(ran.set)
+    assert served.executor.thread_count() == 0
+    assert not ran.is_set()

@@ -141,10 +141,18 @@ class Executor:
     def submit(self, task: Task, *, urgent: bool = False) -> None:
         """Have a runner run `task`. Urgent tasks are short, and run even when all user functions are slow."""
         with self._lock:
+            if self._stopping:
+                return
             (self._urgent if urgent else self._ready).append(task)
             if self._current.mine and self._unblocked:
-                return  # this runner, or the watchdog, will see to it
-            self._serve()
+                self._alert()  # this runner, or the watchdog, will see to it
+            else:
+                self._serve()
+
+    def _alert(self) -> None:
+        """Let the watchdog look: a runner at work may be slow. Called with the lock held."""
+        if self._watchdog_rests is not None:
+            self._watchdog_rests.set()
 
     def _serve(self) -> None:
         """Make sure that a runner looks for tasks now. Called with the lock held."""
@@ -154,7 +162,8 @@ class Executor:
             self._parked.pop().set()
         elif not self._unblocked:
             self._start_runner()
-        # else: a runner is at work; it looks for tasks when it is done, or the watchdog calls another
+        else:
+            self._alert()  # a runner is at work; it looks for tasks when it is done, or the watchdog calls another
 
     def _start_runner(self) -> None:
         self._unblocked += 1
@@ -302,6 +311,7 @@ class Executor:
             with self._lock:
                 if watching:
                     self._polling = False
+                    self._alert()
                 else:
                     self._unblocked += 1
                     self._running += self._current.counted

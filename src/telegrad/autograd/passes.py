@@ -404,7 +404,7 @@ class PassRun:
             seen: set[Node] = set()
             reached = islands.reach([_start(output) for output in outputs], seen)
             if gates:
-                _raise_from_zero(seen, len(gates))
+                _raise_from_zero([*seen, *reached])
         for node, outputs_reached in reached.items():
             node.reached = outputs_reached
         if gates:
@@ -554,7 +554,7 @@ def _start(tensor: torch.Tensor) -> islands.Start:
     return edge.node, edge.output_nr
 
 
-def _raise_from_zero(nodes: set[Node], gates: int) -> None:
+def _raise_from_zero(nodes: Iterable[Node]) -> None:
     """Only gates may have the lowest priority: an ordinary node that has it is raised."""
     for node in nodes:
         if sequence_number(node) == 0 and type(node).__name__ != "_GateBackward":
