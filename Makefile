@@ -34,6 +34,7 @@ soak: setup
 
 bench: setup
 	$(BIN)/python benchmarks/calls.py
+	$(BIN)/python benchmarks/backward.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -8,17 +8,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-CALLS = Path(__file__).parents[1] / "benchmarks" / "calls.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+CALLS, BACKWARD = BENCHMARKS / "calls.py", BENCHMARKS / "backward.py"
+
+
+def _check_ratios(benchmark: Path, cases: list[str], figures: Path) -> None:
+    """Run these cases, and find in table and file the same ratio of each."""
+    command = [sys.executable, str(benchmark), "--quick", "--blocks", "1", "--json", str(figures), "--cases", *cases]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(figures.read_text())["cases"]
+    assert list(written) == cases
+    for case in cases:
+        row = re.search(rf"^{case} .* (\d+\.\d\d) +\d+\.\d\d to \d+\.\d\d ", done.stdout, re.MULTILINE)
+        assert row is not None, done.stdout
+        assert float(row[1]) == round(written[case]["ratio"], 2)
 
 
 def test_the_benchmark_of_calls_prints_and_writes_a_ratio(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    command = [sys.executable, str(CALLS), "--quick", "--cases", "noop", "--blocks", "1", "--json", str(figures)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    row = re.search(r"^noop .* (\d+\.\d\d) +\d+\.\d\d to \d+\.\d\d ", done.stdout, re.MULTILINE)
-    assert row is not None, done.stdout
-    assert float(row[1]) == round(json.loads(figures.read_text())["cases"]["noop"]["ratio"], 2)
+    _check_ratios(CALLS, ["noop"], tmp_path / "figures.json")
+
+
+def test_the_benchmark_of_backward_prints_and_writes_a_ratio_over_two_workers_and_on_one(tmp_path: Path) -> None:
+    _check_ratios(BACKWARD, ["hop1", "local"], tmp_path / "figures.json")
 
 
 def test_the_benchmark_of_calls_names_the_cases_when_it_does_not_know_one() -> None:

@@ -303,10 +303,10 @@ class Agent:
         except (WorkerLost, NotInitialized, AuthenticationError) as error:
             _log.debug("%s for worker %r was not sent: %s", type(head).__name__, peer.record.name, error)
 
-    def answer(self, channel: Channel, head: Any) -> None:
+    def answer(self, channel: Channel, head: Any, data: bytes = b"") -> None:
         """Answer a message that came on `channel`."""
         try:
-            channel.post(pack(encode_head(head), b"", 0, None, self.buffers.take))
+            channel.post(pack(encode_head(head), data, 0, None, self.buffers.take))
         except TelegradError as error:  # whoever asked is gone
             _log.debug("%s for worker %r was not sent: %s", type(head).__name__, channel.peer, error)
 

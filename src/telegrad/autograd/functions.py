@@ -64,6 +64,11 @@ class SendRpcBackward:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def release(self) -> None:
+        """Let go of the graph. Tokens know their send, so they and it would keep each other alive."""
+        self.tokens = []
+        self._grads = None
+
     def name(self) -> str:
         """PyTorch's name for it."""
         return "torch::distributed::autograd::SendRpcBackward"

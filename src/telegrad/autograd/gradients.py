@@ -6,13 +6,13 @@ They are summed here and never in ``.grad``, because passes of other contexts ma
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.autograd.graph import Node
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from telegrad.autograd.torch_private import nobody_else_holds
 
@@ -59,8 +59,9 @@ class Gradients:
 
 
 def _is_ours(grad: torch.Tensor) -> bool:
-    # Held by: the tuple that the engine returned, `grad` in add, and the argument here.
-    return nobody_else_holds(grad, 3) and (grad.layout != torch.strided or _is_dense(grad))
+    # Held by: the tuple that the engine returned, `grad` in add, and the argument here. A tensor that is not strided
+    # has no memory of its own to ask about.
+    return grad.layout == torch.strided and _is_dense(grad) and nobody_else_holds(grad, 3)
 
 
 def _is_dense(x: torch.Tensor) -> bool:
@@ -94,7 +95,8 @@ class AccumulateThrough:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects _locks
-        self._locks: WeakKeyDictionary[torch.Tensor, threading.Lock] = WeakKeyDictionary()
+        # By identity: a WeakKeyDictionary would compare leaves with ==, which torch does element by element.
+        self._locks: MutableMapping[torch.Tensor, threading.Lock] = WeakTensorKeyDictionary()
 
     @contextmanager
     def into(self, gradients: Gradients, nodes: Sequence[Node]) -> Iterator[None]:

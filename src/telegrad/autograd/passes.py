@@ -101,6 +101,7 @@ class PassRun:
         self._todo: deque[Effect[Ticket]] = deque()
         self._wake: Event | None = None
         self._over = False
+        self._running = 0
 
     # -- where the pass begins ----------------------------------------------------------------------------------
 
@@ -173,8 +174,8 @@ class PassRun:
 
     def _answer(self, ticket: Ticket) -> None:
         with self._lock:
-            reports = self._state.reports()
-        self._postman.answer(ticket[0], PropagateGradientsResp(ticket[1], self._postman.pack_reports(reports)))
+            reports, failure = self._state.reports(), self.failure
+        self._postman.answer(*ticket, reports, failure)
 
     def _finish(self) -> None:
         with self._lock:
@@ -348,6 +349,8 @@ class PassRun:
 
     def _run_island(self, start: Start) -> None:
         island = self._islands[start.island]
+        with self._lock:
+            self._running += 1
         here, inside = running.set(self), current.set(self.context)
         try:
             if self.failure is None:
@@ -361,6 +364,7 @@ class PassRun:
             current.reset(inside)
             self._forget_gradients(island)
         with self._lock:
+            self._running -= 1
             effects = self._state.ended()
         self._carry_out(effects)
 
@@ -504,7 +508,9 @@ class PassRun:
                 return
             answer = call.answer
             assert isinstance(answer, PropagateGradientsResp)
-            if answer.refusal:
+            if answer.failure is not None and call.message is not None:
+                self.fail(self._postman.read_failure(answer.failure, call.message.data), told=True)
+            elif answer.refusal:
                 self.fail(TelegradError(f"worker {call.worker!r} refused to take part in the pass: {answer.refusal}"))
             with self._lock:
                 effects = answered(self._postman.unpack_reports(answer.reports))
@@ -540,6 +546,11 @@ class PassRun:
         """Whether this worker still has part in it."""
         with self._lock:
             return self._state.engaged and self.failure is None and not self._over
+
+    def counts(self) -> tuple[int, int]:
+        """Islands that run, and gates that wait in them."""
+        with self._lock:
+            return self._running, len(self._gates)
 
     def __repr__(self) -> str:
         with self._lock:

@@ -24,6 +24,7 @@ from telegrad.wire import payload
 from telegrad.wire.messages import (
     AbortPass,
     AutogradMetadata,
+    PassFailure,
     PassInfo,
     PropagateGradientsResp,
     WorkerReport,
@@ -81,8 +82,9 @@ class Postman:
     ) -> None:
         self._agent.ask(worker, head, attachments, on_answer)
 
-    def answer(self, channel: Channel, head: PropagateGradientsResp) -> None:
-        self._agent.answer(channel, head)
+    def answer(self, channel: Channel, call: int, reports: Mapping[int, Report], failure: Exception | None) -> None:
+        told, data = (None, b"") if failure is None else self._pack_failure(failure)
+        self._agent.answer(channel, PropagateGradientsResp(call, self._pack_reports(reports), "", told), data)
 
     def record_gradients(
         self, context: DistAutogradContext, target: int, grads: Sequence[torch.Tensor]
@@ -94,7 +96,7 @@ class Postman:
         message = self._record(context, target, [grads[index] for index in indices])
         return AutogradMetadata(context.id, message, tuple(indices))
 
-    def pack_reports(self, reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
+    def _pack_reports(self, reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
         return tuple(WorkerReport(worker, report.number, report.partly_fed) for worker, report in reports.items())
 
     def unpack_reports(self, reports: Sequence[WorkerReport]) -> dict[int, Report]:
@@ -124,6 +126,13 @@ class Postman:
 
     def spread(self, context: DistAutogradContext, about: PassInfo, failure: Exception) -> None:
         """Tell everybody that this worker exchanges messages with in the context."""
+        told, data = self._pack_failure(failure)
+        head = AbortPass(about, told)
+        others = context.workers() | {about.number >> 48}
+        for worker in sorted(others - {self.me}):
+            self._agent.tell(worker, head, data)
+
+    def _pack_failure(self, failure: Exception) -> tuple[PassFailure, bytes]:
         cause = failure.__cause__
         text = "".join(traceback.format_exception(cause)) if isinstance(cause, Exception) else ""
         data = b""
@@ -131,12 +140,9 @@ class Postman:
             data = payload.encode(failure, root="error").data
         except PayloadError as reason:
             _log.debug("the error of a pass cannot be pickled: %s", reason)
-        head = AbortPass(about, self.me, type(failure).__name__, str(failure), text)
-        others = context.workers() | {about.number >> 48}
-        for worker in sorted(others - {self.me}):
-            self._agent.tell(worker, head, data)
+        return PassFailure(self.me, str(failure), text), data
 
-    def read_failure(self, head: AbortPass, data: memoryview) -> Exception:
+    def read_failure(self, told: PassFailure, data: memoryview) -> Exception:
         """The failure that another worker tells of."""
         failure: object = None
         if data:
@@ -145,7 +151,7 @@ class Postman:
             except PayloadError as reason:
                 _log.debug("the error of a pass cannot be read: %s", reason)
         if not isinstance(failure, TelegradError):
-            failure = BackwardError(head.text, worker=self.name_of(head.worker))
-        if head.traceback:
-            failure.__cause__ = RemoteTraceback(self.name_of(head.worker), head.traceback)
+            failure = BackwardError(told.text, worker=self.name_of(told.worker))
+        if told.traceback:
+            failure.__cause__ = RemoteTraceback(self.name_of(told.worker), told.traceback)
         return failure

@@ -159,6 +159,8 @@ class Autograd:
         return {
             "num_autograd_contexts": len(contexts),
             "num_current_backward_passes": sum(run.engaged for run in passes),
+            "islands_running": sum(run.counts()[0] for run in passes),
+            "gates_waiting": sum(run.counts()[1] for run in passes),
             "sends": sum(len(context.sends) for context in contexts),
             "recvs": sum(len(context.recvs) for context in contexts),
             **self.postman.counts(),
@@ -244,7 +246,7 @@ class Autograd:
                 # A tombstone: messages of the pass that are still under way are answered, and change nothing.
                 run = PassRun(self.postman, context, head.about)
                 context.passes[head.about.number] = run
-        run.fail(self.postman.read_failure(head, message.data), told=True)
+        run.fail(self.postman.read_failure(head.failure, message.data), told=True)
 
     def _on_cleanup(self, channel: Channel, head: CleanupAutogradContextReq, message: Message) -> None:
         self.contexts.cleanup(head.context, self._agent.peers.find(channel.peer).record.id, head.calls)
@@ -262,6 +264,8 @@ class Autograd:
         for worker, calls in made.items():
             self._agent.tell(worker, CleanupAutogradContextReq(context.id, calls))
         with context.lock:
+            for send in context.sends.values():
+                send.release()
             context.sends.clear()
             context.recvs.clear()
             context.passes.clear()

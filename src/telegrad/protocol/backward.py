@@ -14,6 +14,8 @@ The rules:
    are alive and have not arrived get a *gate*, a node that waits inside the running island.
 5. There is at most one probe. If islands are partly fed when all is quiet again, a rule above is broken, and the pass
    says so rather than wait.
+6. When the pass is over, or has failed here, or the probe is over, messages of it that come late or twice are answered
+   at once and change nothing.
 
 Every worker reports, with each answer that it gives last (rule 1 of diffusion), whether islands are partly fed here.
 Reports travel up to the worker that began the pass; each has a number, so an old one never replaces a newer one.
@@ -112,6 +114,7 @@ class Pass(Generic[Ticket]):
         self._probe: Diffusion[Ticket] = Diffusion()
         self._reports: dict[int, Report] = {}
         self._number = 0
+        self._probe_over = False
         self._ended = False
 
     # -- plan -------------------------------------------------------------------------------------------------
@@ -150,7 +153,7 @@ class Pass(Generic[Ticket]):
 
     def _start(self, number: int) -> list[Effect[Ticket]]:
         island = self._islands[number]
-        if island.started or not island.arrived or not (island.complete or self.known):
+        if self._ended or island.started or not island.arrived or not (island.complete or self.known):
             return []
         island.started = True
         self._flow.busy()
@@ -217,7 +220,9 @@ class Pass(Generic[Ticket]):
 
     def probed(self, ticket: Ticket) -> list[Effect[Ticket]]:
         """The probe came from another worker. Say `probe_walked` when the walk, and what it sends, is done."""
-        answers = self._probe.received(ticket)
+        # A probe that comes late must not engage: at the worker that began it, nothing would answer it any more.
+        late = self._probe_over or self.known
+        answers = [ticket] if late else self._probe.received(ticket)
         self._probe.busy()
         return [Answer(answer) for answer in answers]
 
@@ -236,7 +241,8 @@ class Pass(Generic[Ticket]):
 
     def _probe_settled(self, tickets: list[Ticket]) -> list[Effect[Ticket]]:
         effects: list[Effect[Ticket]] = [Answer(ticket) for ticket in tickets]
-        if self._probe.quiet and not self.known and not self._ended:
+        if self._probe.quiet and not self._probe_over and not self._ended:
+            self._probe_over = True
             self._probe.engaged = False
             self._report()
             self._flow.busy()  # until everybody is told: see `resumed_here`

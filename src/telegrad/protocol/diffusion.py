@@ -6,6 +6,8 @@ Two rules (Dijkstra and Scholten, 1980), seen from one worker:
    are answered.
 2. Every other message is answered at once.
 
+A worker that gives up answers everything at once, what engaged it included: it takes no part any more.
+
 So when the worker that started it all does nothing and has all its answers, nobody computes and nothing is under way.
 """
 
@@ -30,7 +32,7 @@ class Diffusion(Generic[Ticket]):
     ['m1']
     """
 
-    __slots__ = ("_active", "_owed", "_parent", "engaged", "started_here")
+    __slots__ = ("_active", "_gave_up", "_owed", "_parent", "engaged", "started_here")
 
     def __init__(self) -> None:
         self.engaged = False
@@ -39,6 +41,7 @@ class Diffusion(Generic[Ticket]):
         self._parent: Ticket | None = None
         self._owed = 0
         self._active = 0
+        self._gave_up = False
 
     def start(self) -> None:
         """Begin the computation, here. The worker is active until `idle`."""
@@ -47,7 +50,8 @@ class Diffusion(Generic[Ticket]):
 
     def received(self, ticket: Ticket) -> list[Ticket]:
         """A message came; returns the messages to answer now."""
-        if self.engaged:
+        # Who gave up must not be engaged again: what it waits for (an island, a worker that is lost) may never end.
+        if self.engaged or self._gave_up:
             return [ticket]
         self.engaged = True
         self._parent = ticket
@@ -85,7 +89,7 @@ class Diffusion(Generic[Ticket]):
     @property
     def quiet(self) -> bool:
         """At the worker that started it: the computation is over, everywhere."""
-        return self.started_here and not self._active and not self._owed
+        return self.started_here and not self._gave_up and not self._active and not self._owed
 
     @property
     def owed(self) -> int:
@@ -96,4 +100,5 @@ class Diffusion(Generic[Ticket]):
         """Give up: returns the message that engaged this worker, which must be answered all the same."""
         parent, self._parent = self._parent, None
         self.engaged = False
+        self._gave_up = True
         return [] if parent is None else [parent]

@@ -91,6 +91,14 @@ class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
     partly_fed: bool
 
 
+class PassFailure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a pass failed, and on which worker. The data of the message is the exception itself, if it can be pickled."""
+
+    worker: int
+    text: str
+    traceback: str
+
+
 class PropagateGradientsReq(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """The gradients of one send. Those that are there follow as attachments, in order."""
 
@@ -112,6 +120,8 @@ class PropagateGradientsResp(msgspec.Struct, frozen=True, array_like=True, tag=6
     reports: tuple[WorkerReport, ...] = ()
     refusal: str = ""
     """Why the message could not be taken; empty if it was."""
+    failure: PassFailure | None = None
+    """The pass has failed. The answer says so itself: it may overtake AbortPass, and must not look like success."""
 
 
 class ProbeReq(msgspec.Struct, frozen=True, array_like=True, tag=7):
@@ -134,11 +144,7 @@ class AbortPass(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """A pass has failed. Goes to every worker of the context; nobody answers. The data is the exception."""
 
     about: PassInfo
-    worker: int
-    type_name: str
-    text: str
-    traceback: str
-    attachments: tuple[TensorDescriptor, ...] = ()
+    failure: PassFailure
 
 
 class CleanupAutogradContextReq(msgspec.Struct, frozen=True, array_like=True, tag=10):

@@ -1,0 +1,107 @@
+"""What the tests of autograd compare with: the same program in one process, without calls.
+
+A program gets a function `call(worker, function, *args)`. `remotely` makes a call of it, `locally` runs the function.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from telegrad import autograd, rpc
+from telegrad.agent.agent import Agent
+
+Group = dict[str, Agent]
+Program = Callable[[Callable[..., Any]], torch.Tensor]
+STATE = (
+    "num_autograd_contexts",
+    "num_current_backward_passes",
+    "sends",
+    "recvs",
+)
+PATIENCE = 10.0
+
+
+def remotely(worker: str, function: Callable[..., Any], *args: Any) -> Any:
+    return rpc.rpc_sync(worker, function, args)
+
+
+def locally(worker: str, function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.double, seed: int = 0) -> torch.Tensor:
+    numbers = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, dtype=dtype, generator=numbers).requires_grad_()
+
+
+def gradients_on(agent: Agent, context: int) -> dict[torch.Tensor, torch.Tensor]:
+    """What a context holds on one worker; nothing, where it never came."""
+    if agent.autograd.contexts.get(context) is None:
+        return {}
+    with rpc.api.acting_as(agent):
+        return autograd.get_gradients(context)
+
+
+def all_gradients(group: Group, context: int) -> dict[torch.Tensor, torch.Tensor]:
+    """What a context holds on all workers. A leaf that several of them use counts once on each."""
+    found: dict[torch.Tensor, torch.Tensor] = {}
+    for agent in group.values():
+        for tensor, grad in gradients_on(agent, context).items():
+            found[tensor] = found[tensor] + grad if tensor in found else grad
+    return found
+
+
+def wanted_gradients(program: Program, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """What one process leaves in ``.grad``; it is as it was afterwards."""
+    before = [tensor.grad for tensor in leaves]
+    for tensor in leaves:
+        tensor.grad = None
+    program(locally).backward()
+    wanted = [tensor.grad for tensor in leaves]
+    for tensor, grad in zip(leaves, before, strict=True):
+        tensor.grad = grad
+    return wanted
+
+
+def assert_equal(got: torch.Tensor | None, want: torch.Tensor | None) -> None:
+    if got is None or want is None:
+        assert got is want
+    else:
+        torch.testing.assert_close(got, want, rtol=1e-12 if want.dtype == torch.double else None, atol=0 if want.dtype == torch.double else None)
+
+
+def assert_as_in_one_process(group: Group, program: Program, leaves: Sequence[torch.Tensor]) -> None:
+    """The gradients of the distributed program, on whichever workers, are those of one process."""
+    wanted = wanted_gradients(program, leaves)
+    assert any(want is not None for want in wanted), "a comparison of nothing shows nothing"
+    with autograd.context() as context:
+        context.backward(program(remotely))
+        got = all_gradients(group, context)
+    for tensor, want in zip(leaves, wanted, strict=True):
+        assert_equal(got.get(tensor), want)
+
+
+def wait_until(condition: Callable[[], bool], what: Callable[[], object] = lambda: "") -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        threading.Event().wait(0.002)
+
+
+def nothing_left(agents: Group) -> None:
+    """Nothing of any context may stay. Word of its end travels without an answer, so it may take a moment."""
+
+    def left() -> dict[str, dict[str, int]]:
+        found = {name: agent.autograd.debug_info() for name, agent in agents.items()}
+        return {
+            name: {key: info[key] for key in STATE if info[key]}
+            for name, info in found.items()
+            if any(info[key] for key in STATE)
+        }
+
+    wait_until(lambda: not left(), lambda: f"left behind: {left()}")
