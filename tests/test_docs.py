@@ -8,6 +8,7 @@ launches its workers.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from telegrad import errors
+from telegrad.autograd import backward
 from telegrad.protocol.session import SessionSettings
 from telegrad.rpc.api import acting_as
 from telegrad.rpc.options import Options
@@ -88,6 +90,10 @@ def test_the_errors_in_the_table_exist() -> None:
     for name in rows("calls.md", "Errors"):
         found = getattr(errors, name, None) or getattr(__import__("builtins"), name)
         assert issubclass(found, Exception)
+
+
+def test_every_argument_of_backward_is_in_the_table() -> None:
+    assert rows("autograd.md", "backward") >= set(inspect.signature(backward).parameters)
 
 
 def test_no_line_of_a_page_is_too_long_to_review() -> None:

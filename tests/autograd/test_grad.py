@@ -195,6 +195,13 @@ def test_a_root_that_is_not_a_scalar(group: Group) -> None:
         assert_equal(context.gradients[x], x.exp().detach() * weight)
 
 
+def test_a_gradient_of_another_type_is_converted_as_in_one_process(group: Group) -> None:
+    x = leaf(3)
+    with autograd.context() as context:
+        context.backward(remotely("b", torch.exp, x), grad_tensors=[torch.ones(3, dtype=torch.float32)])
+        assert_equal(context.gradients[x], x.exp().detach())
+
+
 def test_grad_tensors_may_be_one_tensor_for_one_root(group: Group) -> None:
     x = leaf(3)
     with autograd.context() as context:

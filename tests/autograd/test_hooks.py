@@ -75,7 +75,9 @@ def test_a_hook_on_a_leaf_of_the_callee_sees_the_sum_of_two_calls_once(group: Gr
     weights.update(shared=leaf(3, seed=2))
     weights["shared"].register_hook(note_and_double)
     noted_as_in_one_process(
-        group, lambda call: (call("b", times, x, "shared") * call("b", times, y, "shared")).sum(), [x, y, *weights.values()]
+        group,
+        lambda call: (call("b", times, x, "shared") * call("b", times, y, "shared")).sum(),
+        [x, y, *weights.values()],
     )
 
 
@@ -160,10 +162,38 @@ def test_a_hook_that_raises_is_told_to_the_caller_of_backward_with_its_worker(gr
     weights["w"].register_hook(refuse)
     with autograd.context() as context:
         loss = remotely("b", times, torch.ones(3, dtype=torch.double), "w").sum()
-        with pytest.raises(BackwardError, match=r"Error on Node 1: this hook refuses\n\(worker 'b', ValueError\)") as caught:
+        with pytest.raises(
+            BackwardError, match=r"Error on Node 1: this hook refuses\n\(worker 'b', ValueError\)"
+        ) as caught:
             context.backward(loss)
     assert "this hook refuses" in str(caught.value.__cause__)
     assert "in refuse" in str(caught.value.__cause__)
+
+
+def test_a_hook_on_an_input_of_grad_sees_the_sum_of_two_calls_and_of_local_use_once(group: Group) -> None:
+    x = leaf(3)
+    weights.update(w=leaf(3, seed=1))
+    x.register_hook(note_and_double)
+
+    def program(call: Any) -> torch.Tensor:
+        return (call("b", times, x, "w") + call("c", torch.exp, x) + x.sin()).sum()  # type: ignore[no-any-return]
+
+    (want,) = torch.autograd.grad(program(locally), [x])
+    with autograd.context() as context:
+        (got,) = autograd.grad(context, program(remotely), [x])
+    assert_equal(got, want)
+    assert len(seen) == 2
+    assert_equal(seen[1], seen[0])
+
+
+def test_hooks_on_leaves_that_are_no_inputs_of_grad_do_not_run(group: Group) -> None:
+    x, y = leaf(3), leaf(3, seed=2)
+    weights.update(w=leaf(3, seed=1))
+    for tensor in (y, weights["w"]):
+        tensor.register_hook(note_and_double)
+    with autograd.context() as context:
+        autograd.grad(context, remotely("b", times, x * y, "w").sum(), [x])
+    assert seen == []
 
 
 # -- retain_grad --------------------------------------------------------------------------------------------------
@@ -238,6 +268,19 @@ def test_a_post_accumulate_hook_sees_the_sum_of_all_passes_of_a_context(group: G
     assert_equal(seen[0], want)
     assert_equal(seen[1], 2 * want)
     assert x.grad is None
+
+
+def test_a_post_accumulate_hook_runs_once_where_a_skip_connection_needs_a_gate(group: Group) -> None:
+    x = leaf(3)
+    weights.update(w=leaf(3, seed=1))
+    x.register_post_accumulate_grad_hook(grads_seen_after_accumulation)
+
+    def program(call: Any) -> torch.Tensor:
+        inner = x * 2
+        return (call("b", times, inner, "w") * inner + x).sum()  # type: ignore[no-any-return]
+
+    noted_as_in_one_process(group, program, [x, weights["w"]])
+    assert group["a"].autograd.debug_info()["probes"] == 1
 
 
 def test_a_post_accumulate_hook_may_step_an_optimizer_and_drop_the_gradient(group: Group) -> None:

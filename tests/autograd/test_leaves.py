@@ -316,3 +316,43 @@ def test_a_gradient_is_no_alias_of_anything_that_the_user_holds(group: Group) ->
         got[y].mul_(10)
         assert_equal(given, torch.ones(3, dtype=torch.double))
         assert_equal(got[x], (1 + x.exp()).detach())
+
+
+def test_with_create_graph_a_gradient_is_no_alias_either(group: Group) -> None:
+    x, given = leaf(3), leaf(3, seed=1)
+    with autograd.context() as context:
+        context.backward([x], grad_tensors=[given], create_graph=True)
+        got = context.gradients[x]
+        assert got.data_ptr() != given.data_ptr()
+        assert_equal(torch.autograd.grad(got.sum(), given)[0], torch.ones(3, dtype=torch.double))
+
+
+def test_gradients_keep_their_graph_when_a_pass_with_create_graph_is_run_under_no_grad(group: Group) -> None:
+    x = leaf(3)
+    with autograd.context() as context:
+        loss = (remotely("b", torch.exp, x) + remotely("c", torch.exp, x) + x.exp()).sum()
+        with torch.no_grad():
+            context.backward(loss, create_graph=True)
+        (second,) = autograd.grad(context, context.gradients[x].sum(), [x])
+        assert_equal(second, 3 * x.exp().detach())
+
+
+def sparse_leaf(shift: float) -> torch.Tensor:
+    values = torch.tensor([3.0, 4.0, 5.0], dtype=torch.double) + shift
+    return torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], values, (2, 3), check_invariants=True).requires_grad_()
+
+
+def test_sparse_tensors_as_arguments(group: Group) -> None:
+    one, two = sparse_leaf(0), sparse_leaf(1)
+
+    def program(call: Any) -> torch.Tensor:
+        return torch.sparse.sum(call("b", torch.add, one, two) * one.detach())
+
+    wanted = wanted_gradients(program, [one, two])
+    with autograd.context() as context:
+        context.backward(program(remotely))
+        for tensor, want in zip((one, two), wanted, strict=True):
+            got = context.gradients[tensor]
+            assert want is not None
+            assert got.layout == want.layout
+            assert_equal(got.to_dense(), want.to_dense())

@@ -12,6 +12,7 @@ from one_process import Group, assert_as_in_one_process, assert_equal, gradients
 from torch import nn
 
 from telegrad import autograd, rpc
+from telegrad.errors import BackwardError
 
 weights: dict[str, torch.Tensor] = {}
 received: list[Any] = []
@@ -85,7 +86,7 @@ def test_two_results_of_one_call_may_be_changed_in_place(group: Group) -> None:
 
     def program(call: Any) -> torch.Tensor:
         one, two = call("b", sin_and_cos, x)
-        one.mul_(two)
+        one.mul_(2)
         two[:2].mul_(3)
         return (one + two).sum()  # type: ignore[no-any-return]
 
@@ -126,6 +127,18 @@ def test_views_are_sent_with_their_edge(group: Group, view: Any) -> None:
     assert_as_in_one_process(
         group, lambda call: call("b", torch.exp, view(x) if leaves[0] is x else view_of_leaf).sum(), leaves
     )
+
+
+def test_a_sender_that_changes_what_its_own_graph_needs_is_told(group: Group) -> None:
+    x = leaf(4)
+    with autograd.context() as context:
+        inner = x.exp()
+        y = remotely("b", torch.neg, inner)
+        inner.mul_(2)
+        with pytest.raises(
+            BackwardError, match="Error on Node 0: one of the variables needed for gradient computation"
+        ):
+            context.backward(y.sum())
 
 
 # -- several tensors ----------------------------------------------------------------------------------------------
@@ -172,6 +185,30 @@ def test_integers_and_booleans_come_back_among_others(group: Group) -> None:
         return (values[order] * positive).sum()  # type: ignore[no-any-return]
 
     assert_as_in_one_process(group, program, [x])
+
+
+def sine_twice_and_itself(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.sin()
+    return y, y, x
+
+
+def test_a_reply_may_hold_one_tensor_twice_and_the_argument_itself(group: Group) -> None:
+    x = leaf(4)
+
+    def program(call: Any) -> torch.Tensor:
+        one, two, itself = call("b", sine_twice_and_itself, x)
+        assert one is two
+        return (one * two * itself).sum()  # type: ignore[no-any-return]
+
+    assert_as_in_one_process(group, program, [x])
+
+
+def own_weight() -> torch.Tensor:
+    return weights["w"]
+
+
+def test_a_callee_may_return_its_own_parameter(group: Group) -> None:
+    assert_as_in_one_process(group, lambda call: call("b", own_weight).exp().sum(), [weights["w"]])
 
 
 @dataclasses.dataclass

@@ -29,12 +29,13 @@ class Gradients:
         grad = captured[index]
         if grad is None:
             return
-        keep_graph = grad.requires_grad
-        if not keep_graph and not _is_ours(grad):
-            grad = grad.clone() if grad.layout != torch.strided else _clone_like(grad, leaf)
-        with self._lock:
-            there = self._grads.get(leaf)
-            self._grads[leaf] = grad if there is None else _sum(there, grad)
+        # Whatever mode the thread is in: with create_graph a gradient has a graph, which a copy and a sum must not lose.
+        with torch.enable_grad():
+            if not _is_ours(grad):
+                grad = grad.clone() if grad.layout != torch.strided else _clone_like(grad, leaf)
+            with self._lock:
+                there = self._grads.get(leaf)
+                self._grads[leaf] = grad if there is None else _sum(there, grad)
 
     def replace(self, leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
         """Set what AccumulateGrad made of it."""

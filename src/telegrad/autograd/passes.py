@@ -7,7 +7,9 @@ wait for the thread inside `backward()`, so that the user's profiler, anomaly mo
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -493,7 +495,8 @@ class PassRun:
         def head(call: int, attachments: Any) -> PropagateGradientsReq:
             return PropagateGradientsReq(call, self.about, recv.message, states, known, attachments, metadata)
 
-        self._ask(recv.source, head, there, self._state.answered)
+        if not self._ask(recv.source, head, there, self._state.answered):
+            raise PassAborted("the pass has failed")
 
     def _ask(
         self,
@@ -501,7 +504,9 @@ class PassRun:
         head: Callable[[int, Any], Any],
         attachments: Sequence[torch.Tensor],
         answered: Callable[[dict[int, Report]], list[Effect[Ticket]]],
-    ) -> None:
+    ) -> bool:
+        """Send a message of the pass; False: it could not be sent, and the pass has failed."""
+
         def on_answer(call: Call) -> None:
             if call.error is not None:
                 self.fail(call.error)
@@ -520,7 +525,8 @@ class PassRun:
             self._postman.ask(worker, head, attachments, on_answer)
         except TelegradError as error:
             self.fail(error)
-            raise PassAborted(str(error)) from error
+            return False
+        return True
 
     # -- failure ------------------------------------------------------------------------------------------------
 
@@ -574,6 +580,6 @@ def _raise_from_zero(nodes: Iterable[Node]) -> None:
 
 def _compiled_autograd_off() -> Any:
     """Compiled autograd ignores priorities, so it must not run gated islands."""
-    import torch._dynamo.compiled_autograd as compiled  # here: it is slow to import, and gates are rare
-
-    return compiled._disable()
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    # Who has not imported it cannot have enabled it; and importing it takes seconds.
+    return contextlib.nullcontext() if compiled is None else compiled._disable()

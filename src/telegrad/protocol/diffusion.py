@@ -6,9 +6,9 @@ Two rules (Dijkstra and Scholten, 1980), seen from one worker:
    are answered.
 2. Every other message is answered at once.
 
-A worker that gives up answers everything at once, what engaged it included: it takes no part any more.
-
 So when the worker that started it all does nothing and has all its answers, nobody computes and nothing is under way.
+
+A worker that gives up answers at once, first what engaged it and then whatever still comes: it takes no part any more.
 """
 
 from __future__ import annotations

@@ -1,0 +1,724 @@
+"""The rules of a backward pass, one by one, and together on random graphs: any order of delivery, and failures.
+
+The property tests drive one `Pass` per worker as `telegrad.autograd.passes` does, but every effect, message, answer and
+step of an island is put off and carried out in an order that a seed decides. So whatever threads and networks can do to
+each other happens here, too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from random import Random
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from telegrad.protocol.backward import (
+    ROOT,
+    Answer,
+    Done,
+    Effect,
+    Entry,
+    Pass,
+    Probe,
+    Report,
+    Resume,
+    Start,
+    Stuck,
+)
+
+# One by one
+
+
+def make(entries: dict[int, set[Entry]], me: int = 1) -> Pass[str]:
+    state: Pass[str] = Pass(me)
+    state.plan(entries)
+    return state
+
+
+def begun(entries: dict[int, set[Entry]]) -> tuple[Pass[str], list[Effect[str]]]:
+    state = make(entries, 0)
+    return state, state.begin()
+
+
+def test_an_island_starts_when_all_its_entries_have_arrived() -> None:
+    state = make({7: {10, 11}})
+    assert state.gradient("m10", 10) == [Answer("m10")]  # nothing runs, so the engagement ends at once
+    assert state.partly_fed()
+    assert state.gradient("m11", 11) == [Start(7)]
+    assert not state.partly_fed()
+    assert state.ended() == [Answer("m11")]
+
+
+def test_an_island_starts_once() -> None:
+    state = make({7: {10}})
+    assert state.gradient("first", 10) == [Start(7)]
+    assert state.gradient("second", 10) == [Answer("second")]
+
+
+def test_a_gradient_that_does_not_engage_is_answered_at_once() -> None:
+    state = make({7: {10}, 8: {11, 12}})
+    state.gradient("engages", 10)
+    assert state.gradient("other", 11) == [Answer("other")]
+
+
+def test_the_pass_is_over_when_all_is_quiet_and_nobody_is_partly_fed() -> None:
+    state, effects = begun({0: {ROOT}})
+    assert effects == [Start(0)]
+    state.sent()
+    assert state.ended() == []
+    assert state.answered({1: Report(1, False)}) == [Done()]
+    assert not state.engaged
+
+
+def test_the_probe_begins_when_all_is_quiet_and_somebody_elsewhere_is_partly_fed() -> None:
+    state, _ = begun({0: {ROOT}})
+    state.sent()
+    state.ended()
+    assert state.answered({1: Report(1, True)}) == [Probe()]
+    assert state.engaged
+
+
+def test_the_probe_begins_at_once_when_the_root_itself_must_wait() -> None:
+    _, effects = begun({0: {ROOT, 10}})
+    assert effects == [Probe()]
+
+
+def probed_start(entries: dict[int, set[Entry]]) -> Pass[str]:
+    """A starter whose probe is over, and who is about to tell worker 1."""
+    state, effects = begun(entries)
+    assert effects == [Probe()]
+    state.probe_sent()
+    assert state.probe_walked() == []
+    assert state.probe_answered({1: Report(1, False)}) == [Resume((1,))]
+    return state
+
+
+def test_when_the_probe_is_over_everybody_who_took_part_is_told() -> None:
+    state = probed_start({0: {ROOT, 10}})
+    assert state.learn({1: {ROOT}}) == [Start(1)]  # 10 was not reached
+    state.sent()
+    assert state.resumed_here() == []
+    assert state.ended() == []
+    assert state.answered({1: Report(2, False)}) == [Done()]
+
+
+def test_nothing_is_over_before_everybody_has_been_told() -> None:
+    state = probed_start({0: {ROOT, 10}})
+    state.learn({1: {ROOT}})
+    assert state.ended() == []
+    assert state.resumed_here() == [Done()]
+
+
+def test_after_the_probe_an_island_starts_with_gates_for_what_has_not_arrived() -> None:
+    state = probed_start({0: {ROOT, 10, 11}})
+    assert state.learn({1: {ROOT, 10}}) == [Start(1, (10,))]
+    state.resumed_here()
+    assert state.gradient("m10", 10) == [Answer("m10")]  # it opens the gate, and starts nothing
+    assert state.ended() == [Done()]
+
+
+def test_after_the_probe_an_island_that_nothing_arrived_for_waits_for_its_first_gradient() -> None:
+    state = make({7: {10, 11, 12}})
+    assert state.learn({8: {10, 11}}) == []
+    assert not state.has(12)
+    assert state.resumed("resume") == [Answer("resume")]
+    assert state.gradient("m10", 10) == [Start(8, (11,))]
+
+
+def test_what_arrived_before_a_new_plan_is_kept() -> None:
+    state = make({7: {10, 11}})
+    state.gradient("m10", 10)
+    assert state.learn({8: {10}}) == [Start(8)]
+
+
+def test_an_island_that_has_started_stays_as_it_was_planned() -> None:
+    state = make({7: {10}, 8: {11, 12}})
+    state.gradient("m10", 10)
+    assert state.started_entries() == {10}
+    assert state.learn({9: {11}}) == []
+    assert state.gradient("again", 10) == [Answer("again")]
+    assert state.has(10)
+
+
+def test_the_plan_grows_by_entries_that_were_made_later() -> None:
+    state = make({7: {10}})
+    assert not state.has(20)
+    state.grow(8, [20])
+    assert state.gradient("m20", 20) == [Start(8)]
+
+
+def test_a_gradient_for_an_entry_of_no_island_is_answered_and_starts_nothing() -> None:
+    state = make({7: {10}})
+    assert state.gradient("m99", 99) == [Answer("m99")]
+
+
+def test_islands_that_are_partly_fed_after_the_probe_are_a_fault_that_is_told() -> None:
+    state = probed_start({0: {ROOT, 10}})
+    state.learn({1: {ROOT}})
+    state.sent()
+    state.resumed_here()
+    state.ended()
+    assert state.answered({1: Report(2, True), 4: Report(1, True)}) == [Stuck((1, 4))]
+
+
+def test_a_probe_message_that_engages_is_answered_when_its_walk_and_all_that_it_sent_are_done() -> None:
+    state = make({7: {10}})
+    assert state.probed("p1") == []
+    assert state.probed("p2") == [Answer("p2")]
+    state.probe_sent()
+    assert state.probe_walked() == []
+    assert state.probe_walked() == []
+    assert state.owed == 1
+    assert state.probe_answered({}) == [Answer("p1")]
+
+
+def test_the_flow_and_the_probe_are_answered_each_by_itself() -> None:
+    state = make({7: {10}})
+    state.gradient("gradient", 10)
+    state.probed("probe")
+    assert state.probe_walked() == [Answer("probe")]
+    assert state.ended() == [Answer("gradient")]
+
+
+@given(st.permutations([Report(number, number % 2 == 1) for number in range(1, 6)]))
+def test_an_old_report_never_replaces_a_newer_one(reports: list[Report]) -> None:
+    state, _ = begun({0: {ROOT}})
+    for report in reports:
+        state.sent()
+        state.answered({1: report})
+    assert state.reports()[1] == Report(5, True)
+    assert state.ended() == [Probe()]
+
+
+def test_a_report_says_how_it_is_now_and_passes_on_what_is_known_of_others() -> None:
+    state = make({7: {10, 11}}, me=3)
+    first = state.reports()
+    state.gradient("m10", 10)
+    state.sent()
+    state.answered({5: Report(4, True)})
+    second = state.reports()
+    assert not first[3].partly_fed
+    assert second[3].partly_fed
+    assert second[3].number > first[3].number
+    assert second[5] == Report(4, True)
+
+
+def test_a_failure_answers_what_both_the_flow_and_the_probe_owe() -> None:
+    state = make({7: {10}})
+    state.gradient("gradient", 10)
+    state.probed("probe")
+    assert state.abort() == [Answer("gradient"), Answer("probe")]
+    assert not state.engaged
+    assert state.abort() == []
+
+
+def test_after_a_failure_late_messages_are_answered_though_an_island_runs_and_answers_are_missing() -> None:
+    state = make({7: {10}, 8: {11}})
+    state.gradient("m10", 10)
+    state.sent()  # to a worker that is lost: never answered
+    state.abort()
+    assert state.nothing_new("late") == [Answer("late")]
+    assert state.gradient("m11", 11) == [Answer("m11")]  # and its island does not start
+    assert state.probed("probe") == [Answer("probe")]
+    assert state.probe_walked() == []
+    assert state.resumed("resume") == [Answer("resume")]
+    assert state.ended() == []
+
+
+def test_after_a_failure_the_starter_answers_late_messages_and_says_neither_probe_nor_done() -> None:
+    state, _ = begun({0: {ROOT}})
+    state.sent()
+    assert state.abort() == []
+    assert state.nothing_new("late") == [Answer("late")]
+    assert state.ended() == []
+    assert state.answered({1: Report(1, True)}) == []
+
+
+def test_after_a_failure_in_the_probe_it_does_not_end() -> None:
+    state, _ = begun({0: {ROOT, 10}})
+    state.abort()
+    assert state.probe_walked() == []
+    assert state.learn({1: {ROOT}}) == []
+
+
+def test_after_the_end_late_messages_are_answered_and_start_nothing() -> None:
+    state, _ = begun({0: {ROOT}, 1: {10}})
+    assert state.ended() == [Done()]
+    assert state.nothing_new("late") == [Answer("late")]
+    assert state.gradient("m10", 10) == [Answer("m10")]
+
+
+def test_a_late_probe_message_neither_engages_the_starter_nor_ends_the_probe_again() -> None:
+    state = probed_start({0: {ROOT, 10}})
+    assert state.probed("before it has learned") == [Answer("before it has learned")]
+    assert state.probe_walked() == []
+    state.learn({1: {ROOT}})
+    assert state.probed("after") == [Answer("after")]
+    assert state.probe_walked() == []
+    state.resumed_here()
+    assert state.ended() == [Done()]
+
+
+# The model: a graph over workers
+
+
+@dataclass(frozen=True)
+class Message:
+    """One send: what it carried was made of messages that its sender had received, through nodes of the sender's."""
+
+    sender: int
+    receiver: int
+    uses: frozenset[int]
+    nodes: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Messages in the order in which they were sent, and the root, which is worker 0's."""
+
+    workers: int
+    messages: tuple[Message, ...]
+    root: Message
+    order: tuple[int, ...]
+    """The record number of each message. Whatever a message uses has a smaller one."""
+
+    def at(self, entry: Entry) -> Message:
+        return self.root if entry == ROOT else self.messages[entry]  # type: ignore[call-overload]  # the others are numbers
+
+    def entries_of(self, worker: int) -> set[Entry]:
+        sent: set[Entry] = {number for number, message in enumerate(self.messages) if message.sender == worker}
+        return sent | {ROOT} if worker == 0 else sent
+
+    def reached(self) -> set[Entry]:
+        """What one process would run."""
+        found: set[Entry] = {ROOT}
+        stack = [self.root]
+        while stack:
+            for number in stack.pop().uses - found:
+                found.add(number)
+                stack.append(self.messages[number])
+        return found
+
+    def islands(self, entries: Iterable[Entry]) -> list[set[Entry]]:
+        """Entries of one worker, united where they share a node or a recv."""
+        found: list[tuple[set[Entry], set[object]]] = []
+        for entry in entries:
+            message = self.at(entry)
+            mine: tuple[set[Entry], set[object]] = {entry}, {*message.uses, *(("node", n) for n in message.nodes)}
+            for other in [one for one in found if one[1] & mine[1]]:
+                found.remove(other)
+                mine = mine[0] | other[0], mine[1] | other[1]
+            found.append(mine)
+        return [island for island, _ in found]
+
+    def neighbours(self, worker: int) -> set[int]:
+        pairs = [(message.sender, message.receiver) for message in self.messages]
+        return {a for a, b in pairs if b == worker} | {b for a, b in pairs if a == worker}
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, shared: bool = True) -> Graph:
+    workers = draw(st.integers(1, 6))
+    messages: list[Message] = []
+    used: set[int] = set()
+
+    def uses(worker: int) -> frozenset[int]:
+        there = [n for n, message in enumerate(messages) if message.receiver == worker and (shared or n not in used)]
+        least = draw(st.sampled_from([1, 1, 1, 0]))
+        found = draw(st.frozensets(st.sampled_from(there), min_size=least, max_size=4)) if there else frozenset()
+        used.update(found)
+        return found
+
+    def nodes() -> frozenset[int]:
+        return draw(st.frozensets(st.integers(0, 3), max_size=2)) if shared else frozenset()
+
+    for _ in range(draw(st.integers(0, 20))):
+        sender = draw(st.integers(0, workers - 1))
+        messages.append(Message(sender, draw(st.integers(0, workers - 1)), uses(sender), nodes()))
+    root = Message(0, 0, uses(0), nodes())
+    return Graph(workers, tuple(messages), root, record_order(messages, draw(st.integers(0, 2**32))))
+
+
+def record_order(messages: list[Message], seed: int) -> tuple[int, ...]:
+    """Any order that causality allows."""
+    random = Random(seed)
+    missing = {number: len(message.uses) for number, message in enumerate(messages)}
+    ready = [(random.random(), number) for number, uses in missing.items() if not uses]
+    heapq.heapify(ready)
+    order: dict[int, int] = {}
+    while ready:
+        _, number = heapq.heappop(ready)
+        order[number] = len(order)
+        for later, message in enumerate(messages):
+            if number in message.uses:
+                missing[later] -= 1
+                if not missing[later]:
+                    heapq.heappush(ready, (random.random(), later))
+    return tuple(order[number] for number in range(len(messages)))
+
+
+# The model: what agents do
+
+
+NOBODY = -1
+
+
+@dataclass
+class Asked:
+    """A message that is to be answered. Those of `kind` "late" come from nobody that waits."""
+
+    kind: str
+    sender: int
+    receiver: int
+    given: bool = False
+    arrived: bool = False
+
+
+@dataclass
+class Running:
+    """An island in the engine: it does what it can, then waits at the next gate."""
+
+    worker: int
+    entries: set[Entry]
+    opened: set[Entry]
+    gates: list[int]
+    sent: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Step:
+    """Something that is under way: `kind` says in which of the two diffusions, `worker` who carries it out."""
+
+    kind: str
+    worker: int
+    act: Callable[[], None]
+
+
+class World:
+    """One pass over all workers of a graph."""
+
+    def __init__(self, graph: Graph, seed: int) -> None:
+        self.graph = graph
+        self.random = Random(seed)
+        self.passes: list[Pass[int]] = [Pass(worker) for worker in range(graph.workers)]
+        self.steps: list[Step] = []
+        self.asked: list[Asked] = []
+        self.numbers = count()
+        self.islands: dict[int, set[Entry]] = {}
+        self.arrived: set[Entry] = set()
+        self.live: set[int] = set()
+        self.blocked: dict[int, Running] = {}
+        self.sent: list[int] = []
+        self.completed: list[Entry] = []
+        self.failed: set[int] = set()
+        self.dead: set[int] = set()
+        self.probes = self.resumes = self.done = 0
+
+    def run(self, *disturbances: Callable[[], None]) -> None:
+        """Carry out everything; each disturbance comes at some time in between."""
+        # Most passes take less than a hundred steps; early ones are the more interesting.
+        times = [(self.random.randrange(2 ** self.random.randint(0, 7)), disturb) for disturb in disturbances]
+        self._plan(0)
+        self.arrived.add(ROOT)
+        self._carry_out(0, self.passes[0].begin())
+        for turn in range(20_000):
+            for when, disturb in times:
+                if when == turn or (turn < when and not self.steps):
+                    disturb()
+            times = [(when, disturb) for when, disturb in times if when > turn and self.steps]
+            if not self.steps:
+                return
+            self.steps.pop(self.random.randrange(len(self.steps))).act()
+        raise AssertionError("it never ends")
+
+    def _later(self, kind: str, worker: int, act: Callable[[], None]) -> None:
+        if worker not in self.dead:
+            self.steps.append(Step(kind, worker, act))
+
+    def _under_way(self, kind: str) -> list[Step]:
+        return [step for step in self.steps if step.kind == kind]
+
+    # effects
+
+    def _carry_out(self, worker: int, effects: Iterable[Effect[int]]) -> None:
+        for effect in effects:
+            match effect:
+                case Answer(ticket):
+                    asked = self.asked[ticket]
+                    assert not asked.given, "answered twice"
+                    assert asked.receiver == worker
+                    asked.given = True
+                    self._later(asked.kind, worker, partial(self._answer, worker, ticket))
+                case Start(number, waiting):
+                    assert worker not in self.failed, "an island starts after a failure"
+                    self._later("flow", worker, partial(self._start_island, worker, number, waiting))
+                case Probe():
+                    self._check_quiet(worker)
+                    self.probes += 1
+                    assert self.probes == 1, "a second probe"
+                    self._later("probe", worker, partial(self._walk, worker, ROOT))
+                case Resume(workers):
+                    assert worker == 0
+                    assert not self._under_way("probe"), "the probe was ended while it was under way"
+                    self.resumes += 1
+                    assert self.resumes == 1, "the probe ended twice"
+                    self._later("flow", worker, partial(self._resume, workers))
+                case Done():
+                    self._check_quiet(worker)
+                    self.done += 1
+                    assert self.done == 1
+                    assert sorted(self.completed, key=str) == sorted(self.graph.reached(), key=str)
+                case Stuck(workers):
+                    raise AssertionError(f"{workers} are stuck")
+
+    def _check_quiet(self, worker: int) -> None:
+        assert worker == 0, "quiet is for the starter to say"
+        assert not self._under_way("flow"), "quiet, with something under way"
+        assert not self.blocked, "quiet, with an island in a gate"
+        assert not self.failed & {0}, "the end of a pass that has failed"
+
+    def _ask(self, kind: str, sender: int, receiver: int, deliver: Callable[[int], None]) -> None:
+        ticket = len(self.asked)
+        self.asked.append(Asked(kind, sender, receiver))
+        if receiver in self.dead:
+            if sender != NOBODY:
+                self._later("failure", sender, partial(self.fail, sender))
+        else:
+            self._later(kind, receiver, partial(deliver, ticket))
+
+    def _answer(self, worker: int, ticket: int) -> None:
+        asked, reports, failed = self.asked[ticket], self.passes[worker].reports(), worker in self.failed
+        self._later(asked.kind, asked.sender, partial(self._take_answer, asked, reports, failed))
+
+    def _take_answer(self, asked: Asked, reports: dict[int, Report], failed: bool) -> None:
+        assert not asked.arrived, "an answer came twice"
+        asked.arrived = True
+        if asked.kind == "late":
+            return
+        if failed:
+            self.fail(asked.sender)
+        state = self.passes[asked.sender]
+        answered = state.answered if asked.kind == "flow" else state.probe_answered
+        self._carry_out(asked.sender, answered(reports))
+
+    # the flow of gradients
+
+    def _number(self, islands: list[set[Entry]]) -> dict[int, set[Entry]]:
+        made = {next(self.numbers): island for island in islands}
+        self.islands.update(made)
+        return made
+
+    def _plan(self, worker: int) -> None:
+        self.passes[worker].plan(self._number(self.graph.islands(self.graph.entries_of(worker))))
+
+    def _learn(self, worker: int) -> list[Effect[int]]:
+        state = self.passes[worker]
+        alive = self.graph.entries_of(worker) & (self.arrived | self.live) - state.started_entries()
+        return state.learn(self._number(self.graph.islands(alive)))
+
+    def _start_island(self, worker: int, number: int, waiting: tuple[Entry, ...]) -> None:
+        entries = self.islands[number]
+        gates = sorted(
+            (entry for entry in waiting if isinstance(entry, int)), key=self.graph.order.__getitem__, reverse=True
+        )
+        self._advance(Running(worker, entries, entries - set(waiting), gates))
+
+    def _advance(self, island: Running) -> None:
+        """One step of the engine: one recv, or one gate, or the end."""
+        again = partial(self._later, "flow", island.worker, partial(self._advance, island))
+        recvs = {number for entry in island.entries for number in self.graph.at(entry).uses} - island.sent
+        ready = [
+            number
+            for number in sorted(recvs)
+            if all(number not in self.graph.at(entry).uses for entry in island.entries - island.opened)
+        ]
+        if island.worker in self.failed:
+            self._carry_out(island.worker, self.passes[island.worker].ended())
+        elif ready:
+            island.sent.add(number := self.random.choice(ready))
+            self._send_gradient(island.worker, number)
+            again()
+        elif island.gates and island.gates[0] in self.arrived:
+            island.opened.add(island.gates.pop(0))
+            again()
+        elif island.gates:
+            self.blocked[island.gates[0]] = island
+        else:
+            self.completed += island.entries
+            self._carry_out(island.worker, self.passes[island.worker].ended())
+
+    def _send_gradient(self, worker: int, number: int) -> None:
+        assert number not in self.sent, "a gradient is sent twice"
+        self.sent.append(number)
+        state = self.passes[worker]
+        state.sent()
+        receiver = self.graph.messages[number].sender
+        self._ask("flow", worker, receiver, partial(self._take_gradient, receiver, number, state.known))
+
+    def _take_gradient(self, worker: int, number: int, known: bool, ticket: int) -> None:
+        state = self.passes[worker]
+        if worker in self.failed:
+            self._carry_out(worker, state.nothing_new(ticket))
+            return
+        self.arrived.add(number)
+        effects: list[Effect[int]] = []
+        if known and not state.known:
+            effects += self._learn(worker)
+        elif not state.planned:
+            self._plan(worker)
+        assert state.has(number)
+        effects += state.gradient(ticket, number)
+        if number in self.blocked:
+            self._later("flow", worker, partial(self._advance, self.blocked.pop(number)))
+        self._carry_out(worker, effects)
+
+    # the probe
+
+    def _walk(self, worker: int, entry: Entry) -> None:
+        if entry not in self.live and worker not in self.failed:
+            if entry != ROOT:
+                self.live.add(entry)  # type: ignore[arg-type]
+            for number in self.graph.at(entry).uses:
+                self.passes[worker].probe_sent()
+                receiver = self.graph.messages[number].sender
+                self._ask("probe", worker, receiver, partial(self._take_probe, receiver, number))
+        self._later("probe", worker, partial(self._walked, worker))
+
+    def _walked(self, worker: int) -> None:
+        self._carry_out(worker, self.passes[worker].probe_walked())
+
+    def _take_probe(self, worker: int, number: int, ticket: int) -> None:
+        self._carry_out(worker, self.passes[worker].probed(ticket))
+        self._later(self.asked[ticket].kind, worker, partial(self._walk, worker, number))
+
+    def _resume(self, workers: tuple[int, ...]) -> None:
+        effects = self._learn(0)
+        for worker in workers:
+            self.passes[0].sent()
+            self._ask("flow", 0, worker, partial(self._take_resume, worker))
+        self._carry_out(0, effects)
+        self._later("flow", 0, self._resumed_here)
+
+    def _resumed_here(self) -> None:
+        self._carry_out(0, self.passes[0].resumed_here())
+
+    def _take_resume(self, worker: int, ticket: int) -> None:
+        state = self.passes[worker]
+        effects = [] if state.known else self._learn(worker)
+        self._carry_out(worker, [*effects, *state.resumed(ticket)])
+
+    # disturbances
+
+    def send_late_message(self) -> None:
+        """A gradient that came before comes once more."""
+        worker = self.random.randrange(self.graph.workers)
+        self._ask(
+            "late", NOBODY, worker, lambda ticket: self._carry_out(worker, self.passes[worker].nothing_new(ticket))
+        )
+
+    def send_late_probe(self) -> None:
+        """A message of the probe comes once more, when the probe is over."""
+        worker = self.random.randrange(self.graph.workers)
+
+        def deliver(ticket: int) -> None:
+            if self.resumes and (worker == 0 or self.passes[worker].known):
+                self._carry_out(worker, self.passes[worker].probed(ticket))
+                self._later("late", worker, partial(self._walked, worker))
+            else:
+                self.asked[ticket].given = self.asked[ticket].arrived = True  # it was never sent
+
+        self._ask("late", NOBODY, worker, deliver)
+
+    def fail_somewhere(self) -> None:
+        self.fail(self.random.randrange(self.graph.workers))
+
+    def fail(self, worker: int) -> None:
+        """An error at a worker that still has part in the pass, or word of one."""
+        if worker in self.failed or worker in self.dead or (worker == 0 and self.done):
+            return
+        self.failed.add(worker)
+        self._carry_out(worker, self.passes[worker].abort())
+        for entry, island in list(self.blocked.items()):
+            if island.worker == worker:
+                del self.blocked[entry]
+                self._later("flow", worker, partial(self._advance, island))
+        for other in {0, *self.graph.neighbours(worker)} - {worker}:
+            self._later("failure", other, partial(self.fail, other))
+
+    def lose_somebody(self) -> None:
+        """A worker dies: what it was about to do is not done, and those that wait for it are told so."""
+        worker = self.random.randrange(self.graph.workers)
+        self.dead.add(worker)
+        self.steps = [step for step in self.steps if step.worker != worker]
+        self.blocked = {entry: island for entry, island in self.blocked.items() if island.worker != worker}
+        # An answer that has left comes all the same: it is a step of the one who asked.
+        waiting = {asked.sender for asked in self.asked if asked.receiver == worker and not asked.arrived}
+        engaged = {other for other in self.graph.neighbours(worker) if self.passes[other].engaged}
+        for other in sorted((waiting | engaged) - {NOBODY, worker}):
+            self._later("failure", other, partial(self.fail, other))
+
+    def check_nobody_waits(self) -> None:
+        """What must hold at the end of every pass, however it ended."""
+        for number, asked in enumerate(self.asked):
+            if not {asked.sender, asked.receiver} & self.dead:
+                assert asked.arrived, f"message {number} was not answered: {asked}"
+        assert not self.blocked, "an island waits for ever"
+        for worker, state in enumerate(self.passes):
+            if worker not in self.dead:
+                assert not state.engaged
+
+
+SEEDS = st.integers(0, 2**32)
+
+
+@given(graphs(), SEEDS)
+@settings(max_examples=200, deadline=None)
+def test_every_reached_island_runs_once_and_the_end_is_told_once(graph: Graph, seed: int) -> None:
+    world = World(graph, seed)
+    world.run()
+    event(f"{world.probes} probes")
+    assert world.done == 1
+    assert sorted(world.sent) == sorted(graph.reached() - {ROOT})  # type: ignore[type-var]  # only numbers are left
+    world.check_nobody_waits()
+
+
+@given(graphs(shared=False), SEEDS)
+@settings(max_examples=50, deadline=None)
+def test_a_pass_whose_islands_have_one_entry_each_needs_no_probe(graph: Graph, seed: int) -> None:
+    world = World(graph, seed)
+    world.run()
+    assert (world.done, world.probes) == (1, 0)
+
+
+@given(graphs(), SEEDS)
+@settings(max_examples=150, deadline=None)
+def test_late_and_repeated_messages_change_nothing_and_are_answered(graph: Graph, seed: int) -> None:
+    world = World(graph, seed)
+    world.run(*[world.send_late_message] * 3, *[world.send_late_probe] * 3)
+    assert world.done == 1
+    world.check_nobody_waits()
+
+
+@given(graphs(), SEEDS)
+@settings(max_examples=150, deadline=None)
+def test_after_a_failure_everybody_gets_an_answer_and_nobody_success(graph: Graph, seed: int) -> None:
+    world = World(graph, seed)
+    world.run(world.fail_somewhere, world.send_late_message, world.send_late_probe)
+    event("done before" if world.done else "failed")
+    assert world.done or 0 in world.failed
+    world.check_nobody_waits()
+
+
+@given(graphs(), SEEDS)
+@settings(max_examples=150, deadline=None)
+def test_after_the_loss_of_a_worker_nobody_waits(graph: Graph, seed: int) -> None:
+    world = World(graph, seed)
+    world.run(world.lose_somebody, world.send_late_message, world.send_late_probe)
+    event("done" if world.done else "failed")
+    assert world.done or world.dead & {0} or 0 in world.failed
+    world.check_nobody_waits()
