@@ -72,12 +72,9 @@ def assert_equal(got: torch.Tensor | None, want: torch.Tensor | None) -> None:
     if got is None or want is None:
         assert got is want
     else:
-        torch.testing.assert_close(
-            got,
-            want,
-            rtol=1e-12 if want.dtype == torch.double else None,
-            atol=0 if want.dtype == torch.double else None,
-        )
+        exact = want.dtype in (torch.double, torch.complex128)
+        tolerance = {"rtol": 1e-12, "atol": 1e-15} if exact else {}
+        torch.testing.assert_close(got, want, **tolerance)
 
 
 def assert_as_in_one_process(group: Group, program: Program, leaves: Sequence[torch.Tensor]) -> None:

@@ -36,7 +36,7 @@ class SineByAutograd(torch.autograd.Function):
         return x.sin()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # torch says *grads
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         (saved,) = ctx.saved_tensors
         with torch.enable_grad():
             x = saved.detach().requires_grad_()
@@ -46,7 +46,7 @@ class SineByAutograd(torch.autograd.Function):
 
 
 def reentrant(x: torch.Tensor) -> torch.Tensor:
-    return SineByAutograd.apply(x) * weights["w"]  # type: ignore[no-any-return,no-untyped-call]
+    return SineByAutograd.apply(x) * weights["w"]
 
 
 def test_a_function_whose_backward_runs_autograd(group: Group) -> None:
@@ -66,13 +66,13 @@ class SendsInBackward(torch.autograd.Function):
         return x * 3
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # torch says *grads
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         tripled: torch.Tensor = ctx.agent.call("c", torch.mul, (grad, 3))
         return tripled
 
 
 def asks_in_backward(x: torch.Tensor) -> torch.Tensor:
-    return SendsInBackward.apply(x.sin())  # type: ignore[no-any-return,no-untyped-call]
+    return SendsInBackward.apply(x.sin())
 
 
 def test_a_function_whose_backward_makes_a_call(group: Group) -> None:
@@ -91,7 +91,7 @@ class DistributedInBackward(torch.autograd.Function):
         return x.sin()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # torch says *grads
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         (saved,) = ctx.saved_tensors
         with torch.enable_grad(), autograd.context() as context:
             x = saved.detach().requires_grad_()
@@ -102,14 +102,14 @@ class DistributedInBackward(torch.autograd.Function):
 
 def test_a_pass_of_another_context_inside_a_plain_backward(group: Group) -> None:
     x = leaf(3)
-    DistributedInBackward.apply(x * 2).sum().backward()  # type: ignore[no-untyped-call]
+    DistributedInBackward.apply(x * 2).sum().backward()
     assert_equal(x.grad, 2 * (2 * x).cos().detach())
 
 
 def test_a_context_cannot_be_opened_inside_a_pass_of_another(group: Group) -> None:
     x = leaf(3)
     with autograd.context() as context:
-        loss = remotely("b", torch.exp, DistributedInBackward.apply(x)).sum()  # type: ignore[no-untyped-call]
+        loss = remotely("b", torch.exp, DistributedInBackward.apply(x)).sum()
         with pytest.raises(BackwardError, match="Error on Node 0: Already have an autograd context id"):
             context.backward(loss)
 
@@ -134,7 +134,7 @@ def block(x: torch.Tensor) -> torch.Tensor:
 
 
 def checkpointed(x: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = checkpoint(block, x, use_reentrant=False)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = checkpoint(block, x, use_reentrant=False)
     return result
 
 
@@ -157,9 +157,9 @@ def test_a_checkpoint_on_the_caller_around_a_call(group: Group) -> None:
 
     def program(call: Any) -> torch.Tensor:
         def around(x: torch.Tensor) -> torch.Tensor:
-            return call("b", block, x.sin()).cos() * x  # type: ignore[no-any-return]
+            return call("b", block, x.sin()).cos() * x
 
-        return checkpoint(around, x, use_reentrant=False).sum()  # type: ignore[no-any-return,no-untyped-call]
+        return checkpoint(around, x, use_reentrant=False).sum()
 
     assert_as_in_one_process(group, program, [x, weights["w"]])
     # Twice in one process. Here the caller's part is two islands, and torch recomputes once for each run of its engine.
@@ -180,7 +180,7 @@ def test_autocast_on_the_caller(group: Group) -> None:
             assert inner.dtype == torch.bfloat16
             y = call("b", torch.tanh, inner)
             assert y.dtype == torch.bfloat16
-            return linear(y).float().sum()  # type: ignore[no-any-return]
+            return linear(y).float().sum()
 
     assert_as_in_one_process(group, program, [x, linear.weight, linear.bias])
 
@@ -236,6 +236,6 @@ def test_a_skip_connection_with_a_reentrant_function_and_a_checkpoint_on_it(grou
 
     def program(call: Any) -> torch.Tensor:
         inner = checkpointed(reentrant(x))
-        return (call("b", reentrant, inner) * inner + call("c", checkpointed, inner)).sum()  # type: ignore[no-any-return]
+        return (call("b", reentrant, inner) * inner + call("c", checkpointed, inner)).sum()
 
     assert_as_in_one_process(group, program, [x, weights["w"]])

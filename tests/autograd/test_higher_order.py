@@ -35,7 +35,7 @@ def forward(name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def run(call: Any, x: torch.Tensor) -> torch.Tensor:
-    return call("c", forward, "c", call("b", forward, "b", modules["a"](x)))  # type: ignore[no-any-return]
+    return call("c", forward, "c", call("b", forward, "b", modules["a"](x)))
 
 
 def parameters() -> list[nn.Parameter]:
@@ -102,7 +102,7 @@ def test_the_third_derivative_through_two_workers(group: Group) -> None:
         slope = call("c", torch.exp, call("b", torch.sin, x)) * x
         for _ in range(3):
             (slope,) = grad(context, slope.sum(), [x], create_graph=True)
-        return slope.detach()  # type: ignore[no-any-return]
+        return slope.detach()
 
     want = derive(locally, local_grad, None)
     with autograd.context() as context:
@@ -140,12 +140,12 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # torch says *grads
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * 2
 
 
 def once(x: torch.Tensor) -> torch.Tensor:
-    return Once.apply(x.sin())  # type: ignore[no-any-return,no-untyped-call]
+    return Once.apply(x.sin())
 
 
 def test_a_function_that_cannot_be_differentiated_twice_says_so_across_workers(group: Group) -> None:

@@ -91,7 +91,7 @@ def test_ordinary_optimizers_on_each_worker_train_as_in_one_process(
 
     def train(call: Any, parts: tuple[nn.Module, ...]) -> list[float]:
         modules.update(b=parts[1], c=parts[2])
-        optimizers = [optimizer(part.parameters(), lr=0.05) for part in parts]  # type: ignore[call-arg]  # all have lr
+        optimizers = [optimizer(part.parameters(), lr=0.05) for part in parts]
         losses = []
         for _ in range(5):
             for one in optimizers:
@@ -197,7 +197,7 @@ def test_the_gradient_of_a_sparse_embedding_stays_sparse(group: Group) -> None:
     weight = modules["e"].weight
 
     def program(call: Any) -> torch.Tensor:
-        return call("b", forward, "e", indices(1, 4, 1)).square().sum()  # type: ignore[no-any-return]
+        return call("b", forward, "e", indices(1, 4, 1)).square().sum()
 
     (want,) = wanted_gradients(program, [weight])
     with autograd.context() as context:
@@ -218,7 +218,7 @@ def test_sparse_and_dense_gradients_of_one_weight_are_summed(group: Group, order
             "e": lambda: call("b", forward, "e", indices(1, 4, 1)).square().sum(),
             "w": lambda: call("b", times, torch.ones(10, 3, dtype=torch.double), "w").sin().sum(),
         }
-        return parts[order[0]]() + parts[order[1]]()  # type: ignore[no-any-return]
+        return parts[order[0]]() + parts[order[1]]()
 
     assert_as_in_one_process(group, program, [weight])
 
@@ -244,7 +244,7 @@ def test_a_sparse_gradient_travels_sparse_to_the_caller(group: Group) -> None:
     x = leaf(10, 3)
 
     def program(call: Any) -> torch.Tensor:
-        return call("b", sparse_lookup, x).sum()  # type: ignore[no-any-return]
+        return call("b", sparse_lookup, x).sum()
 
     (want,) = wanted_gradients(program, [x])
     assert want is not None

@@ -76,7 +76,7 @@ def test_a_result_may_be_changed_in_place(group: Group) -> None:
         y = call("b", torch.sin, x)
         y.mul_(3)
         y[:2].add_(y[2:])
-        return y.sum()  # type: ignore[no-any-return]
+        return y.sum()
 
     assert_as_in_one_process(group, program, [x])
 
@@ -88,7 +88,7 @@ def test_two_results_of_one_call_may_be_changed_in_place(group: Group) -> None:
         one, two = call("b", sin_and_cos, x)
         one.mul_(2)
         two[:2].mul_(3)
-        return (one + two).sum()  # type: ignore[no-any-return]
+        return (one + two).sum()
 
     assert_as_in_one_process(group, program, [x])
 
@@ -104,7 +104,7 @@ def test_a_tensor_that_was_sent_may_be_changed_by_its_sender(group: Group) -> No
         inner = x * 2
         y = call("b", torch.neg, inner)
         inner.mul_(5)
-        return (y * inner).sum()  # type: ignore[no-any-return]
+        return (y * inner).sum()
 
     assert_as_in_one_process(group, program, [x])
 
@@ -182,7 +182,7 @@ def test_integers_and_booleans_come_back_among_others(group: Group) -> None:
         values, order, positive, count = call("b", ordered, x)
         assert count == 4
         assert not order.requires_grad
-        return (values[order] * positive).sum()  # type: ignore[no-any-return]
+        return (values[order] * positive).sum()
 
     assert_as_in_one_process(group, program, [x])
 
@@ -198,7 +198,7 @@ def test_a_reply_may_hold_one_tensor_twice_and_the_argument_itself(group: Group)
     def program(call: Any) -> torch.Tensor:
         one, two, itself = call("b", sine_twice_and_itself, x)
         assert one is two
-        return (one * two * itself).sum()  # type: ignore[no-any-return]
+        return (one * two * itself).sum()
 
     assert_as_in_one_process(group, program, [x])
 
@@ -236,7 +236,7 @@ def test_tensors_in_dataclasses_dicts_and_objects_keep_their_edge(group: Group) 
             result = rpc.rpc_sync("b", unpack, args, {"scale": leaves[3]})
         else:
             result = unpack(*args, scale=leaves[3])
-        return (result["out"][0].tensor * result["batch"].inputs).sum()  # type: ignore[no-any-return]
+        return (result["out"][0].tensor * result["batch"].inputs).sum()
 
     assert_as_in_one_process(group, program, leaves)
 
@@ -313,8 +313,7 @@ def test_under_inference_mode_the_caller_records_nothing(group: Group) -> None:
 
 def without_grad(x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        inside = x * weights["w"]
-    return inside
+        return x * weights["w"]
 
 
 @torch.inference_mode()

@@ -505,7 +505,8 @@ class Agent:
             if peer.opening is not None:
                 peer.opening.set()
         name = peer.record.name
-        if not left and not self._closed:
+        # Whoever is leaving may find others gone before it: that is how a group ends.
+        if not left and not self._closed and self._closing is None:
             _log.warning("worker %r lost worker %r: %s", self.me.name, name, reason)
         for channel in channels:
             channel.close(reason)

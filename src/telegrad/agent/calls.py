@@ -119,5 +119,8 @@ class Served:
             )
 
 
+acting: ContextVar[Agent | None] = ContextVar("telegrad_acting", default=None)
+"""The agent that the current thread or task works for, where it serves no call."""
+
 serving: ContextVar[Served | None] = ContextVar("telegrad_serving", default=None)
 """The call that the current thread or task serves."""

@@ -7,7 +7,7 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
-from types import CoroutineType
+from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -89,7 +89,11 @@ class Serving:
             if request.autograd is not None and recorder is not None:
                 served.autograd = request.autograd
                 served.scope, entered = recorder.enter(request.autograd, self._owner.peers.find(channel.peer).record)
-            self._run(channel, served, request, message)
+            if request.autograd is not None and not request.autograd.grad_mode:
+                with torch.no_grad():
+                    self._run(channel, served, request, message)
+            else:
+                self._run(channel, served, request, message)
         except Exception as error:  # noqa: BLE001 - a fault of ours, and the caller must not wait for it
             _log.exception("worker %r failed to serve %s", self._owner.me.name, request.function)
             self._answer(channel, served, None, error)
@@ -202,7 +206,7 @@ class Serving:
     def _pack_failure(self, served: Served, error: BaseException) -> Any:
         # The first entry is the line in this module that called the function.
         trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        text = "".join(traceback.format_exception(type(error), error, trace))
+        text = _traceback_of(error, trace)
         data, layout = b"", None
         if isinstance(error, Exception):
             try:
@@ -256,6 +260,13 @@ def _pass_on(future: torch.futures.Future[Any], answer: Callable[[object, BaseEx
         answer(None, error)
     else:
         answer(value, None)
+
+
+def _traceback_of(error: BaseException, trace: TracebackType | None) -> str:
+    try:
+        return "".join(traceback.format_exception(type(error), error, trace))
+    except Exception as failure:  # noqa: BLE001 - the caller must get its answer even if this one cannot be shown
+        return f"{type(error).__name__}: {_text_of(error)} (its traceback cannot be shown: {failure!r})"
 
 
 def _text_of(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from telegrad.autograd.functions import Recv, SendRpcBackward
 from telegrad.autograd.gradients import Gradients
@@ -72,9 +72,9 @@ class DistAutogradContext:
         with self.lock:
             return dict(self.sends)
 
-    def _recv_functions(self) -> dict[int, Recv]:
+    def _recv_functions(self) -> dict[int, Any]:
         with self.lock:
-            return dict(self.recvs)
+            return {message: recv.node for message, recv in self.recvs.items()}
 
     def __repr__(self) -> str:
         with self.lock:

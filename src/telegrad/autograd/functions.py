@@ -111,7 +111,7 @@ class SendRpcBackward:
 class Recv:
     """One received message with tensors that need gradients: what its node remembers."""
 
-    __slots__ = ("context", "context_id", "count", "message", "source", "source_name")
+    __slots__ = ("context", "context_id", "count", "message", "node", "order", "source", "source_name")
 
     def __init__(
         self, context: DistAutogradContext | None, context_id: int, message: int, source: int, name: str
@@ -122,6 +122,10 @@ class Recv:
         self.source = source
         self.source_name = name
         self.count = 0
+        self.order = 0
+        """When it came, in this worker's record order."""
+        self.node: Any = None
+        """The node in the graph, until the context ends (it knows this object, so they keep each other alive)."""
 
 
 class RecvRpcBackward(torch.autograd.Function):

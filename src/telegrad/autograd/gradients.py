@@ -14,7 +14,11 @@ import torch
 from torch.autograd.graph import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from telegrad.autograd.torch_private import nobody_else_holds
+from telegrad.autograd.torch_private import (
+    has_post_accumulate_hooks,
+    nobody_else_holds,
+    run_post_accumulate_hooks,
+)
 
 
 class Gradients:
@@ -29,7 +33,7 @@ class Gradients:
         grad = captured[index]
         if grad is None:
             return
-        # Whatever mode the thread is in: with create_graph a gradient has a graph, which a copy and a sum must not lose.
+        # Whatever mode the thread is in: with create_graph a gradient has a graph, which copy and sum must not lose.
         with torch.enable_grad():
             if not _is_ours(grad):
                 grad = grad.clone() if grad.layout != torch.strided else _clone_like(grad, leaf)
@@ -59,9 +63,23 @@ class Gradients:
             self._grads.clear()
 
 
+def add_to_grad(tensor: torch.Tensor, captured: Sequence[torch.Tensor | None], index: int) -> None:
+    """The same, into ``.grad``; a tensor that is no leaf keeps it, too."""
+    grad = captured[index]
+    if grad is None:
+        return
+    if not tensor.is_leaf:
+        tensor.retain_grad()
+    with torch.enable_grad():
+        if not _is_ours(grad):
+            grad = grad.clone() if grad.layout != torch.strided else _clone_like(grad, tensor)
+        tensor.grad = grad if tensor.grad is None else _sum(tensor.grad, grad)
+    run_post_accumulate_hooks(tensor)
+
+
 def _is_ours(grad: torch.Tensor) -> bool:
-    # Held by: the tuple that the engine returned, `grad` in add, and the argument here. A tensor that is not strided
-    # has no memory of its own to ask about.
+    # Held by: the tuple that the engine returned, `grad` in the caller, and the argument here. A tensor that is not
+    # strided has no memory of its own to ask about.
     return grad.layout == torch.strided and _is_dense(grad) and nobody_else_holds(grad, 3)
 
 
@@ -86,6 +104,17 @@ def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if one.is_sparse and not other.is_sparse:
         return other + one  # torch knows dense + sparse, and not the other way
     return one + other
+
+
+def run_hooks_on_context(gradients: Gradients, leaf: torch.Tensor) -> None:
+    """Run post-accumulate hooks of a leaf, which see the context's gradient as ``.grad``."""
+    if has_post_accumulate_hooks(leaf):
+        own, leaf.grad = leaf.grad, gradients.get(leaf)
+        try:
+            run_post_accumulate_hooks(leaf)
+            gradients.replace(leaf, leaf.grad)
+        finally:
+            leaf.grad = own
 
 
 class AccumulateThrough:

@@ -111,3 +111,17 @@ def reach(starts: Iterable[Start], seen: set[Node]) -> dict[Any, set[int]]:
             seen.add(node)
             stack.extend(node.next_functions)
     return reached
+
+
+def meets(starts: Iterable[Start], wanted: set[Node]) -> bool:
+    """Whether one of these nodes can be reached."""
+    seen: set[Node] = set()
+    stack: list[tuple[Node | None, int]] = list(starts)
+    while stack:
+        node, _ = stack.pop()
+        if node in wanted:
+            return True
+        if node is not None and node not in seen and type(node) is not RECV_NODE:
+            seen.add(node)
+            stack.extend(node.next_functions)
+    return False

@@ -99,6 +99,9 @@ class PassRun:
         self._fed: dict[int, _Fed] = {}
         self._live: dict[int, set[int]] = {}
         self._probe_seen: set[Node] = set()
+        self._reached: dict[
+            int, set[int]
+        ] = {}  # recvs that the engine is to execute -> which outputs; gone when it did
         self._gates: dict[int, Event] = {}
         self._todo: deque[Effect[Ticket]] = deque()
         self._wake: Event | None = None
@@ -356,7 +359,8 @@ class PassRun:
         here, inside = running.set(self), current.set(self.context)
         try:
             if self.failure is None:
-                self._run_engine(island, set(start.waiting))
+                with self._postman.acting():
+                    self._run_engine(island, set(start.waiting))
         except PassAborted:
             self._postman.count("islands aborted")
         except Exception as error:  # noqa: BLE001 - whatever user code raises ends the pass, and is told to its caller
@@ -411,8 +415,9 @@ class PassRun:
             reached = islands.reach([_start(output) for output in outputs], seen)
             if gates:
                 _raise_from_zero([*seen, *reached])
-        for node, outputs_reached in reached.items():
-            node.reached = outputs_reached
+        with self._lock:
+            for node, outputs_reached in reached.items():
+                self._reached[node.recv.message] = outputs_reached
         if gates:
             with torch.autograd.set_multithreading_enabled(False), _compiled_autograd_off():
                 self._engine(island, outputs, grads)
@@ -446,16 +451,28 @@ class PassRun:
             for index, node in enumerate(nodes):
                 self.context.gradients.add(node.variable, captured, index)
         else:
-            assert self.roots is not None or not island.wanted
             numbers = sorted(island.wanted)
             wanted = [self.roots.inputs[number] for number in numbers] if self.roots is not None else []
+            if self.roots is not None and not self._leads_back(island):
+                anchor = []  # what lies behind the recvs has no part in the answer, and must not run
             if not wanted and not anchor:
                 return
             captured = run([*wanted, *anchor], False)
-            with self._lock:
+            with self._lock, torch.enable_grad():
                 for number, grad in zip(numbers, captured, strict=False):
                     there = self.captured[number]
                     self.captured[number] = grad if there is None else there if grad is None else there + grad
+
+    def _leads_back(self, island: Island) -> bool:
+        """Whether gradients that leave through a recv of this island may come back to a tensor that is wanted.
+
+        They can only if a tensor was sent that depends on a wanted one, before the recv's message came.
+        """
+        with self.context.lock:
+            sends = list(self.context.sends.values())
+        wanted = {edge.node for edge in self.roots.inputs} if self.roots is not None else set()
+        sent = [send.order for send in sends if islands.meets([_start(token) for token in send.tokens], wanted)]
+        return bool(sent) and min(sent) < max((node.recv.order for node in island.reached), default=0)
 
     def _sends_of(self, island: Island) -> list[SendRpcBackward]:
         """The sends among its entries, in record order."""
@@ -478,8 +495,17 @@ class PassRun:
 
     # -- gradients out ------------------------------------------------------------------------------------------
 
-    def propagate(self, recv: Recv, reached: set[int], grads: Sequence[torch.Tensor | None]) -> None:
+    def propagate(self, recv: Recv, grads: Sequence[torch.Tensor | None]) -> None:
         """The engine executed a recv: its gradients go to the worker that it received from."""
+        with self._lock:
+            reached = self._reached.pop(recv.message, None)
+        if reached is None:
+            # Sending it would be a second gradient for one message, or one that the pass does not expect: lost.
+            raise TelegradError(
+                f"a backward() inside this backward pass reached a tensor that came from worker {recv.source_name!r} in "
+                f"context {recv.context_id:#x}. Only the pass itself can send its gradient back: detach the tensor "
+                "before the inner backward, or make the inner one part of the loss"
+            )
         states = tuple(
             GRADIENT if grad is not None else NONE if index in reached else UNREACHED
             for index, grad in enumerate(grads)

@@ -6,14 +6,15 @@ import logging
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.answers import RemoteTraceback
-from telegrad.agent.calls import Call
+from telegrad.agent.calls import Call, acting, serving
 from telegrad.agent.channel import Channel
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.gradients import AccumulateThrough
@@ -49,6 +50,16 @@ class Postman:
     @property
     def runtime(self) -> Runtime:
         return self._agent.runtime
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """User code that runs in here, a hook say, makes its calls from this worker."""
+        token, served = acting.set(self._agent), serving.set(None)
+        try:
+            yield
+        finally:
+            acting.reset(token)
+            serving.reset(served)
 
     def wait(self, event: Event, deadline: float | None) -> bool:
         return self._agent.executor.wait(event, deadline)

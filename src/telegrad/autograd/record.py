@@ -36,7 +36,8 @@ class AutogradRecorder:
         if scope is None or scope.released:
             return None
         message, indices = 0, []
-        if torch.is_grad_enabled():
+        grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if grad_mode:
             indices = [
                 index
                 for index, value in enumerate(encoded.attachments)
@@ -49,7 +50,7 @@ class AutogradRecorder:
         if request:
             with scope.lock:
                 scope.made[peer.id] += 1
-        return AutogradMetadata(scope.id, message, tuple(indices))
+        return AutogradMetadata(scope.id, message, tuple(indices), grad_mode)
 
     def record(self, scope: DistAutogradContext, target: int, tensors: Sequence[Any]) -> int:
         """Make the send of a message with these tensors, and return the message's id."""
@@ -68,6 +69,8 @@ class AutogradRecorder:
         tensors = receive(recv, self._propagate, [attachments[index].detach() for index in metadata.tensors])
         if context is not None:
             with context.lock:
+                recv.order = next(self._contexts.orders)
+                recv.node = tensors[0].grad_fn
                 context.recvs[metadata.message] = recv
         for index, tensor in zip(metadata.tensors, tensors, strict=True):
             attachments[index] = tensor

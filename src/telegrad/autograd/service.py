@@ -14,6 +14,7 @@ from telegrad.agent.channel import Channel
 from telegrad.agent.group import WorkerRecord
 from telegrad.autograd.contexts import Contexts, DistAutogradContext
 from telegrad.autograd.functions import Recv
+from telegrad.autograd.gradients import add_to_grad, run_hooks_on_context
 from telegrad.autograd.passes import PassRun, Roots, running
 from telegrad.autograd.postman import Postman
 from telegrad.autograd.record import AutogradRecorder
@@ -81,14 +82,18 @@ class Autograd:
         start = _check_roots(roots, grad_tensors)
         leaves = INTO_CONTEXT if accumulate == "context" else INTO_GRAD
         if inputs is not None:
+            # Each once, as torch does.
+            inputs = list({id(tensor): tensor for tensor in _listed(inputs)}.values())
             start.inputs = _edges(inputs)
             leaves = NOWHERE
         captured = self._run(context, start, retain_graph or create_graph, create_graph, leaves, timeout)
-        for tensor, grad in zip(inputs or (), captured, strict=True):
+        for index, tensor in enumerate(inputs or ()):
             if accumulate == "context":
-                context.gradients.add(tensor, [grad], 0)
-            elif grad is not None:
-                tensor.grad = grad if tensor.grad is None else tensor.grad + grad
+                context.gradients.add(tensor, captured, index)
+                if captured[index] is not None:
+                    run_hooks_on_context(context.gradients, tensor)
+            else:
+                add_to_grad(tensor, captured, index)
 
     def grad(
         self,
@@ -181,7 +186,7 @@ class Autograd:
                 f"Its gradient can only go back there in a pass of that context: call "
                 f"telegrad.autograd.backward({recv.context_id}, [loss]) inside its `with` block"
             )
-        run.propagate(recv, node.reached, grads)
+        run.propagate(recv, grads)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -266,6 +271,8 @@ class Autograd:
         with context.lock:
             for send in context.sends.values():
                 send.release()
+            for recv in context.recvs.values():
+                recv.node = None
             context.sends.clear()
             context.recvs.clear()
             context.passes.clear()
@@ -289,8 +296,12 @@ class Autograd:
         self.contexts.worker_lost(record.id)
 
 
+def _listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
 def _edges(inputs: Sequence[torch.Tensor]) -> list[GradientEdge]:
-    inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    inputs = _listed(inputs)
     if not inputs:
         raise ValueError("inputs cannot be empty")
     for number, tensor in enumerate(inputs):
@@ -301,7 +312,7 @@ def _edges(inputs: Sequence[torch.Tensor]) -> list[GradientEdge]:
 
 def _check_roots(roots: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None] | None) -> Roots:
     """The roots with a gradient each, checked as torch does, with its words where programs may match them."""
-    roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+    roots = _listed(roots)
     if not roots:
         raise TelegradError("No tensors provided for gradient computation.")
     if isinstance(grads, torch.Tensor):
@@ -323,6 +334,11 @@ def _check_roots(roots: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | N
                 raise TelegradError(
                     f"roots[{number}] of shape {list(root.shape)} is not a scalar, all roots need to be scalar unless "
                     "grad_tensors are given"
+                )
+            if root.is_complex():
+                raise TelegradError(
+                    f"grad can be implicitly created only for real scalar outputs but roots[{number}] is {root.dtype}: "
+                    "give grad_tensors"
                 )
             grad = torch.ones_like(root)
         elif grad.shape != root.shape:

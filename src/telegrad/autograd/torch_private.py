@@ -80,6 +80,12 @@ def has_post_accumulate_hooks(leaf: torch.Tensor) -> bool:
     return bool(leaf._post_accumulate_grad_hooks)
 
 
+def run_post_accumulate_hooks(leaf: torch.Tensor) -> None:
+    """Call what `register_post_accumulate_grad_hook` registered, as AccumulateGrad does."""
+    for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
+        hook(leaf)
+
+
 def has_tensor_hooks(leaf: torch.Tensor) -> bool:
     """Whether `register_hook` was called on a leaf."""
     return bool(leaf._backward_hooks)

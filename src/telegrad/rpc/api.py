@@ -13,14 +13,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.calls import Served, serving
+from telegrad.agent.calls import Served, acting, serving
 from telegrad.agent.group import WorkerRecord, check_name
 from telegrad.agent.token import find_token
 from telegrad.autograd.service import Autograd
@@ -48,7 +47,6 @@ _NEEDS_TOKEN = "Run `telegrad token` once and start every worker with TELEGRAD_T
 
 _lock = threading.Lock()  # protects _default
 _default: Agent | None = None
-_acting: ContextVar[Agent | None] = ContextVar("telegrad_acting", default=None)
 _times_initialized = itertools.count()
 
 
@@ -60,7 +58,7 @@ def is_available() -> bool:
 def default_agent() -> Agent:
     """The agent that the functions of this module act on: that which runs the current function, else the process's."""
     served = serving.get()
-    agent = served.agent if served is not None else _acting.get() or _default
+    agent = served.agent if served is not None else acting.get() or _default
     if agent is None:
         raise NotInitialized("there is no agent in this process: call telegrad.init_rpc() first")
     return agent
@@ -76,11 +74,11 @@ def set_default_agent(agent: Agent | None) -> None:
 @contextlib.contextmanager
 def acting_as(agent: Agent) -> Iterator[None]:
     """Let the functions of this module act on `agent` in a block: for processes with several agents."""
-    token = _acting.set(agent)
+    token = acting.set(agent)
     try:
         yield
     finally:
-        _acting.reset(token)
+        acting.reset(token)
 
 
 # -- init and shutdown ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator
+from contextvars import copy_context
 from typing import Any, TypeVar, cast
 
 import torch
@@ -110,10 +111,11 @@ class Future(torch.futures.Future[T]):
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         """A future of what `callback`, given this one when it is done, returns or raises."""
         following: Future[S] = Future(self._agent)
+        context = copy_context()  # an autograd context, and which agent is meant, follow into callbacks
 
         def run(_: torch.futures.Future[T]) -> None:
             try:
-                result = callback(self)
+                result = context.run(callback, self)
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the next future
                 following.set_exception(error)  # type: ignore[arg-type]  # torch says the type of the result
             else:
@@ -124,7 +126,8 @@ class Future(torch.futures.Future[T]):
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         """Have `callback` called with this future when it is done (at once, if it is)."""
-        super().add_done_callback(lambda _: callback(self))
+        context = copy_context()
+        super().add_done_callback(lambda _: context.run(callback, self))
 
     def cancel(self) -> bool:
         """Give the call up and tell the callee. False if it has ended, or is no call."""

@@ -20,6 +20,8 @@ class AutogradMetadata(msgspec.Struct, frozen=True, array_like=True):
     """Pairs a SendRpcBackward with its RecvRpcBackward; 0: no tensor of the message needs a gradient."""
     tensors: tuple[int, ...] = ()
     """Which attachments need one, in the order of the send's tensors."""
+    grad_mode: bool = True
+    """Whether the caller had grad mode on; if not, the function runs without it, too."""
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
