@@ -29,5 +29,5 @@ def test_it_is_refused(group, planned):
     with autograd.context() as context:
         other = remotely("b", torch.neg, z)
         loss = Nested.apply(remotely("b", torch.sin, x), [other]).sum() + (other.sum() if planned else 0)
-        with pytest.raises(BackwardError, match="came from worker 'b'|inside a backward pass"):
+        with pytest.raises(BackwardError, match="came from worker 'b'"):
             context.backward(loss)

@@ -24,6 +24,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import torch
+
 from telegrad.transport.base import Link, Poller, Ready
 from telegrad.waiting import Event, Runtime, Thread
 
@@ -116,6 +118,7 @@ class Executor:
 
         def run() -> None:
             self._current.number = number
+            torch.get_num_threads()  # see _run
             try:
                 target()
             except Exception:  # noqa: BLE001 - the last place where it can be seen
@@ -182,6 +185,7 @@ class Executor:
         current = self._current
         current.mine = True
         current.number = number
+        torch.get_num_threads()  # or torch would start a pool of threads of its own for this one, whatever was set
         lock, urgent, ready = self._lock, self._urgent, self._ready
         try:
             while True:

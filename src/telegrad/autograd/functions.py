@@ -101,8 +101,10 @@ class SendRpcBackward:
         return self._grads
 
     def grad_of(self, index: int) -> torch.Tensor | None:
-        """What one token passes on."""
-        return self.get_grads()[index]
+        """What one token passes on. It is handed over: whoever gets it may keep it without a copy."""
+        grads = self.get_grads()
+        grad, grads[index] = grads[index], None
+        return grad
 
     setGrads = set_grads  # noqa: N815 - PyTorch's name
     getGrads = get_grads  # noqa: N815 - PyTorch's name

@@ -502,8 +502,8 @@ class PassRun:
         if reached is None:
             # Sending it would be a second gradient for one message, or one that the pass does not expect: lost.
             raise TelegradError(
-                f"a backward() inside this backward pass reached a tensor that came from worker {recv.source_name!r} in "
-                f"context {recv.context_id:#x}. Only the pass itself can send its gradient back: detach the tensor "
+                f"a backward() inside this backward pass reached a tensor that came from worker {recv.source_name!r} "
+                f"in context {recv.context_id:#x}. Only the pass itself can send its gradient back: detach the tensor "
                 "before the inner backward, or make the inner one part of the loss"
             )
         states = tuple(
@@ -593,8 +593,10 @@ class PassRun:
 
 
 def _start(tensor: torch.Tensor) -> islands.Start:
-    edge = get_gradient_edge(tensor)
-    return edge.node, edge.output_nr
+    node = tensor.grad_fn
+    if node is not None:  # get_gradient_edge would make a node to own this one; the tensor does, for as long as we need
+        return node, tensor.output_nr
+    return get_gradient_edge(tensor).node, 0
 
 
 def _raise_from_zero(nodes: Iterable[Node]) -> None:

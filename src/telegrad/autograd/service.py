@@ -229,6 +229,7 @@ class Autograd:
             grads = [next(rest) if state == GRADIENT else None for state in request.states]
         except (StopIteration, RuntimeError):
             grads = []  # fewer than announced: the check in `gradient` names it
+        del there, rest  # the gradients belong to the pass alone
         run.gradient((channel, request.call), request, grads)
 
     def _on_probe(self, channel: Channel, request: ProbeReq, message: Message) -> None:

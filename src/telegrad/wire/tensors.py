@@ -111,7 +111,7 @@ class Layout:
         view = memoryview(region)
         if view.nbytes < self.size:
             raise ValueError(f"the region has {view.nbytes} bytes, but the layout needs {self.size}")
-        if thread_is_neutral():
+        if _nothing_intercepts():
             self._write(view)
         else:
             with neutral():
@@ -173,7 +173,7 @@ def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer]) -> Layout
     """Describe the attachments and give each its place in a region."""
     layout = Layout()
     if attachments:
-        if thread_is_neutral():
+        if _nothing_intercepts():
             _describe_all(layout, attachments)
         else:
             with neutral():
@@ -206,6 +206,16 @@ def thread_is_neutral() -> bool:
     return (
         _is_grad_enabled() and not _is_inference_mode_enabled() and not _function_modes() and not _dispatch_modes()
     ) and not _C._is_any_autocast_enabled()
+
+
+def _nothing_intercepts() -> bool:
+    """Whether tensors can be read as they are. Grad mode does not matter: gradients are sent without it."""
+    return (
+        not _is_inference_mode_enabled()
+        and not _function_modes()
+        and not _dispatch_modes()
+        and not _C._is_any_autocast_enabled()
+    )
 
 
 @contextlib.contextmanager
