@@ -337,9 +337,13 @@ def graphs(draw: st.DrawFn, *, shared: bool = True) -> Graph:
     def nodes() -> frozenset[int]:
         return draw(st.frozensets(st.integers(0, 3), max_size=2)) if shared else frozenset()
 
-    for _ in range(draw(st.integers(0, 20))):
-        sender = draw(st.integers(0, workers - 1))
-        messages.append(Message(sender, draw(st.integers(0, workers - 1)), uses(sender), nodes()))
+    length = draw(st.integers(0, 20))
+    here = draw(st.integers(0, workers - 1))
+    for number in range(length):
+        # Whoever got the last message most often sends the next: long chains, which end where the pass begins.
+        sender = draw(st.sampled_from([here, here, here, *range(workers)]))
+        here = draw(st.integers(0, workers - 1)) if number + 1 < length else 0
+        messages.append(Message(sender, here, uses(sender), nodes()))
     root = Message(0, 0, uses(0), nodes())
     return Graph(workers, tuple(messages), root, record_order(messages, draw(st.integers(0, 2**32))))
 
@@ -423,14 +427,13 @@ class World:
         """Carry out everything; each disturbance comes at some time in between."""
         # Most passes take less than a hundred steps; early ones are the more interesting.
         times = [(self.random.randrange(2 ** self.random.randint(0, 7)), disturb) for disturb in disturbances]
+        times.sort(key=lambda time: time[0])
         self._plan(0)
         self.arrived.add(ROOT)
         self._carry_out(0, self.passes[0].begin())
         for turn in range(20_000):
-            for when, disturb in times:
-                if when == turn or (turn < when and not self.steps):
-                    disturb()
-            times = [(when, disturb) for when, disturb in times if when > turn and self.steps]
+            while times and (times[0][0] <= turn or not self.steps):
+                times.pop(0)[1]()
             if not self.steps:
                 return
             self.steps.pop(self.random.randrange(len(self.steps))).act()
@@ -523,6 +526,7 @@ class World:
 
     def _start_island(self, worker: int, number: int, waiting: tuple[Entry, ...]) -> None:
         entries = self.islands[number]
+        assert entries - set(waiting) <= self.arrived, "an island runs without a gradient, and without a gate for it"
         gates = sorted(
             (entry for entry in waiting if isinstance(entry, int)), key=self.graph.order.__getitem__, reverse=True
         )
@@ -652,7 +656,12 @@ class World:
 
     def lose_somebody(self) -> None:
         """A worker dies: what it was about to do is not done, and those that wait for it are told so."""
-        worker = self.random.randrange(self.graph.workers)
+        # The hard case is a chain: somebody waits for the dead, and others wait for that one.
+        chained = {asked.receiver for asked in self.asked if not asked.arrived and asked.sender > 0}
+        if not chained and self.steps and not self.done:
+            self._later("disturbance", NOBODY, self.lose_somebody)
+            return
+        worker = self.random.choice(sorted(chained) or range(self.graph.workers))
         self.dead.add(worker)
         self.steps = [step for step in self.steps if step.worker != worker]
         self.blocked = {entry: island for entry, island in self.blocked.items() if island.worker != worker}

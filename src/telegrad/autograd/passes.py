@@ -8,6 +8,7 @@ wait for the thread inside `backward()`, so that the user's profiler, anomaly mo
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import sys
 import threading
@@ -572,6 +573,13 @@ class PassRun:
         if wake is not None:
             wake.set()
         self._postman.spread(self.context, self.about, self.failure)
+        if self.roots is None:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Keep of a failure what late messages are answered with, and not the frames and tensors behind it."""
+        if self.failure is not None:
+            self.failure = copy.copy(self.failure)
 
     @property
     def engaged(self) -> bool:

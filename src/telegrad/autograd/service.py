@@ -137,6 +137,7 @@ class Autograd:
             run.drive(deadline)
         finally:
             run.roots = None
+            run.let_go()
             if run.failure is None:
                 with context.lock:
                     context.passes.pop(number, None)
