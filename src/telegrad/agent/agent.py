@@ -266,49 +266,29 @@ class Agent:
     # -- messages that are no calls of functions ---------------------------------------------------------------
 
     def handle(self, kind: type, handler: Callable[[Channel, Any, Message], None]) -> None:
-        """Have `handler` run for messages of this kind that others send. It answers with `answer`, if they wait."""
+        """Have `handler` run for messages of this kind that others send."""
         self._handlers[kind] = handler
 
-    def ask(
+    def send(
         self,
         to: int,
-        make_head: Callable[[int, tuple[TensorDescriptor, ...]], Any],
+        make_head: Callable[[tuple[TensorDescriptor, ...]], Any],
         attachments: Sequence[Any],
-        on_answer: Callable[[Call], None],
+        data: bytes = b"",
     ) -> None:
-        """Send a message that will be answered: no credits, no deadline. `on_answer` must be short."""
+        """Send a message that is no call: no credits, no deadline, no answer but what its receiver sends by itself."""
         peer = self.peers.find(to)
         channel = peer.outgoing or self.peers.channel_to(peer, None)
         layout = lay_out(attachments)
-        call_id = next(self._call_ids)
-        head = make_head(call_id, layout.descriptors)
-        frames = pack(encode_head(head), b"", layout.size, layout.write, self.buffers.take)
-        call = Call(call_id, channel, peer.record.name, type(head).__name__, self.runtime.now())
-        call.inline = True
-        call.on_done = partial(on_answer, call)
-        channel.calls[call_id] = call
-        try:
-            channel.post(frames)
-            channel.expect(1)
-        except BaseException:
-            channel.calls.pop(call_id, None)
-            raise
+        head = encode_head(make_head(layout.descriptors))
+        channel.post(pack(head, data, layout.size, layout.write, self.buffers.take))
 
     def tell(self, to: int, head: Any, data: bytes = b"") -> None:
-        """Send a message that nobody answers. A worker that is gone is not told, and that is no error."""
-        peer = self.peers.find(to)
+        """The same, for what a worker that is gone need not know: that is no error."""
         try:
-            channel = peer.outgoing or self.peers.channel_to(peer, None)
-            channel.post(pack(encode_head(head), data, 0, None, self.buffers.take))
+            self.send(to, lambda _: head, (), data)
         except (WorkerLost, NotInitialized, AuthenticationError) as error:
-            _log.debug("%s for worker %r was not sent: %s", type(head).__name__, peer.record.name, error)
-
-    def answer(self, channel: Channel, head: Any, data: bytes = b"") -> None:
-        """Answer a message that came on `channel`."""
-        try:
-            channel.post(pack(encode_head(head), data, 0, None, self.buffers.take))
-        except TelegradError as error:  # whoever asked is gone
-            _log.debug("%s for worker %r was not sent: %s", type(head).__name__, channel.peer, error)
+            _log.debug("%s for worker %d was not sent: %s", type(head).__name__, to, error)
 
     # -- waiting ----------------------------------------------------------------------------------------------
 
@@ -376,10 +356,7 @@ class Agent:
             call.parent.children.pop(call.id, None)
         if call.on_done is not None:
             call.channel.expect(-1)
-            if call.inline:
-                call.on_done()
-            else:
-                self.executor.submit(call.on_done)
+            self.executor.submit(call.on_done)
         # A thread may wait for an asynchronous call, too.
         if call.event is not None:
             call.event.set()

@@ -30,7 +30,6 @@ class Call:
         "event",
         "function",
         "id",
-        "inline",
         "leading",
         "message",
         "on_done",
@@ -50,7 +49,6 @@ class Call:
         self.charge = 0  # credits taken for it, in bytes; 0 if nested
         self.parent: Served | None = None
         self.on_done: Callable[[], None] | None = None  # asynchronous calls only; run by a runner
-        self.inline = False  # on_done is short, and run by whoever ends the call
         self.timer: Timer | None = None
         self.event: Event | None = None  # set while a thread waits for another to read the answer
         self.leading = 0  # the thread that reads the link for this call

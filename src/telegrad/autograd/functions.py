@@ -78,17 +78,23 @@ class SendRpcBackward:
         """Where the gradients go, as PyTorch shows it: the tensors' own nodes."""
         return tuple(token.grad_fn.next_functions[0] for token in self.tokens)
 
-    def check(self, grads: Sequence[torch.Tensor | None], sender: str, receiver: str) -> None:
+    def check(
+        self, grads: Sequence[torch.Tensor | None], sender: int, receiver: int, name_of: Callable[[int], str]
+    ) -> None:
         """Raise if these cannot be the gradients of what was sent."""
-        about = f"the gradients that worker {sender!r} sent for message {self.message:#x} of worker {receiver!r}"
         if len(grads) != len(self.tokens):
-            raise ProtocolError(f"{about} are {len(grads)}, and {len(self.tokens)} tensors were sent")
-        for index, (grad, (shape, dtype, _)) in enumerate(zip(grads, self._expected, strict=True)):
-            if grad is not None and (grad.shape != shape or grad.dtype != dtype):
-                raise ProtocolError(
-                    f"{about} do not fit: number {index} is {grad.dtype} {list(grad.shape)}, and a {dtype} "
-                    f"{list(shape)} was sent"
-                )
+            fault = f"are {len(grads)}, and {len(self.tokens)} tensors were sent"
+        else:
+            for index, (grad, (shape, dtype, _)) in enumerate(zip(grads, self._expected, strict=True)):
+                if grad is not None and (grad.shape != shape or grad.dtype != dtype):
+                    fault = f"do not fit: number {index} is {grad.dtype} {list(grad.shape)}, not {dtype} {list(shape)}"
+                    break
+            else:
+                return
+        raise ProtocolError(
+            f"the gradients that worker {name_of(sender)!r} sent for message {self.message:#x} of worker "
+            f"{name_of(receiver)!r} {fault}"
+        )
 
     def set_grads(self, grads: list[torch.Tensor | None] | None) -> None:
         """What the tokens pass on in the run that follows; None: forget them."""

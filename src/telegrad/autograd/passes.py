@@ -22,8 +22,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from telegrad.agent.calls import Call
-from telegrad.agent.channel import Channel
 from telegrad.autograd import islands
 from telegrad.autograd.contexts import DistAutogradContext, current
 from telegrad.autograd.functions import ANCHOR_NODE, ONE, Recv, SendRpcBackward, chain_gates
@@ -51,8 +49,12 @@ from telegrad.wire.messages import (
     ResumeReq,
 )
 
-Ticket = tuple[Channel, int]
-"""How a message of the pass is answered: on which channel, and which call."""
+Ticket = tuple[int, int]
+"""How a message of the pass is answered: the worker that sent it, and its own number for it."""
+
+
+Answered = Callable[[dict[int, Report], int, int], list[Effect[Ticket]]]
+"""Tells the protocol that a message was answered: the reports in the answer, by whom, and how many counted messages."""
 
 
 class PassAborted(TelegradError):
@@ -106,6 +108,8 @@ class PassRun:
         self._gates: dict[int, Event] = {}
         self._todo: deque[Effect[Ticket]] = deque()
         self._wake: Event | None = None
+        self._asking = itertools.count(1)
+        self._asked: dict[int, Answered] = {}  # messages that are not answered
         self._over = False
         self._running = 0
 
@@ -180,8 +184,8 @@ class PassRun:
 
     def _answer(self, ticket: Ticket) -> None:
         with self._lock:
-            reports, failure = self._state.reports(), self.failure
-        self._postman.answer(*ticket, reports, failure)
+            reports, failure, count = self._state.reports(), self.failure, self._state.count_for(ticket[0])
+        self._postman.answer(self.about, *ticket, count, reports, failure)
 
     def _finish(self) -> None:
         with self._lock:
@@ -192,27 +196,28 @@ class PassRun:
 
     # -- messages of others -------------------------------------------------------------------------------------
 
-    def gradient(self, ticket: Ticket, request: PropagateGradientsReq, grads: list[torch.Tensor | None]) -> None:
+    def gradient(self, sender: int, request: PropagateGradientsReq, grads: list[torch.Tensor | None]) -> None:
         """The gradients of one of our sends came."""
+        ticket = (sender, request.call) if request.call else None
         with self.context.lock:
             send = self.context.sends.get(request.message)
-        sender, me = ticket[0].peer, self._postman.name_of(self._postman.me)
         try:
             if send is None:
+                them, me = self._postman.name_of(sender), self._postman.name_of(self._postman.me)
                 raise TelegradError(
-                    f"worker {sender!r} sent gradients for message {request.message:#x}, which worker {me!r} never "
+                    f"worker {them!r} sent gradients for message {request.message:#x}, which worker {me!r} never "
                     f"sent in context {self.context.id:#x}"
                 )
-            send.check(grads, sender, me)
+            send.check(grads, sender, self._postman.me, self._postman.name_of)
         except TelegradError as error:
             self.fail(error)
-            self.late(ticket)
+            self.late(ticket, sender)
             return
         reached = [index for index, state in enumerate(request.states) if state != UNREACHED]
         with self._lock:
             if self.failure is not None or request.message in self._fed:
                 self._postman.count("late gradient messages")
-                effects = self._state.nothing_new(ticket)
+                effects = self._state.nothing_new(ticket, sender)
             else:
                 self._fed[request.message] = _Fed(grads, reached)
                 effects = []
@@ -222,16 +227,16 @@ class PassRun:
                     self._plan()
                 if not self._state.has(request.message):
                     self._grow(request.message)
-                effects += self._state.gradient(ticket, request.message)
+                effects += self._state.gradient(ticket, request.message, sender)
             gate = self._gates.pop(request.message, None)
         if gate is not None:
             gate.set()
         self._carry_out(effects)
 
-    def late(self, ticket: Ticket) -> None:
+    def late(self, ticket: Ticket | None, sender: int) -> None:
         """A message came that changes nothing."""
         with self._lock:
-            effects = self._state.nothing_new(ticket)
+            effects = self._state.nothing_new(ticket, sender)
         self._carry_out(effects)
 
     def probed(self, ticket: Ticket, request: ProbeReq) -> None:
@@ -331,10 +336,8 @@ class PassRun:
         for node, indices in reached.items():
             recv: Recv = node.recv
 
-            def head(call: int, _: Any, recv: Recv = recv, indices: set[int] = indices) -> ProbeReq:
-                return ProbeReq(call, self.about, recv.message, tuple(sorted(indices)))
-
-            self._ask(recv.source, head, (), self._state.probe_answered)
+            number = self._ask(self._state.probe_answered)
+            self._send(recv.source, ProbeReq(number, self.about, recv.message, tuple(sorted(indices))))
         with self._lock:
             effects = self._state.probe_walked()
         self._carry_out(effects)
@@ -345,7 +348,7 @@ class PassRun:
             for _ in workers:
                 self._state.sent()
         for worker in workers:
-            self._ask(worker, lambda call, _: ResumeReq(call, self.about), (), self._state.answered)
+            self._send(worker, ResumeReq(self._ask(self._state.answered), self.about))
         self._carry_out(effects)
         with self._lock:
             effects = self._state.resumed_here()
@@ -516,44 +519,47 @@ class PassRun:
         with self._lock:
             if self.failure is not None:
                 raise PassAborted("the pass has failed")
-            self._state.sent()
+            number = 0
+            if self._state.sent(recv.source):
+                number = next(self._asking)
+                self._asked[number] = self._state.answered
             known = self._state.known
 
-        def head(call: int, attachments: Any) -> PropagateGradientsReq:
-            return PropagateGradientsReq(call, self.about, recv.message, states, known, attachments, metadata)
-
-        if not self._ask(recv.source, head, there, self._state.answered):
-            raise PassAborted("the pass has failed")
-
-    def _ask(
-        self,
-        worker: int,
-        head: Callable[[int, Any], Any],
-        attachments: Sequence[torch.Tensor],
-        answered: Callable[[dict[int, Report]], list[Effect[Ticket]]],
-    ) -> bool:
-        """Send a message of the pass; False: it could not be sent, and the pass has failed."""
-
-        def on_answer(call: Call) -> None:
-            if call.error is not None:
-                self.fail(call.error)
-                return
-            answer = call.answer
-            assert isinstance(answer, PropagateGradientsResp)
-            if answer.failure is not None and call.message is not None:
-                self.fail(self._postman.read_failure(answer.failure, call.message.data), told=True)
-            elif answer.refusal:
-                self.fail(TelegradError(f"worker {call.worker!r} refused to take part in the pass: {answer.refusal}"))
-            with self._lock:
-                effects = answered(self._postman.unpack_reports(answer.reports))
-            self._carry_out(effects)
+        def head(attachments: Any) -> PropagateGradientsReq:
+            return PropagateGradientsReq(number, self.about, recv.message, states, known, attachments, metadata)
 
         try:
-            self._postman.ask(worker, head, attachments, on_answer)
+            self._postman.send(recv.source, head, there)
         except TelegradError as error:
             self.fail(error)
-            return False
-        return True
+            raise PassAborted("the pass has failed") from error
+
+    def _ask(self, answered: Answered) -> int:
+        """A number for a message that will be answered; `answered` tells the protocol when it is."""
+        with self._lock:
+            number = next(self._asking)
+            self._asked[number] = answered
+        return number
+
+    def _send(self, worker: int, head: ProbeReq | ResumeReq) -> None:
+        try:
+            self._postman.send(worker, lambda _: head, ())
+        except TelegradError as error:
+            self.fail(error)
+
+    def answered(self, sender: int, answer: PropagateGradientsResp, data: memoryview) -> None:
+        """A message that this worker sent was answered."""
+        if answer.failure is not None:
+            self.fail(self._postman.read_failure(answer.failure, data), told=True)
+        elif answer.refusal:
+            name = self._postman.name_of(sender)
+            self.fail(TelegradError(f"worker {name!r} refused to take part in the pass: {answer.refusal}"))
+        with self._lock:
+            answered = self._asked.pop(answer.call, None)
+            if answered is None:
+                return
+            effects = answered(self._postman.unpack_reports(answer.reports), sender, answer.count)
+        self._carry_out(effects)
 
     # -- failure ------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.answers import RemoteTraceback
-from telegrad.agent.calls import Call, acting, serving
-from telegrad.agent.channel import Channel
+from telegrad.agent.calls import acting, serving
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.gradients import AccumulateThrough
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, TelegradError, WorkerLost
@@ -30,6 +29,7 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     WorkerReport,
 )
+from telegrad.wire.tensors import TensorDescriptor
 
 _log = logging.getLogger("telegrad")
 
@@ -84,18 +84,24 @@ class Postman:
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        worker: int,
-        head: Callable[[int, Any], Any],
-        attachments: Sequence[torch.Tensor],
-        on_answer: Callable[[Call], None],
+    def send(
+        self, worker: int, head: Callable[[tuple[TensorDescriptor, ...]], Any], attachments: Sequence[torch.Tensor]
     ) -> None:
-        self._agent.ask(worker, head, attachments, on_answer)
+        self._agent.send(worker, head, attachments)
 
-    def answer(self, channel: Channel, call: int, reports: Mapping[int, Report], failure: Exception | None) -> None:
+    def answer(
+        self,
+        about: PassInfo,
+        worker: int,
+        call: int,
+        count: int,
+        reports: Mapping[int, Report],
+        failure: Exception | None,
+    ) -> None:
         told, data = (None, b"") if failure is None else self._pack_failure(failure)
-        self._agent.answer(channel, PropagateGradientsResp(call, self._pack_reports(reports), "", told), data)
+        packed = tuple(WorkerReport(who, report.number, report.partly_fed) for who, report in reports.items())
+        head = PropagateGradientsResp(about.context, about.number, call, count, packed, "", told)
+        self._agent.tell(worker, head, data)
 
     def record_gradients(
         self, context: DistAutogradContext, target: int, grads: Sequence[torch.Tensor]
@@ -106,9 +112,6 @@ class Postman:
             return None
         message = self._record(context, target, [grads[index] for index in indices])
         return AutogradMetadata(context.id, message, tuple(indices))
-
-    def _pack_reports(self, reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
-        return tuple(WorkerReport(worker, report.number, report.partly_fed) for worker, report in reports.items())
 
     def unpack_reports(self, reports: Sequence[WorkerReport]) -> dict[int, Report]:
         return {report.worker: Report(report.number, report.partly_fed) for report in reports}

@@ -55,6 +55,7 @@ class Autograd:
         agent.recorder = self.recorder
         agent.autograd = self
         agent.handle(PropagateGradientsReq, self._on_gradient)
+        agent.handle(PropagateGradientsResp, self._on_answer)
         agent.handle(ProbeReq, self._on_probe)
         agent.handle(ResumeReq, self._on_resume)
         agent.handle(AbortPass, self._on_abort)
@@ -191,13 +192,16 @@ class Autograd:
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def _pass(self, channel: Channel, call: int, about: PassInfo) -> PassRun | None:
+    def _sender(self, channel: Channel) -> int:
+        return self._agent.peers.find(channel.peer).record.id
+
+    def _pass(self, sender: int, call: int, about: PassInfo) -> PassRun | None:
         """The pass that a message belongs to; None: it was answered, with a refusal or because it is late."""
         context = self.contexts.get(about.context)
         if context is None:
             self.postman.count("late gradient messages")
             refusal = f"context {about.context:#x} is not known on worker {self._agent.me.name!r} (any more)"
-            self._agent.answer(channel, PropagateGradientsResp(call, (), refusal))
+            self._refuse(sender, call, about, refusal)
             return None
         with context.lock:
             run = context.passes.get(about.number)
@@ -206,7 +210,7 @@ class Autograd:
             return run
         if any(other.engaged for other in others):
             refusal = f"another pass of context {about.context:#x} is running there"
-            self._agent.answer(channel, PropagateGradientsResp(call, (), refusal))
+            self._refuse(sender, call, about, refusal)
             return None
         with context.lock:
             # Asked again under the lock: two messages of one pass may come at one time.
@@ -216,8 +220,18 @@ class Autograd:
                 context.passes = {about.number: run}
             return run
 
+    def _refuse(self, sender: int, call: int, about: PassInfo, refusal: str) -> None:
+        self._agent.tell(sender, PropagateGradientsResp(about.context, about.number, call, 0, (), refusal))
+
+    def _on_answer(self, channel: Channel, answer: PropagateGradientsResp, message: Message) -> None:
+        context = self.contexts.get(answer.context)
+        run = context.passes.get(answer.number) if context is not None else None
+        if run is not None:
+            run.answered(self._sender(channel), answer, message.data)
+
     def _on_gradient(self, channel: Channel, request: PropagateGradientsReq, message: Message) -> None:
-        run = self._pass(channel, request.call, request.about)
+        sender = self._sender(channel)
+        run = self._pass(sender, request.call, request.about)
         if run is None:
             return
         there: list[Any] = build(request.attachments, message.region)
@@ -231,17 +245,19 @@ class Autograd:
         except (StopIteration, RuntimeError):
             grads = []  # fewer than announced: the check in `gradient` names it
         del there, rest  # the gradients belong to the pass alone
-        run.gradient((channel, request.call), request, grads)
+        run.gradient(sender, request, grads)
 
     def _on_probe(self, channel: Channel, request: ProbeReq, message: Message) -> None:
-        run = self._pass(channel, request.call, request.about)
+        sender = self._sender(channel)
+        run = self._pass(sender, request.call, request.about)
         if run is not None:
-            run.probed((channel, request.call), request)
+            run.probed((sender, request.call), request)
 
     def _on_resume(self, channel: Channel, request: ResumeReq, message: Message) -> None:
-        run = self._pass(channel, request.call, request.about)
+        sender = self._sender(channel)
+        run = self._pass(sender, request.call, request.about)
         if run is not None:
-            run.resumed((channel, request.call))
+            run.resumed((sender, request.call))
 
     def _on_abort(self, channel: Channel, head: AbortPass, message: Message) -> None:
         context = self.contexts.get(head.about.context)

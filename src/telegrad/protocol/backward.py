@@ -168,11 +168,17 @@ class Pass(Generic[Ticket]):
         effects = self._arrive(ROOT)
         return [*effects, *self._settled(self._flow.idle())]
 
-    def gradient(self, ticket: Ticket, entry: Entry) -> list[Effect[Ticket]]:
-        """The gradient of one of our sends came."""
-        answers = self._flow.received(ticket)
+    def gradient(self, ticket: Ticket | None, entry: Entry, sender: int | None = None) -> list[Effect[Ticket]]:
+        """The gradient of one of our sends came; without a ticket it is counted, and not answered."""
+        answers = self._received(ticket, sender)
         effects = self._arrive(entry)
         return [*effects, *self._settled([*answers, *self._flow.settle()])]
+
+    def _received(self, ticket: Ticket | None, sender: int | None) -> list[Ticket]:
+        if ticket is not None:
+            return self._flow.received(ticket, sender)
+        self._flow.received_counted(sender)
+        return []
 
     def _arrive(self, entry: Entry) -> list[Effect[Ticket]]:
         number = self._island_of.get(entry)
@@ -182,19 +188,25 @@ class Pass(Generic[Ticket]):
         island.arrived.add(entry)
         return self._start(number)
 
-    def nothing_new(self, ticket: Ticket) -> list[Effect[Ticket]]:
+    def nothing_new(self, ticket: Ticket | None, sender: int | None = None) -> list[Effect[Ticket]]:
         """A message came that changes nothing here (late, or twice)."""
-        answers = self._flow.received(ticket)
+        answers = self._received(ticket, sender)
         return self._settled([*answers, *self._flow.settle()])
 
-    def sent(self) -> None:
-        """A gradient, or word that the probe is over, leaves for another worker."""
-        self._flow.sent()
+    def sent(self, to: int | None = None) -> bool:
+        """A gradient, or word that the probe is over, leaves for another worker; says whether it is to be answered."""
+        return self._flow.sent(to)
 
-    def answered(self, reports: Mapping[int, Report]) -> list[Effect[Ticket]]:
-        """Such a message was answered."""
+    def count_for(self, worker: int) -> int:
+        """What an answer to this worker says: how many messages it was sent that need no answer."""
+        return self._flow.count_for(worker)
+
+    def answered(
+        self, reports: Mapping[int, Report], sender: int | None = None, count: int = 0
+    ) -> list[Effect[Ticket]]:
+        """Such a message was answered; `count` messages that need no answer came, or come, before it."""
         self._merge(reports)
-        return self._settled(self._flow.answered())
+        return self._settled(self._flow.answered(sender, count))
 
     def ended(self) -> list[Effect[Ticket]]:
         """An island has run."""
@@ -230,7 +242,9 @@ class Pass(Generic[Ticket]):
         """The probe goes on to another worker."""
         self._probe.sent()
 
-    def probe_answered(self, reports: Mapping[int, Report]) -> list[Effect[Ticket]]:
+    def probe_answered(
+        self, reports: Mapping[int, Report], sender: int | None = None, count: int = 0
+    ) -> list[Effect[Ticket]]:
         """Such a message was answered."""
         self._merge(reports)
         return self._probe_settled(self._probe.answered())

@@ -8,11 +8,17 @@ Two rules (Dijkstra and Scholten, 1980), seen from one worker:
 
 So when the worker that started it all does nothing and has all its answers, nobody computes and nothing is under way.
 
+One message in two is saved where two workers talk back and forth: what a worker sends to the one that engaged it is
+*counted* instead of answered. That one cannot be done before it has our last answer; the answer says how many such
+messages were sent, and is held until they have all come.
+
 A worker that gives up answers at once, first what engaged it and then whatever still comes: it takes no part any more.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Ticket = TypeVar("Ticket")
@@ -28,11 +34,23 @@ class Diffusion(Generic[Ticket]):
     >>> worker.received("m2")   # does not
     ['m2']
     >>> worker.sent()
+    True
     >>> worker.answered()       # passive, and all is answered
     ['m1']
     """
 
-    __slots__ = ("_active", "_gave_up", "_owed", "_parent", "engaged", "started_here")
+    __slots__ = (
+        "_active",
+        "_arrived",
+        "_counted",
+        "_gave_up",
+        "_held",
+        "_owed",
+        "_parent",
+        "_sender",
+        "engaged",
+        "started_here",
+    )
 
     def __init__(self) -> None:
         self.engaged = False
@@ -42,28 +60,50 @@ class Diffusion(Generic[Ticket]):
         self._owed = 0
         self._active = 0
         self._gave_up = False
+        self._sender: Hashable = None
+        self._counted: Counter[Hashable] = Counter()  # sent to those that engaged us, ever, by worker
+        self._arrived: Counter[Hashable] = Counter()  # counted messages that came, ever, by worker
+        self._held: list[tuple[Hashable, int]] = []  # answers that are ahead of counted messages
 
     def start(self) -> None:
         """Begin the computation, here. The worker is active until `idle`."""
         self.engaged = self.started_here = True
         self._active += 1
 
-    def received(self, ticket: Ticket) -> list[Ticket]:
+    def received(self, ticket: Ticket, sender: Hashable = None) -> list[Ticket]:
         """A message came; returns the messages to answer now."""
         # Who gave up must not be engaged again: what it waits for (an island, a worker that is lost) may never end.
         if self.engaged or self._gave_up:
             return [ticket]
         self.engaged = True
-        self._parent = ticket
+        self._parent, self._sender = ticket, sender
         # Not settled here: the worker has yet to act on the message. Call `settle` after that.
         return []
 
-    def sent(self) -> None:
-        """A message leaves, and will be answered."""
-        self._owed += 1
+    def received_counted(self, sender: Hashable) -> None:
+        """A counted message came. Call `settle` when it was acted on."""
+        self._arrived[sender] += 1
+        waiting = [held for held in self._held if self._arrived[held[0]] < held[1]]
+        self._owed -= len(self._held) - len(waiting)
+        self._held = waiting
 
-    def answered(self) -> list[Ticket]:
+    def sent(self, to: Hashable = None) -> bool:
+        """A message leaves; says whether it is to be answered. If not, it is counted."""
+        if to is not None and self._parent is not None and to == self._sender:
+            self._counted[to] += 1
+            return False
+        self._owed += 1
+        return True
+
+    def count_for(self, worker: Hashable) -> int:
+        """What an answer to this worker says: how many counted messages it has been sent, ever."""
+        return self._counted[worker]
+
+    def answered(self, sender: Hashable = None, count: int = 0) -> list[Ticket]:
         """One of our messages was answered; returns the messages to answer now."""
+        if self._arrived[sender] < count:
+            self._held.append((sender, count))
+            return []
         self._owed -= 1
         return self.settle()
 

@@ -105,6 +105,7 @@ class PropagateGradientsReq(msgspec.Struct, frozen=True, array_like=True, tag=5)
     """The gradients of one send. Those that are there follow as attachments, in order."""
 
     call: int
+    """Names the message in its answer; 0: it is counted, and needs none (see `telegrad.protocol.diffusion`)."""
     about: PassInfo
     message: int
     states: tuple[int, ...]
@@ -118,7 +119,12 @@ class PropagateGradientsReq(msgspec.Struct, frozen=True, array_like=True, tag=5)
 class PropagateGradientsResp(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """The answer to any message of a pass; it comes when Dijkstra and Scholten's rule says so."""
 
+    context: int
+    number: int
+    """Of the pass."""
     call: int
+    count: int = 0
+    """How many counted messages the receiver has been sent."""
     reports: tuple[WorkerReport, ...] = ()
     refusal: str = ""
     """Why the message could not be taken; empty if it was."""
@@ -185,7 +191,7 @@ Head = (
     | RRefBackwardReq
     | RRefBackwardResp
 )
-Answer = Reply | Failure | PropagateGradientsResp | RRefBackwardResp
+Answer = Reply | Failure | RRefBackwardResp
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
