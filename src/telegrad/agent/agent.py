@@ -228,6 +228,8 @@ class Agent:
             if not name:
                 values, root = (function, *values), ("function", *root)
         encoded = payload.encode(values, root=root, main_by_name=by_name)
+        # Before the recorder counts the call: a context ends when all calls that were counted have been answered.
+        layout = lay_out(encoded.attachments) if encoded.attachments else None
         autograd = None
         if self.recorder is not None:
             scope = self.recorder.scope()
@@ -235,10 +237,9 @@ class Agent:
                 autograd = self.recorder.outgoing(scope, peer.record, encoded, request=True)
         # The deadline travels as what is left of it: clocks differ between hosts.
         left = max(1e-3, deadline - self.runtime.now()) if deadline is not None else 0.0
-        if not encoded.attachments:
+        if layout is None:
             head = encode_head(Request(call_id, name, left, parent is not None, (), autograd))
             return name, pack(head, encoded.data, 0, None, self.buffers.take)
-        layout = lay_out(encoded.attachments)
         head = encode_head(Request(call_id, name, left, parent is not None, layout.descriptors, autograd))
         return name, pack(head, encoded.data, layout.size, layout.write, self.buffers.take)
 
@@ -277,6 +278,8 @@ class Agent:
         data: bytes = b"",
     ) -> None:
         """Send a message that is no call: no credits, no deadline, no answer but what its receiver sends by itself."""
+        if self._closed:
+            raise NotInitialized(f"worker {self.me.name!r} cannot send: {self._closed}")
         peer = self.peers.find(to)
         channel = peer.outgoing or self.peers.channel_to(peer, None)
         layout = lay_out(attachments)
@@ -285,6 +288,14 @@ class Agent:
 
     def tell(self, to: int, head: Any, data: bytes = b"") -> None:
         """The same, for what a worker that is gone need not know: that is no error."""
+        if self.peers.find(to).outgoing is None:
+            # Whoever tells may be the runner that polls, and connecting waits for the poller of the other side: workers
+            # in a ring that tell each other something for the first time would wait for each other.
+            self.executor.submit(partial(self._tell, to, head, data), urgent=True)
+        else:
+            self._tell(to, head, data)
+
+    def _tell(self, to: int, head: Any, data: bytes) -> None:
         try:
             self.send(to, lambda _: head, (), data)
         except (WorkerLost, NotInitialized, AuthenticationError) as error:

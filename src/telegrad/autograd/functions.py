@@ -100,6 +100,11 @@ class SendRpcBackward:
         """What the tokens pass on in the run that follows; None: forget them."""
         self._grads = grads
 
+    def forget(self, grads: list[torch.Tensor | None]) -> None:
+        """Forget these gradients; others that were set since stay."""
+        if self._grads is grads:
+            self._grads = None
+
     def get_grads(self) -> list[torch.Tensor | None]:
         """What the tokens pass on."""
         if self._grads is None:

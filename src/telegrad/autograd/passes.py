@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -112,11 +113,20 @@ class PassRun:
         self._asked: dict[int, Answered] = {}  # messages that are not answered
         self._over = False
         self._running = 0
+        self._driver = 0  # the thread inside backward()
 
     # -- where the pass begins ----------------------------------------------------------------------------------
 
     def drive(self, deadline: float | None) -> None:
         """Run the pass, on the thread that called backward, and return when it is over everywhere."""
+        self._driver = get_ident()
+        try:
+            self._drive(deadline)
+        except BaseException as error:
+            self.fail(error)  # an interrupt, too: the others must not wait for the rest
+            raise
+
+    def _drive(self, deadline: float | None) -> None:
         with self._lock:
             self._plan()
             effects = self._state.begin()
@@ -233,6 +243,12 @@ class PassRun:
             gate.set()
         self._carry_out(effects)
 
+    def refuse(self, ticket: Ticket, error: Exception) -> None:
+        """A message could not be taken. It may have been answered already; whoever gets a second answer drops it."""
+        self.fail(error)
+        if ticket[1]:
+            self._answer(ticket)
+
     def late(self, ticket: Ticket | None, sender: int) -> None:
         """A message came that changes nothing."""
         with self._lock:
@@ -249,9 +265,10 @@ class PassRun:
         starts: list[islands.Start] = []
         if send is not None:
             with self._lock:
-                fresh = set(request.tensors) - self._live.setdefault(request.message, set())
+                named = {index for index in request.tensors if 0 <= index < len(send)}
+                fresh = named - self._live.setdefault(request.message, set())
                 self._live[request.message] |= fresh
-            starts = [_start(send.tokens[index]) for index in sorted(fresh) if 0 <= index < len(send)]
+            starts = [_start(send.tokens[index]) for index in sorted(fresh)]
         self._probe_on(starts)
 
     def resumed(self, ticket: Ticket) -> None:
@@ -312,7 +329,9 @@ class PassRun:
     def _grow(self, message: int) -> None:
         """A send that was recorded after the plan. Called with the lock held."""
         with self.context.lock:
-            send = self.context.sends[message]
+            send = self.context.sends.get(message)
+        if send is None:
+            raise TelegradError(f"context {self.context.id:#x} was left")
         starts: dict[Any, list[islands.Start]] = {
             message: [_start(send.tokens[index]) for index in self._tensors_of(send)]
         }
@@ -358,6 +377,7 @@ class PassRun:
 
     def _run_island(self, start: Start) -> None:
         island = self._islands[start.island]
+        interrupt: BaseException | None = None
         with self._lock:
             self._running += 1
         here, inside = running.set(self), current.set(self.context)
@@ -367,8 +387,9 @@ class PassRun:
                     self._run_engine(island, set(start.waiting))
         except PassAborted:
             self._postman.count("islands aborted")
-        except Exception as error:  # noqa: BLE001 - whatever user code raises ends the pass, and is told to its caller
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises ends the pass; its caller is told
             self.fail(error)
+            interrupt = None if isinstance(error, Exception) else error
         finally:
             running.reset(here)
             current.reset(inside)
@@ -377,17 +398,20 @@ class PassRun:
             self._running -= 1
             effects = self._state.ended()
         self._carry_out(effects)
+        if interrupt is not None and get_ident() == self._driver:
+            raise interrupt  # Ctrl-C in an island that the user's own thread ran
 
     def _forget_gradients(self, island: Island) -> None:
         for entry in island.entries:
             if entry != ROOT:
-                send = self.context.sends.get(entry)  # type: ignore[call-overload]  # entries but ROOT are message ids
-                if send is not None:
-                    send.set_grads(None)
                 with self._lock:
-                    fed = self._fed.get(entry)  # type: ignore[call-overload]  # as above
+                    fed = self._fed.get(entry)  # type: ignore[call-overload]  # entries but ROOT are message ids
+                    grads = fed.grads if fed is not None else None
                     if fed is not None:
                         fed.grads = None
+                send = self.context.sends.get(entry)  # type: ignore[call-overload]  # as above
+                if send is not None and grads is not None:
+                    send.forget(grads)  # not those of a pass that began after this one had failed
 
     def _run_engine(self, island: Island, waiting: set[Any]) -> None:
         outputs: list[torch.Tensor] = []
@@ -452,6 +476,8 @@ class PassRun:
                     run(edges, True)
                 return
             captured = run(edges, False)
+            if self.failure is not None:
+                return  # nobody will ask for them, and another pass may have begun
             for index, node in enumerate(nodes):
                 self.context.gradients.add(node.variable, captured, index)
         else:
@@ -563,12 +589,12 @@ class PassRun:
 
     # -- failure ------------------------------------------------------------------------------------------------
 
-    def fail(self, error: Exception, *, worker: int | None = None, told: bool = False) -> None:
+    def fail(self, error: BaseException, *, worker: int | None = None, told: bool = False) -> None:
         """The pass has failed, here or (`worker`) elsewhere. Everybody in the context is told, once."""
         with self._lock:
             if self.failure is not None or self._over:
                 return
-            self.failure = error if told else self._postman.as_failure(error, worker)
+            self.failure = error if told and isinstance(error, Exception) else self._postman.as_failure(error, worker)
             gates = list(self._gates.values())
             self._gates.clear()
             effects = self._state.abort()
@@ -592,6 +618,17 @@ class PassRun:
         """Whether this worker still has part in it."""
         with self._lock:
             return self._state.engaged and self.failure is None and not self._over
+
+    @property
+    def busy(self) -> bool:
+        """Whether it may go on: a worker that is idle, but partly fed, has still part in it."""
+        with self._lock:
+            begun_here = self.roots is not None
+            return (
+                (begun_here or self._state.engaged or self._state.partly_fed())
+                and self.failure is None
+                and not self._over
+            )
 
     def counts(self) -> tuple[int, int]:
         """Islands that run, and gates that wait in them."""

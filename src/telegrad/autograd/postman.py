@@ -126,14 +126,14 @@ class Postman:
             context=about.context,
         )
 
-    def as_failure(self, error: Exception, worker: int | None) -> Exception:
+    def as_failure(self, error: BaseException, worker: int | None) -> Exception:
         """What the caller of backward gets to see."""
         if isinstance(error, WorkerLost | DeadlineExceeded | BackwardError):
             return error
         worker = self.me if worker is None else worker
         name = self.name_of(worker)
         failure = BackwardError(
-            f"Error on Node {worker}: {error}\n(worker {name!r}, {type(error).__name__})", worker=name
+            f"Error on Node {worker}: {_text_of(error)}\n(worker {name!r}, {type(error).__name__})", worker=name
         )
         failure.__cause__ = error
         return failure
@@ -169,3 +169,10 @@ class Postman:
         if told.traceback:
             failure.__cause__ = RemoteTraceback(self.name_of(told.worker), told.traceback)
         return failure
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a __str__ of the user's that fails must not hide the error
+        return f"<{type(error).__name__} whose text cannot be made>"

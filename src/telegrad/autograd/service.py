@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,7 @@ class Autograd:
         self.recorder = AutogradRecorder(self.contexts, self._propagate)
         self.postman = Postman(agent, self.recorder.record)
         self._passes = itertools.count(first)
+        self._turns = threading.Lock()  # protects the passes of every context; taken before locks of passes
         agent.recorder = self.recorder
         agent.autograd = self
         agent.handle(PropagateGradientsReq, self._on_gradient)
@@ -146,15 +148,12 @@ class Autograd:
 
     def _take_turn(self, context: DistAutogradContext, run: PassRun) -> None:
         """One pass at a time in a context."""
-        with context.lock:
-            others = list(context.passes.values())
-        for other in others:
-            if other.engaged:
+        with self._turns:
+            if any(other.busy for other in context.passes.values()):
                 raise TelegradError(
                     f"a backward pass of context {context.id:#x} is running on this worker already; run passes of one "
                     "context one after the other, or give each a context of its own"
                 )
-        with context.lock:
             if context.released:
                 raise TelegradError(f"context {context.id:#x} has been left")
             context.passes = {run.about.number: run}
@@ -203,22 +202,29 @@ class Autograd:
             refusal = f"context {about.context:#x} is not known on worker {self._agent.me.name!r} (any more)"
             self._refuse(sender, call, about, refusal)
             return None
-        with context.lock:
+        refusal = ""
+        with self._turns:
             run = context.passes.get(about.number)
+            if run is not None:
+                return run
             others = list(context.passes.values())
-        if run is not None:
-            return run
-        if any(other.engaged for other in others):
-            refusal = f"another pass of context {about.context:#x} is running there"
-            self._refuse(sender, call, about, refusal)
-            return None
-        with context.lock:
-            # Asked again under the lock: two messages of one pass may come at one time.
-            run = context.passes.get(about.number)
-            if run is None:
+            # A worker begins its passes of a context one after the other, with growing numbers.
+            stale = [other for other in others if other.about.number >> 48 == about.number >> 48]
+            if any(other.about.number > about.number for other in stale):
+                refusal = f"a pass of context {about.context:#x} that began after this one has come there"
+            elif any(other.busy for other in others if other not in stale):
+                refusal = f"another pass of context {about.context:#x} is running there"
+            else:
                 run = PassRun(self.postman, context, about)
                 context.passes = {about.number: run}
-            return run
+        if run is None:
+            self.postman.count("late gradient messages")
+            self._refuse(sender, call, about, refusal)
+            return None
+        for other in stale:
+            if other.busy:  # word that it failed is under way; what it left here must not wait for that
+                other.fail(TelegradError("the worker that began this pass has begun another"))
+        return run
 
     def _refuse(self, sender: int, call: int, about: PassInfo, refusal: str) -> None:
         self._agent.tell(sender, PropagateGradientsResp(about.context, about.number, call, 0, (), refusal))
@@ -234,6 +240,14 @@ class Autograd:
         run = self._pass(sender, request.call, request.about)
         if run is None:
             return
+        try:
+            self._take_gradient(run, sender, channel, request, message)
+        except Exception as error:  # noqa: BLE001 - whoever sent it waits for an answer
+            run.refuse((sender, request.call), error)
+
+    def _take_gradient(
+        self, run: PassRun, sender: int, channel: Channel, request: PropagateGradientsReq, message: Message
+    ) -> None:
         there: list[Any] = build(request.attachments, message.region)
         del message
         if request.autograd is not None:
@@ -251,13 +265,19 @@ class Autograd:
         sender = self._sender(channel)
         run = self._pass(sender, request.call, request.about)
         if run is not None:
-            run.probed((sender, request.call), request)
+            try:
+                run.probed((sender, request.call), request)
+            except Exception as error:  # noqa: BLE001 - as above
+                run.refuse((sender, request.call), error)
 
     def _on_resume(self, channel: Channel, request: ResumeReq, message: Message) -> None:
         sender = self._sender(channel)
         run = self._pass(sender, request.call, request.about)
         if run is not None:
-            run.resumed((sender, request.call))
+            try:
+                run.resumed((sender, request.call))
+            except Exception as error:  # noqa: BLE001 - as above
+                run.refuse((sender, request.call), error)
 
     def _on_abort(self, channel: Channel, head: AbortPass, message: Message) -> None:
         context = self.contexts.get(head.about.context)

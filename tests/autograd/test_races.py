@@ -1,0 +1,358 @@
+"""What can go wrong between threads, passes and workers, each found by reading and shown here by force."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import telegrad.autograd.service as service
+from telegrad import autograd
+from telegrad.agent import agent as agent_module
+from telegrad.autograd.contexts import current
+from telegrad.autograd.functions import SendRpcBackward
+from telegrad.autograd.passes import PassRun
+from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, ProtocolError, TelegradError, WorkerLost
+from telegrad.rpc import api
+from telegrad.testing.group import local_group
+from telegrad.testing.scheduler import SimRuntime
+from telegrad.testing.simulation import Simulation
+from telegrad.wire.messages import (
+    NONE,
+    PassInfo,
+    ProbeReq,
+    PropagateGradientsReq,
+    PropagateGradientsResp,
+    ResumeReq,
+)
+
+LONG = 10.0  # seconds; what hangs would hang for ever
+
+
+class Then(torch.autograd.Function):
+    """Runs something in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, action: Callable[[], None]) -> torch.Tensor:
+        ctx.action = action
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.action()
+        return grads[0] * 1, None
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("this error has no text")
+
+
+def make_weight() -> torch.Tensor:
+    return torch.ones(3, requires_grad=True)
+
+
+@pytest.mark.parametrize("error", [Mute(), SystemExit(3), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+def test_whatever_a_backward_function_raises_ends_the_pass(error: BaseException) -> None:
+    with local_group(["a", "b"]) as group, api.acting_as(group["a"]):
+        group["b"].register("f", lambda: Then.apply(make_weight(), raising(error)))
+        with autograd.context() as context_id:
+            y = group["a"].call("b", "@f")
+            with pytest.raises(BackwardError, match=type(error).__name__):
+                autograd.backward(context_id, [y.sum()], timeout=LONG)
+
+
+def test_an_interrupt_in_an_island_of_the_caller_is_raised_as_it_is() -> None:
+    with local_group(["a", "b"]) as group, api.acting_as(group["a"]):
+        with autograd.context() as context_id:
+            y = Then.apply(make_weight(), raising(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                autograd.backward(context_id, [y.sum()], timeout=LONG)
+
+
+def test_a_gradient_message_that_cannot_be_read_fails_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: Any) -> Any:
+        raise ProtocolError("a descriptor names bytes that are not there")
+
+    weight = make_weight()
+    with local_group(["a", "b"]) as group, api.acting_as(group["a"]):
+        group["b"].register("f", lambda: weight * 2)
+        with autograd.context() as context_id:
+            y = group["a"].call("b", "@f")
+            monkeypatch.setattr(service, "build", build)
+            with pytest.raises(BackwardError, match="descriptor"):
+                autograd.backward(context_id, [y.sum()], timeout=LONG)
+            assert group["a"].activity() == []
+
+
+def test_a_context_that_ends_under_a_gradient_message_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    check, weight = SendRpcBackward.check, make_weight()
+    with local_group(["a", "b"]) as group, api.acting_as(group["a"]):
+
+        def check_and_release(self: SendRpcBackward, *args: Any) -> None:
+            check(self, *args)
+            contexts = group["b"].autograd.contexts
+            contexts.release(contexts.all()[0])
+
+        monkeypatch.setattr(SendRpcBackward, "check", check_and_release)
+        group["b"].register("f", lambda: weight * 2)
+        with autograd.context() as context_id:
+            y = group["a"].call("b", "@f")
+            with pytest.raises(TelegradError, match="left"):
+                autograd.backward(context_id, [y.sum()], timeout=LONG)
+            assert group["a"].activity() == []
+
+
+def test_a_probe_for_a_tensor_that_was_never_sent_is_answered_and_so_is_all_that_follows() -> None:
+    sim, weight = Simulation(1, ["a", "b"]), make_weight()
+
+    def main() -> int:
+        a, answers = sim["a"], []
+        sim["b"].register("f", lambda: weight * 2)
+        with api.acting_as(a), autograd.context() as context_id:
+            y = a.call("b", "@f")
+            (message,) = sim["b"].autograd.contexts.get(context_id).sends
+            about = PassInfo(int(context_id), 5, False, False, 0)
+            a.handle(PropagateGradientsResp, lambda channel, answer, data: answers.append(answer))
+            a.tell(1, ProbeReq(1, about, message, (7, -1)))
+            sim.sleep(1)
+            a.tell(1, ResumeReq(2, about))
+            sim.sleep(1)
+            del y
+        return len(answers)
+
+    with sim:
+        assert sim.run(main) == 2
+
+
+def test_a_gradient_that_comes_to_the_caller_after_its_pass_failed_is_answered() -> None:
+    sim, weight = Simulation(1, ["a", "b"]), make_weight()
+
+    def main() -> list[Any]:
+        answers: list[Any] = []
+        sim["b"].register("f", lambda x: Then.apply(weight * x, raising(ValueError("no"))))
+        with api.acting_as(sim["a"]), autograd.context() as context_id:
+            y = sim["a"].call("b", "@f", (make_weight(),))
+            with pytest.raises(BackwardError):
+                autograd.backward(context_id, [y.sum()])
+            context = sim["a"].autograd.contexts.get(context_id)
+            ((message, _),) = context.sends.items()
+            (run,) = context.passes.values()
+            sim["b"].handle(PropagateGradientsResp, lambda channel, answer, data: answers.append(answer))
+            sim["b"].tell(0, PropagateGradientsReq(9, run.about, message, (NONE,), False, (), None))
+            sim.sleep(1)
+            assert sim["b"].activity() == []
+        return answers
+
+    with sim:
+        assert len(sim.run(main)) == 1
+
+
+def test_a_pass_that_begins_elsewhere_is_refused_while_this_one_is_idle_on_a_worker_they_share() -> None:
+    """Worker b has half of what its island needs and is engaged by nobody: yet it is part of the first pass."""
+    sim, weight = Simulation(3, ["a", "b", "c", "d"]), make_weight()
+    shared: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
+
+    def one() -> torch.Tensor:
+        shared["h"] = weight * 2
+        return shared["h"] * 3
+
+    def slowly() -> None:
+        shared["slow"].set()
+        sim["c"].executor.wait(shared["go on"], None)
+
+    def begin_elsewhere(context_id: int) -> str:
+        y = sim["d"].call("b", "@other")
+        try:
+            sim["d"].autograd.backward(context_id, [y.sum()])
+        except BackwardError as error:
+            return str(error)
+        return "success"
+
+    def disturb(context_id: int) -> None:
+        shared["slow"].wait(None)
+        sim.sleep(1)
+        token = current.set(sim["a"].autograd.contexts.get(context_id))
+        outcome["elsewhere"] = sim["a"].call("d", "@begin", (int(context_id),), timeout=20)
+        current.reset(token)
+        shared["go on"].set()
+
+    def program() -> None:
+        with autograd.context() as context_id:
+            y, z = sim["a"].call("b", "@one"), sim["a"].call("c", "@slow")
+            other = sim.spawn("a", lambda: disturb(context_id))
+            try:
+                autograd.backward(context_id, [y.sum() + z.sum()], timeout=100)
+            except DeadlineExceeded as error:
+                outcome["first"] = error
+            other.join(None)
+            outcome["grad"] = sim["b"].autograd.contexts.get(context_id).gradients.get(weight)
+
+    def main() -> None:
+        runtime = SimRuntime(sim.scheduler, "c")
+        shared["slow"], shared["go on"] = runtime.event(), runtime.event()
+        sim["b"].register("one", one)
+        sim["b"].register("two", lambda: shared["h"] * 5)
+        sim["b"].register("other", lambda: weight * 7)
+        sim["c"].register("slow", lambda: Then.apply(sim["c"].call("b", "@two"), slowly))
+        sim["d"].register("begin", begin_elsewhere)
+        sim.spawn("a", program).join(None)
+
+    with sim:
+        sim.run(main)
+    assert "first" not in outcome
+    assert "another pass" in outcome["elsewhere"]
+    assert outcome["grad"].tolist() == [16.0] * 3
+
+
+def test_of_two_threads_that_call_backward_in_one_context_one_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive, meeting, weight = PassRun.drive, threading.Barrier(2), make_weight()
+    outcomes: list[str] = []
+
+    def drive_together(self: PassRun, deadline: float | None) -> None:
+        try:
+            meeting.wait(1.0)
+        except threading.BrokenBarrierError:
+            outcomes.append("one came alone")
+        drive(self, deadline)
+
+    monkeypatch.setattr(PassRun, "drive", drive_together)
+    with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
+        group["b"].register("f", lambda: weight * 2)
+        y = group["a"].call("b", "@f")
+
+        def run() -> None:
+            try:
+                group["a"].autograd.backward(context_id, [y.sum()], True, timeout=LONG)
+                outcomes.append("success")
+            except TelegradError as error:
+                outcomes.append(str(error))
+
+        threads = [threading.Thread(target=run) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert any("is running on this worker already" in outcome for outcome in outcomes)
+    assert "success" in outcomes
+
+
+def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_grads, weight = SendRpcBackward.set_grads, make_weight()
+    old_may_end, old_has_ended = threading.Event(), threading.Event()
+    sets: list[Any] = []
+    runs: list[int] = []
+
+    def action() -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            old_may_end.wait(LONG)
+
+    def set_and_wait(self: SendRpcBackward, grads: Any) -> None:
+        set_grads(self, grads)
+        if grads is not None:
+            sets.append(grads)
+            if len(sets) == 2:  # the second pass has set them, and the engine has not begun
+                old_may_end.set()
+                old_has_ended.wait(LONG)
+
+    forget = PassRun._forget_gradients
+
+    def forget_and_tell(self: PassRun, island: Any) -> None:
+        forget(self, island)
+        old_has_ended.set()
+
+    monkeypatch.setattr(SendRpcBackward, "set_grads", set_and_wait)
+    monkeypatch.setattr(PassRun, "_forget_gradients", forget_and_tell)
+    with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
+        group["b"].register("f", lambda: Then.apply(weight * 2, action))
+        y = group["a"].call("b", "@f")
+        with pytest.raises(DeadlineExceeded):
+            autograd.backward(context_id, [y.sum()], retain_graph=True, timeout=2.0)
+        autograd.backward(context_id, [y.sum()], timeout=LONG)
+
+
+def test_a_call_that_never_left_does_not_keep_the_context_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Simulation(1, ["a", "b"])
+
+    def lay_out(*_: Any) -> Any:
+        raise PayloadError("it cannot be laid out")
+
+    def main() -> dict[str, int]:
+        with api.acting_as(sim["a"]):
+            with autograd.context():
+                sim["a"].call("b", operator.mul, (make_weight(), 2))
+                with monkeypatch.context() as patch:
+                    patch.setattr(agent_module, "lay_out", lay_out)
+                    with pytest.raises(PayloadError):
+                        sim["a"].call("b", operator.mul, (make_weight(), 2))
+            sim.sleep(1)
+        info: dict[str, int] = sim["b"].autograd.debug_info()
+        return info
+
+    with sim:
+        assert sim.run(main)["num_autograd_contexts"] == 0
+
+
+def test_the_loss_of_one_worker_does_not_make_the_others_lose_each_other() -> None:
+    """a calls b, b calls c, c calls a; all know x. When x dies, each tells its caller, to whom it has no connection."""
+    sim = Simulation(5, ["a", "b", "c", "x"], resumable=False)
+    leaves = {name: make_weight() for name in "abcx"}
+    go_on: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
+
+    def body(name: str, next_one: str) -> torch.Tensor:
+        # Made first, so that the engine runs it last: the gradients of the calls have left when it waits.
+        slow: Any = 0
+        if name != "a":
+            slow = Then.apply(leaves[name], lambda: sim[name].executor.wait(go_on[name], None))
+        result = sim[name].call("x", "@x") * leaves[name]
+        if next_one:
+            result = result + sim[name].call(next_one, "@f")
+        return result + slow
+
+    def kill() -> None:
+        sim.sleep(1)
+        outcome["killed"] = sim.scheduler.now
+        sim.kill("x")
+
+    def program() -> None:
+        with autograd.context() as context_id:
+            y = body("a", "b")
+            killer = sim.spawn("a", kill)
+            with pytest.raises(WorkerLost, match="'x'"):
+                autograd.backward(context_id, [y.sum()])
+            outcome["after"] = sim.scheduler.now - outcome["killed"]
+            killer.join(None)
+            sim.sleep(0.01)
+            for name in "bc":
+                assert sim["a"].call(name, operator.add, (1, 2), timeout=5) == 3
+        for event in go_on.values():
+            event.set()
+
+    def main() -> None:
+        for name in "bc":
+            go_on[name] = SimRuntime(sim.scheduler, name).event()
+        sim["x"].register("x", lambda: leaves["x"] * 2)
+        sim["a"].register("f", lambda: body("a", ""))
+        sim["b"].register("f", lambda: body("b", "c"))
+        sim["c"].register("f", lambda: body("c", "a"))
+        sim.spawn("a", program).join(None)
+
+    with sim:
+        sim.run(main)
+    assert outcome["after"] < 3
