@@ -496,9 +496,10 @@ class World:
 
     def _answer(self, worker: int, ticket: int) -> None:
         asked, reports, failed = self.asked[ticket], self.passes[worker].reports(), worker in self.failed
-        self._later(asked.kind, asked.sender, partial(self._take_answer, asked, reports, failed))
+        number = self.passes[worker].count_for(asked.sender)
+        self._later(asked.kind, asked.sender, partial(self._take_answer, asked, reports, failed, worker, number))
 
-    def _take_answer(self, asked: Asked, reports: dict[int, Report], failed: bool) -> None:
+    def _take_answer(self, asked: Asked, reports: dict[int, Report], failed: bool, by: int, number: int) -> None:
         assert not asked.arrived, "an answer came twice"
         asked.arrived = True
         if asked.kind == "late":
@@ -507,7 +508,7 @@ class World:
             self.fail(asked.sender)
         state = self.passes[asked.sender]
         answered = state.answered if asked.kind == "flow" else state.probe_answered
-        self._carry_out(asked.sender, answered(reports))
+        self._carry_out(asked.sender, answered(reports, by, number))
 
     # the flow of gradients
 
@@ -560,14 +561,18 @@ class World:
         assert number not in self.sent, "a gradient is sent twice"
         self.sent.append(number)
         state = self.passes[worker]
-        state.sent()
         receiver = self.graph.messages[number].sender
-        self._ask("flow", worker, receiver, partial(self._take_gradient, receiver, number, state.known))
+        take = partial(self._take_gradient, receiver, number, state.known, worker)
+        if state.sent(receiver):
+            self._ask("flow", worker, receiver, take)
+        else:
+            event("a counted message")
+            self._later("flow", receiver, partial(take, None))
 
-    def _take_gradient(self, worker: int, number: int, known: bool, ticket: int) -> None:
+    def _take_gradient(self, worker: int, number: int, known: bool, sender: int, ticket: int | None) -> None:
         state = self.passes[worker]
         if worker in self.failed:
-            self._carry_out(worker, state.nothing_new(ticket))
+            self._carry_out(worker, state.nothing_new(ticket, sender))
             return
         self.arrived.add(number)
         effects: list[Effect[int]] = []
@@ -576,7 +581,7 @@ class World:
         elif not state.planned:
             self._plan(worker)
         assert state.has(number)
-        effects += state.gradient(ticket, number)
+        effects += state.gradient(ticket, number, sender)
         if number in self.blocked:
             self._later("flow", worker, partial(self._advance, self.blocked.pop(number)))
         self._carry_out(worker, effects)
@@ -731,3 +736,8 @@ def test_after_the_loss_of_a_worker_nobody_waits(graph: Graph, seed: int) -> Non
     event("done" if world.done else "failed")
     assert world.done or world.dead & {0} or 0 in world.failed
     world.check_nobody_waits()
+
+
+def test_zz_counted_messages_occurred() -> None:
+    print("counted", len(COUNTED))
+    assert COUNTED
