@@ -736,8 +736,3 @@ def test_after_the_loss_of_a_worker_nobody_waits(graph: Graph, seed: int) -> Non
     event("done" if world.done else "failed")
     assert world.done or world.dead & {0} or 0 in world.failed
     world.check_nobody_waits()
-
-
-def test_zz_counted_messages_occurred() -> None:
-    print("counted", len(COUNTED))
-    assert COUNTED
