@@ -19,7 +19,7 @@ import pytest
 
 from telegrad import errors
 from telegrad.autograd import backward
-from telegrad.protocol.session import SessionSettings
+from telegrad.protocol.limits import SessionSettings
 from telegrad.rpc.api import acting_as
 from telegrad.rpc.options import Options
 from telegrad.testing.group import local_group

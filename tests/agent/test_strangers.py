@@ -23,7 +23,7 @@ from telegrad.agent.group import WorkerRecord
 from telegrad.agent.handshake import NONCE_SIZE, Opener
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import AuthenticationError
-from telegrad.protocol.session import SessionSettings
+from telegrad.protocol.limits import SessionSettings
 from telegrad.testing.group import TOKEN, local_group
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.sockets import SocketPoller

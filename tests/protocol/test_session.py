@@ -13,21 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telegrad.errors import NotInitialized, ProtocolError, TelegradError, WorkerLost
-from telegrad.protocol.session import (
-    BULK,
-    CONTROL,
-    TRANSITIONS,
-    Cut,
-    Effect,
-    Lost,
-    Reconnect,
-    SendAck,
-    SendPing,
-    Session,
-    SessionSettings,
-    State,
-    Verdict,
-)
+from telegrad.protocol.limits import SessionSettings
+from telegrad.protocol.session import BULK, CONTROL, Session
+from telegrad.protocol.verdicts import TRANSITIONS, Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
 
 DEFAULTS = SessionSettings()
 PATIENT = replace(DEFAULTS, refuse_limit=1e6, resume_limit=1e6)

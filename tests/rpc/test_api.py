@@ -26,7 +26,7 @@ from telegrad.errors import (
     UnknownWorker,
     WorkerLost,
 )
-from telegrad.protocol.session import SessionSettings
+from telegrad.protocol.limits import SessionSettings
 from telegrad.testing.group import local_group
 
 Group = dict[str, Agent]

@@ -35,7 +35,7 @@ from telegrad.errors import (
     TelegradError,
     WorkerLost,
 )
-from telegrad.protocol.session import State
+from telegrad.protocol.verdicts import State
 from telegrad.transport.base import Listener, Poller, Ready, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Event, Runtime

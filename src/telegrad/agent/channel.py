@@ -16,18 +16,9 @@ from typing import Protocol
 from telegrad.agent.calls import Call
 from telegrad.agent.executor import Executor, Timer
 from telegrad.errors import ProtocolError
-from telegrad.protocol.session import (
-    Cut,
-    Effect,
-    Lost,
-    Reconnect,
-    SendAck,
-    SendPing,
-    Session,
-    SessionSettings,
-    State,
-    Verdict,
-)
+from telegrad.protocol.limits import SessionSettings
+from telegrad.protocol.session import Session
+from telegrad.protocol.verdicts import Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
 from telegrad.transport.base import Link, LinkClosed, Poller, Ready
 from telegrad.waiting import Runtime
 from telegrad.wire.frames import (

@@ -21,7 +21,7 @@ from telegrad.errors import (
     UnknownWorker,
     WorkerLost,
 )
-from telegrad.protocol.session import State
+from telegrad.protocol.verdicts import State
 from telegrad.transport.base import Link, LinkClosed, Listener, Ready, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from telegrad.protocol.session import SessionSettings
+from telegrad.protocol.limits import SessionSettings
 from telegrad.wire.frames import Limits
 
 

@@ -37,12 +37,12 @@ LOST       nothing
 
 from __future__ import annotations
 
-import enum
 from collections import deque
-from dataclasses import dataclass, fields
 from typing import Final
 
 from telegrad.errors import NotInitialized, ProtocolError, TelegradError, WorkerLost
+from telegrad.protocol.limits import SessionSettings, Window
+from telegrad.protocol.verdicts import TRANSITIONS, Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
 
 CONTROL: Final = 0
 BULK: Final = 1
@@ -50,103 +50,8 @@ LANE_NAMES: Final = ("control", "bulk")
 
 _NEVER: Final = float("inf")
 
-
-class State(enum.Enum):
-    """Where a session is in its life."""
-
-    CONNECTING = "connecting"
-    CONNECTED = "connected"
-    BROKEN = "broken"
-    CLOSED = "closed"
-    LOST = "lost"
-
-
-TRANSITIONS: Final[dict[State, frozenset[State]]] = {
-    State.CONNECTING: frozenset({State.CONNECTED, State.CLOSED, State.LOST}),
-    State.CONNECTED: frozenset({State.BROKEN, State.CLOSED, State.LOST}),
-    State.BROKEN: frozenset({State.CONNECTED, State.CLOSED, State.LOST}),
-    State.CLOSED: frozenset(),
-    State.LOST: frozenset(),
-}
-
-
-class Verdict(enum.Enum):
-    """What to do with what came."""
-
-    DELIVER = "new and in order: act on it"
-    DUPLICATE = "came before: drop it"
-    GAP = "something before it is missing: close the connection and call disconnected()"
-    DROP = "nobody listens: there is no connection, the peer said goodbye, or the session has ended"
-
-
 # Reading a member off its enum costs more than the whole check around it.
 _DELIVER, _DUPLICATE, _GAP, _DROP = Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class SendAck:
-    """Transmit an ACK, stamped with `acks()`."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendPing:
-    """Transmit a PING, stamped with `acks()` and `sent_up_to()`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Close the connection. The session has already given it up, so `disconnected` need not be called."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reconnect:
-    """Open a connection, then call `connected`, `refused`, or (if it broke in the handshake) `disconnected`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The session ended. Given once; fail all that waits for this peer."""
-
-    reason: str
-
-
-Effect = SendAck | SendPing | Cut | Reconnect | Lost
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSettings:
-    """The limits of a session: times in seconds, sizes in bytes. Both sides need the same request limits."""
-
-    heartbeat_interval: float = 5.0
-    """Looked at this often: a PING goes out if no frame was sent since the last look, so quiet lasts less than two."""
-    silence_limit: float = 30.0
-    """Nothing heard for so long: the connection is cut and resumed. Also how long our goodbye waits for the answer."""
-    refuse_limit: float = 1.0
-    """Every attempt refused for so long: nobody listens there any more, the peer is lost."""
-    resume_limit: float = 30.0
-    """Broken for so long, or resumed again and again with nothing getting through: the peer is lost."""
-    reconnect_backoff: float = 0.02
-    reconnect_backoff_limit: float = 0.5
-    """Pauses between attempts double up to this. A connection that lived shorter counts as a failed attempt."""
-    ack_every_frames: int = 16
-    ack_every_bytes: int = 1 << 20
-    ack_delay: float = 0.02
-    max_unacked_time: float = 10.0
-    """No ack moved a lane that waits for one for so long, and the peer is heard even then: they were swallowed."""
-    request_credits: int = 1024
-    request_bytes: int = 256 << 20
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise ValueError(f"session setting {field.name} must be above zero, not {getattr(self, field.name)}")
-        if self.silence_limit <= 2 * self.heartbeat_interval:
-            raise ValueError(
-                f"silence_limit ({self.silence_limit:g} s) must be more than twice heartbeat_interval "
-                f"({self.heartbeat_interval:g} s), or healthy idle connections are cut"
-            )
 
 
 class Session:
@@ -242,8 +147,8 @@ class Session:
         self._backoff = settings.reconnect_backoff
         self._refused_since: float | None = None
 
-        self._asked = _Window(settings)
-        self._serving = _Window(settings)
+        self._asked = Window(settings)
+        self._serving = Window(settings)
 
     # Sending
 
@@ -634,30 +539,3 @@ class Session:
         """Give back what `request_arrived` took. Call it before the reply leaves, or the peer seems to overdraw."""
         if not self._serving.give_back(size):
             raise TelegradError(f"more requests of {self._peer} were answered than came; this is a bug in telegrad")
-
-
-class _Window:
-    """Requests under way in one direction, and whether there is room for another."""
-
-    __slots__ = ("bytes", "max_bytes", "max_requests", "requests")
-
-    def __init__(self, settings: SessionSettings) -> None:
-        self.max_requests = settings.request_credits
-        self.max_bytes = settings.request_bytes
-        self.requests = 0
-        self.bytes = 0
-
-    def has_room_for(self, size: int) -> bool:
-        # A request above the limit could never pass if it had to fit: it passes alone.
-        return self.requests == 0 or (self.requests < self.max_requests and self.bytes + size <= self.max_bytes)
-
-    def take(self, size: int) -> None:
-        self.requests += 1
-        self.bytes += size
-
-    def give_back(self, size: int) -> bool:
-        if self.requests < 1 or self.bytes < size:
-            return False
-        self.requests -= 1
-        self.bytes -= size
-        return True

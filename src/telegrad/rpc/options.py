@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from telegrad.agent.settings import AgentSettings
-from telegrad.protocol.session import SessionSettings
+from telegrad.protocol.limits import SessionSettings
 from telegrad.wire.frames import Limits
 
 DEFAULT_RPC_TIMEOUT = 60.0
