@@ -650,10 +650,7 @@ class Agent:
         self._closed = "this process is a fork of the worker's; a fork cannot use its agent"
         for listener in self._listeners:
             listener.abandon()
-        for peer in self.peers.all_unlocked():
-            for channel in peer.channels():
-                if channel.link is not None:
-                    channel.link.abandon()
+        self.peers.abandon()
         self.poller.abandon()
 
 

@@ -72,6 +72,7 @@ class Peers:
         self._by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}
         self._guests: set[Guest] = set()
+        self._greeted: list[Link] = []  # opened by us, and not through their handshake
         self._closed = False
 
     # -- who --------------------------------------------------------------------------------------------------
@@ -107,9 +108,13 @@ class Peers:
         with self._lock:
             return [self._by_id[worker] for worker in sorted(self._by_id)]
 
-    def all_unlocked(self) -> list[Peer]:
-        """All workers, for the child of a fork, where a lock may be held for ever."""
-        return list(self._by_id.values())
+    def abandon(self) -> None:
+        """Close the child's copies of all connections after a fork. No locks: one may be held there for ever."""
+        links = [guest.link for guest in list(self._guests)] + list(self._greeted)
+        for peer in list(self._by_id.values()):
+            links += [channel.link for channel in peer.channels() if channel.link is not None]
+        for link in links:
+            link.abandon()
 
     def of(self, channel: Channel) -> Peer | None:
         """The worker that a channel belongs to, if it still does."""
@@ -201,6 +206,7 @@ class Peers:
             return False
         finally:
             owner.executor.unblock()
+        self._greeted.append(link)
         try:
             received = self._greet(link, channel, peer, deadline, fresh)
             channel.attach(link, received)
@@ -214,6 +220,8 @@ class Peers:
         except BaseException:
             link.close()
             raise
+        finally:
+            self._greeted.remove(link)
         return True
 
     def _greet(self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool) -> tuple[int, int]:
@@ -349,7 +357,7 @@ class Guest:
 
     def __init__(self, peers: Peers, link: Link) -> None:
         self._peers = peers
-        self._link = link
+        self.link = link
         owner = peers._owner
         self._owner = owner
         self._acceptor = Acceptor(
@@ -366,19 +374,19 @@ class Guest:
     def on_ready(self, ready: Ready) -> None:
         """The poller found the link ready."""
         if ready & Ready.WRITE:
-            self._link.flush()
+            self.link.flush()
         try:
-            for frame in self._link.receive():
+            for frame in self.link.receive():
                 answer = self._acceptor.take(decode_greeting(frame.body))
-                _send_greeting(self._link, answer)
+                _send_greeting(self.link, answer)
                 if self._acceptor.proof is not None:
                     self._admit()
                     return
         except Rejected as error:
-            _send_greeting(self._link, error.greeting)
+            _send_greeting(self.link, error.greeting)
             self._refuse(str(error))
         except LinkClosed as error:
-            _log.debug("%s left during its handshake: %s", self._link.peer, error)
+            _log.debug("%s left during its handshake: %s", self.link.peer, error)
             self.end()
         except (AuthenticationError, ProtocolError, UnknownWorker) as error:
             self._refuse(str(error))
@@ -390,12 +398,12 @@ class Guest:
         self._over()
         channel = self._peers.find(hello.name).incoming
         if channel is None or channel.session_id != proof.session:  # overtaken by a newer connection
-            self._link.close()
+            self.link.close()
             return
         try:
-            channel.attach(self._link, proof.received)
+            channel.attach(self.link, proof.received)
         except ProtocolError as error:
-            self._link.close()
+            self.link.close()
             with channel.lock:
                 channel.session.lost(str(error))
             self._owner.channel_lost(channel, str(error))
@@ -405,7 +413,7 @@ class Guest:
     def _refuse(self, reason: str) -> None:
         who = f"worker {self._acceptor.hello.name!r}" if self._acceptor.hello is not None else "somebody"
         _log.warning(
-            "worker %r refused a connection from %s (%s): %s", self._owner.me.name, who, self._link.peer, reason
+            "worker %r refused a connection from %s (%s): %s", self._owner.me.name, who, self.link.peer, reason
         )
         self.end()
 
@@ -419,8 +427,8 @@ class Guest:
     def end(self) -> None:
         """Close the connection."""
         self._over()
-        self._link.owner = None  # or the two would keep each other, and what was read, until the next collection
-        self._link.close()
+        self.link.owner = None  # or the two would keep each other, and what was read, until the next collection
+        self.link.close()
 
 
 def _send_greeting(link: Link, greeting: Greeting) -> None:
