@@ -46,6 +46,7 @@ from telegrad.wire.tensors import TensorDescriptor, lay_out
 
 _log = logging.getLogger("telegrad")
 
+_DYING = 0.5  # seconds in which a killed process is gone for good
 _FLUSH = 1.0  # seconds that the last frames may take to leave
 
 
@@ -512,6 +513,8 @@ class Agent:
             self._cancel_served(self.serving.cancel_all(channel, f"worker {name!r}, which called it, is gone"))
         if not left:
             self.peers.remove_traces(peer.record)
+            # Once more: a process that is being killed loses its connections before the socket that it listens at.
+            self.executor.at(self.runtime.now() + _DYING, lambda: self.peers.remove_traces(peer.record))
         self.gatherings.peer_gone(peer)
         for callback in self._on_lost:
             callback(peer.record, reason)
@@ -628,6 +631,9 @@ class Agent:
                 "worker %r shut down while functions were still running: %s", self.me.name, "; ".join(self.activity())
             )
         self.poller.close()
+        for peer in self.peers.all():
+            if not peer.left:
+                self.peers.remove_traces(peer.record)
         if self._closing is not None:
             self._closing.set()
 

@@ -526,6 +526,10 @@ class _Reader:
                 if not 0 <= axis < parts[0].dim() or any(p.shape != parts[0].shape[axis : axis + 1] for p in parts[1:]):
                     raise ProtocolError(f"a peer announces a quantised tensor whose channels do not fit: {descriptor}")
                 integers, scales, zero_points = parts
+                if scales.is_complex() or zero_points.is_complex() or scales.dtype == torch.bool:
+                    raise ProtocolError(
+                        f"a peer announces a quantised tensor whose scales are no numbers: {descriptor}"
+                    )
                 return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
             compressed, plain, values = parts
             layout = _COMPRESSED[form]
