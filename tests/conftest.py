@@ -12,7 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same examples on every run, so that a change is judged by what it changed. New ones are sought by whoever runs
+# pytest with --hypothesis-profile=search.
+hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile("repeat")
 
 PATIENCE = 2.0
 """Seconds for threads and processes that are ending already."""
