@@ -33,7 +33,7 @@ from telegrad.waiting import RealRuntime
 from telegrad.wire.frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Kind, pack_small
 from telegrad.wire.messages import Hello, Proof, Reject, Request, Welcome, decode_greeting, encode_head
 
-IMPATIENT = AgentSettings(connect_timeout=0.3, session=SessionSettings(request_credits=4))
+IMPATIENT = AgentSettings(connect_timeout=1.5, session=SessionSettings(request_credits=4))
 PATIENCE = 10.0
 
 
@@ -257,13 +257,13 @@ def test_a_stranger_that_says_hello_and_then_nothing_is_shut_out_in_time(town: T
         stranger.send(greeting(hello(town.a)))
         stranger.read_greeting()
         assert stranger.read_to_the_end() == b""
-        town.noted_one_line("worker 'a' refused a connection from worker 'c'", "no proof within 0.3 s")
+        town.noted_one_line("worker 'a' refused a connection from worker 'c'", "no proof within 1.5 s")
 
 
 def test_a_stranger_that_says_nothing_at_all_is_shut_out_in_time(town: Town) -> None:
     with Stranger(town.a) as stranger:
         assert stranger.read_to_the_end() == b""
-        town.noted_one_line("worker 'a' refused a connection from somebody", "no proof within 0.3 s")
+        town.noted_one_line("worker 'a' refused a connection from somebody", "no proof within 1.5 s")
 
 
 def test_a_stranger_that_claims_to_be_a_worker_does_it_no_harm(town: Town) -> None:
