@@ -33,6 +33,8 @@ from telegrad.waiting import RealRuntime
 from telegrad.wire.frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Kind, pack_small
 from telegrad.wire.messages import Hello, Proof, Reject, Request, Welcome, decode_greeting, encode_head
 
+SPARE = 8
+"""Runners that a loaded machine's watchdogs may start: few, and not one for each stranger."""
 IMPATIENT = AgentSettings(connect_timeout=1.5, session=SessionSettings(request_credits=4))
 PATIENCE = 10.0
 
@@ -197,7 +199,7 @@ def test_random_bytes_are_shut_out_and_noted_in_one_line(town: Town, data: bytes
         stranger.send(data)
         assert stranger.read_to_the_end() == b""
         town.noted_one_line("worker 'a' refused a connection from somebody", "not a telegrad frame")
-    assert threading.active_count() <= town.threads + 2
+    assert threading.active_count() <= town.threads + SPARE
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -313,7 +315,7 @@ def test_a_crowd_of_strangers_leaves_nothing_behind(town: Town) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
     assert town.log.is_empty()
     assert not town.a.peers._guests
-    assert threading.active_count() <= town.threads + 2
+    assert threading.active_count() <= town.threads + SPARE
 
 
 # -- with another token -------------------------------------------------------------------------------------
