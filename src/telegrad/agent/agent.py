@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from telegrad.agent.answers import read_answer
 from telegrad.agent.calls import Call, Served, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.coroutines import EventLoop
+from telegrad.agent.ending import Ending
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
 from telegrad.agent.group import WorkerRecord, check_id, check_name
@@ -38,7 +38,7 @@ from telegrad.errors import (
 from telegrad.protocol.verdicts import State
 from telegrad.transport.base import Listener, Poller, Ready, Transport
 from telegrad.transport.buffers import BufferPool
-from telegrad.waiting import Event, Runtime
+from telegrad.waiting import Runtime
 from telegrad.wire import payload
 from telegrad.wire.frames import Message, Outgoing, pack
 from telegrad.wire.messages import Answer, Cancel, Request, decode_head, encode_head
@@ -47,7 +47,6 @@ from telegrad.wire.tensors import TensorDescriptor, lay_out
 _log = logging.getLogger("telegrad")
 
 _DYING = 0.5  # seconds in which a killed process is gone for good
-_FLUSH = 1.0  # seconds that the last frames may take to leave
 
 
 class Agent:
@@ -87,26 +86,25 @@ class Agent:
         self.autograd: Any = None
         """What `telegrad.autograd` put on top of this agent."""
         self._handlers: dict[type, Callable[[Channel, Any, Message], None]] = {}
-        self._listeners: list[Listener] = []
-        self._lock = threading.Lock()  # protects _closing, _closed and _drained
-        self._closing: Event | None = None
-        self._closed = ""
-        self._drained: Event | None = None
+        self.listeners: list[Listener] = []
+        self.closed = ""
+        """Why the agent cannot be used; empty while it can."""
+        self.ending = Ending(self)
         self._call_ids = itertools.count(1)
-        self._made = 0  # calls ever made, but for gatherings; only compared
+        self.made = 0  # calls ever made, but for gatherings; only compared
         self._on_lost: list[Callable[[WorkerRecord, str], None]] = []
         try:
             for transport, address in transports:
-                self._listeners.append(transport.listen(address))
+                self.listeners.append(transport.listen(address))
         except BaseException:
-            self._close_listeners()
+            self.ending.close_listeners()
             poller.close()
             raise
         self.me = WorkerRecord(
             name=name,
             id=worker_id,
             incarnation=runtime.random_bits(63) if incarnation is None else incarnation,
-            addresses=tuple(listener.address for listener in self._listeners),
+            addresses=tuple(listener.address for listener in self.listeners),
             host=host,
             main=main,
         )
@@ -115,7 +113,7 @@ class Agent:
     def start(self, group: Iterable[WorkerRecord]) -> None:
         """Begin to serve, in a group of these workers (this one among them)."""
         self.peers.set_group(group)
-        for listener in self._listeners:
+        for listener in self.listeners:
             self.poller.add(listener, read=True)
         self.executor.start()
 
@@ -170,8 +168,8 @@ class Agent:
         timeout: float | None,
         on_done: Callable[[Call], None] | None,
     ) -> Call:
-        if self._closed:
-            raise NotInitialized(f"worker {self.me.name!r} cannot call: {self._closed}")
+        if self.closed:
+            raise NotInitialized(f"worker {self.me.name!r} cannot call: {self.closed}")
         peer = self.peers.find(to)
         parent = serving.get()
         now = self.runtime.now()
@@ -195,7 +193,7 @@ class Agent:
             call.parent = parent
             parent.children[call.id] = call
         if name != SERVICE:
-            self._made += 1
+            self.made += 1
         channel.calls[call_id] = call
         try:
             if on_done is not None:
@@ -279,8 +277,8 @@ class Agent:
         data: bytes = b"",
     ) -> None:
         """Send a message that is no call: no credits, no deadline, no answer but what its receiver sends by itself."""
-        if self._closed:
-            raise NotInitialized(f"worker {self.me.name!r} cannot send: {self._closed}")
+        if self.closed:
+            raise NotInitialized(f"worker {self.me.name!r} cannot send: {self.closed}")
         peer = self.peers.find(to)
         channel = peer.outgoing or self.peers.channel_to(peer, None)
         layout = lay_out(attachments)
@@ -376,8 +374,8 @@ class Agent:
             link = call.channel.link
             if link is not None:
                 link.wake()
-        if self._drained is not None:
-            self.activity_ended()
+        if self.ending.draining:
+            self.ending.activity_ended()
         return True
 
     def _settle(self, call: Call) -> None:
@@ -495,7 +493,7 @@ class Agent:
                 peer.opening.set()
         name = peer.record.name
         # Whoever is leaving may find others gone before it: that is how a group ends.
-        if not left and not self._closed and self._closing is None:
+        if not left and not self.closed and not self.ending.begun:
             _log.warning("worker %r lost worker %r: %s", self.me.name, name, reason)
         for channel in channels:
             channel.close(reason)
@@ -524,7 +522,7 @@ class Agent:
 
         def attempt() -> None:
             peer = self.peers.of(channel)
-            if peer is None or peer.gone or self._closed:
+            if peer is None or peer.gone or self.closed:
                 return
             try:
                 self.peers.connect(channel, peer)
@@ -550,14 +548,7 @@ class Agent:
 
     def activity(self) -> list[str]:
         """What is under way: calls made and calls served, for people."""
-        lines = []
-        for peer in self.peers.all():
-            for channel in peer.channels():
-                lines += [str(call) for call in list(channel.calls.values()) if call.function != SERVICE]
-        for served in list(self.serving.active.values()):
-            if served.function != SERVICE:
-                lines.append(f"{served.function}, called by worker {served.caller!r}, is still running")
-        return lines
+        return self.ending.activity()
 
     def as_agent(self) -> Agent:
         """This agent; what runs in it finds it so."""
@@ -565,9 +556,7 @@ class Agent:
 
     def activity_ended(self) -> None:
         """Wake a shutdown that waits for quiet."""
-        drained = self._drained
-        if drained is not None and not self.activity():
-            drained.set()
+        self.ending.activity_ended()
 
     def shutdown(self, *, graceful: bool = True, timeout: float = 0.0) -> None:
         """Leave. A graceful leave waits until every worker has called shutdown and no call is under way anywhere.
@@ -575,86 +564,16 @@ class Agent:
         `timeout` in seconds bounds that wait, 0 does not; at its end the agent is closed all the same, and the error
         says who was waited for. Safe to call again, and from several threads.
         """
-        with self._lock:
-            closing = self._closing
-            if closing is None:
-                self._closing = self.runtime.event()
-        if closing is not None:
-            closing.wait(None)
-            return
-        try:
-            if graceful and not self._closed:
-                self._drain(timeout)
-        finally:
-            self.close()
-
-    def _drain(self, timeout: float) -> None:
-        """Wait for quiet: nothing under way anywhere, twice in a row, with no call made in between."""
-        deadline = self.runtime.now() + timeout if timeout else None
-        before = -1
-        while True:
-            while self.activity():
-                drained = self._drained = self.runtime.event()
-                if self.activity() and not self.executor.wait(drained, deadline):
-                    raise DeadlineExceeded(
-                        f"worker {self.me.name!r} shut down after {timeout:g} s with calls under way: "
-                        + "; ".join(self.activity()),
-                        worker=self.me.name,
-                        elapsed=timeout,
-                    )
-            left = None if deadline is None else max(0.01, deadline - self.runtime.now())
-            values = self.gatherings.gather((bool(self.activity()), self._made), timeout=left, topic="shutdown")
-            made = sum(count for _, count in values.values())
-            if made == before and not any(busy for busy, _ in values.values()):
-                return
-            before = made
+        self.ending.shutdown(graceful=graceful, timeout=timeout)
 
     def close(self) -> None:
         """Stop at once: say goodbye, end what waits here, and free everything. Safe to call again."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = "it has been shut down"
-        deadline = self.runtime.now() + self.settings.stop_timeout
-        self._close_listeners()
-        channels = [channel for peer in self.peers.all() for channel in peer.channels()]
-        for channel in channels:
-            channel.say_goodbye()
-        self._flush(channels)
-        self.peers.close()
-        for peer in self.peers.all():
-            self.peer_lost(peer, "this worker has shut down", left=True)
-        self.serving.close()
-        stuck = self.executor.stop(deadline)
-        if stuck:
-            _log.warning(
-                "worker %r shut down while functions were still running: %s", self.me.name, "; ".join(self.activity())
-            )
-        self.poller.close()
-        for peer in self.peers.all():
-            if not peer.left:
-                self.peers.remove_traces(peer.record)
-        if self._closing is not None:
-            self._closing.set()
-
-    def _flush(self, channels: list[Channel]) -> None:
-        """Let the last frames leave."""
-        give_up = self.runtime.now() + _FLUSH
-        while self.runtime.now() < give_up:
-            links = [channel.link for channel in channels if channel.link is not None]
-            if not any(link.unsent() for link in links):
-                return
-            self.runtime.event().wait(self.runtime.now() + 0.002)
-
-    def _close_listeners(self) -> None:
-        for listener in self._listeners:
-            self.poller.remove(listener)
-            listener.close()
+        self.ending.close()
 
     def abandon(self) -> None:
         """This is the child of a fork: close its copies of our sockets, and touch nothing else."""
-        self._closed = "this process is a fork of the worker's; a fork cannot use its agent"
-        for listener in self._listeners:
+        self.closed = "this process is a fork of the worker's; a fork cannot use its agent"
+        for listener in self.listeners:
             listener.abandon()
         self.peers.abandon()
         self.poller.abandon()

@@ -1,0 +1,160 @@
+"""How a worker leaves: in order, when everybody is ready to go, or at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Protocol
+
+from telegrad.agent.channel import Channel
+from telegrad.agent.executor import Executor
+from telegrad.agent.gathering import SERVICE, Gatherings
+from telegrad.agent.group import WorkerRecord
+from telegrad.agent.peers import Peer, Peers
+from telegrad.agent.serving import Serving
+from telegrad.agent.settings import AgentSettings
+from telegrad.errors import DeadlineExceeded
+from telegrad.transport.base import Listener, Poller
+from telegrad.waiting import Event, Runtime
+
+_log = logging.getLogger("telegrad")
+
+_FLUSH = 1.0  # seconds that the last frames may take to leave
+
+
+class EndingOwner(Protocol):
+    """What leaving needs of its agent."""
+
+    closed: str
+    made: int
+    me: WorkerRecord
+    settings: AgentSettings
+    runtime: Runtime
+    poller: Poller
+    executor: Executor
+    peers: Peers
+    serving: Serving
+    gatherings: Gatherings
+    listeners: list[Listener]
+
+    def peer_lost(self, peer: Peer, reason: str, *, left: bool = False) -> None:
+        """Nothing that needs this worker may wait any longer."""
+
+
+class Ending:
+    """The end of one agent, whose `closed` says that it came."""
+
+    def __init__(self, owner: EndingOwner) -> None:
+        self._owner = owner
+        self._lock = threading.Lock()  # protects _closing and the owner's closed
+        self._closing: Event | None = None
+        self._drained: Event | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether this worker is about to leave."""
+        return self._closing is not None
+
+    @property
+    def draining(self) -> bool:
+        """Whether a shutdown waits for quiet here."""
+        return self._drained is not None
+
+    def activity(self) -> list[str]:
+        """What is under way: calls made and calls served, for people."""
+        lines = []
+        for peer in self._owner.peers.all():
+            for channel in peer.channels():
+                lines += [str(call) for call in list(channel.calls.values()) if call.function != SERVICE]
+        for served in list(self._owner.serving.active.values()):
+            if served.function != SERVICE:
+                lines.append(f"{served.function}, called by worker {served.caller!r}, is still running")
+        return lines
+
+    def activity_ended(self) -> None:
+        """Wake a shutdown that waits for quiet, if it is quiet."""
+        drained = self._drained
+        if drained is not None and not self.activity():
+            drained.set()
+
+    def shutdown(self, *, graceful: bool, timeout: float) -> None:
+        """See `Agent.shutdown`."""
+        with self._lock:
+            closing = self._closing
+            if closing is None:
+                self._closing = self._owner.runtime.event()
+        if closing is not None:
+            closing.wait(None)
+            return
+        try:
+            if graceful and not self._owner.closed:
+                self._drain(timeout)
+        finally:
+            self.close()
+
+    def _drain(self, timeout: float) -> None:
+        """Wait for quiet: nothing under way anywhere, twice in a row, with no call made in between."""
+        owner, now = self._owner, self._owner.runtime.now
+        deadline = now() + timeout if timeout else None
+        before = -1
+        while True:
+            while self.activity():
+                drained = self._drained = owner.runtime.event()
+                if self.activity() and not owner.executor.wait(drained, deadline):
+                    raise DeadlineExceeded(
+                        f"worker {owner.me.name!r} shut down after {timeout:g} s with calls under way: "
+                        + "; ".join(self.activity()),
+                        worker=owner.me.name,
+                        elapsed=timeout,
+                    )
+            left = None if deadline is None else max(0.01, deadline - now())
+            values = owner.gatherings.gather((bool(self.activity()), owner.made), timeout=left, topic="shutdown")
+            made = sum(count for _, count in values.values())
+            if made == before and not any(busy for busy, _ in values.values()):
+                return
+            before = made
+
+    def close(self) -> None:
+        """See `Agent.close`."""
+        owner = self._owner
+        with self._lock:
+            if owner.closed:
+                return
+            owner.closed = "it has been shut down"
+        deadline = owner.runtime.now() + owner.settings.stop_timeout
+        self.close_listeners()
+        channels = [channel for peer in owner.peers.all() for channel in peer.channels()]
+        for channel in channels:
+            channel.say_goodbye()
+        self._flush(channels)
+        owner.peers.close()
+        for peer in owner.peers.all():
+            owner.peer_lost(peer, "this worker has shut down", left=True)
+        owner.serving.close()
+        stuck = owner.executor.stop(deadline)
+        if stuck:
+            _log.warning(
+                "worker %r shut down while functions were still running: %s", owner.me.name, "; ".join(self.activity())
+            )
+        owner.poller.close()
+        for peer in owner.peers.all():
+            if not peer.left:
+                owner.peers.remove_traces(peer.record)
+        if self._closing is not None:
+            self._closing.set()
+
+    def _flush(self, channels: list[Channel]) -> None:
+        """Let the last frames leave."""
+        runtime = self._owner.runtime
+        give_up = runtime.now() + _FLUSH
+        while runtime.now() < give_up:
+            links = [channel.link for channel in channels if channel.link is not None]
+            if not any(link.unsent() for link in links):
+                return
+            runtime.event().wait(runtime.now() + 0.002)
+
+    def close_listeners(self) -> None:
+        """Let nobody in any more."""
+        for listener in self._owner.listeners:
+            self._owner.poller.remove(listener)
+            listener.close()
