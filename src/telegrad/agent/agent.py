@@ -5,17 +5,15 @@ Nothing here is global, so several agents can live in one process. `telegrad.rpc
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from threading import get_ident
 from typing import Any
 
-from telegrad.agent.answers import read_answer
-from telegrad.agent.calls import Call, Served, serving
+from telegrad.agent.calling import Calling
+from telegrad.agent.calls import Call, Served
 from telegrad.agent.channel import Channel
 from telegrad.agent.coroutines import EventLoop
 from telegrad.agent.ending import Ending
@@ -28,19 +26,14 @@ from telegrad.agent.serving import Serving
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import (
     AuthenticationError,
-    CallCancelled,
-    DeadlineExceeded,
     NotInitialized,
     ProtocolError,
-    TelegradError,
     WorkerLost,
 )
-from telegrad.protocol.verdicts import State
-from telegrad.transport.base import Listener, Poller, Ready, Transport
+from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
-from telegrad.wire import payload
-from telegrad.wire.frames import Message, Outgoing, pack
+from telegrad.wire.frames import Message, pack
 from telegrad.wire.messages import Answer, Cancel, Request, decode_head, encode_head
 from telegrad.wire.tensors import TensorDescriptor, lay_out
 
@@ -79,6 +72,7 @@ class Agent:
         self.buffers = BufferPool()
         self.executor = Executor(runtime, poller, self._poll, name=name, most_running=self.settings.running)
         self.peers = Peers(self, [transport for transport, _ in transports])
+        self.calling = Calling(self)
         self.serving = Serving(self, EventLoop(runtime, self.executor))
         self.gatherings = Gatherings(self)
         self.register(SERVICE[1:], self.gatherings.arrive, deferred=True)
@@ -89,9 +83,9 @@ class Agent:
         self.listeners: list[Listener] = []
         self.closed = ""
         """Why the agent cannot be used; empty while it can."""
+        self.draining = False
+        """Whether a shutdown waits for calls to end; their ends are then reported with `activity_ended`."""
         self.ending = Ending(self)
-        self._call_ids = itertools.count(1)
-        self.made = 0  # calls ever made, but for gatherings; only compared
         self._on_lost: list[Callable[[WorkerRecord, str], None]] = []
         try:
             for transport, address in transports:
@@ -133,13 +127,7 @@ class Agent:
         `function` may be the name of a registered one, with an ``@`` before it. `timeout` is in seconds, 0 for none;
         the default is that of the settings. A call made while serving another never outlives that one's deadline.
         """
-        call = self._begin(to, function, args, kwargs, timeout, None)
-        try:
-            self.wait(call)
-        except BaseException:
-            self.cancel(call, "the caller was interrupted")
-            raise
-        return self.result(call)
+        return self.calling.call(to, function, args, kwargs, timeout)
 
     def call_async(
         self,
@@ -152,116 +140,19 @@ class Agent:
         on_done: Callable[[Call], None],
     ) -> Call:
         """Start a call. `on_done` is run with it, on a thread of the agent, when it has ended; see `result`."""
-        call = self._begin(to, function, args, kwargs, timeout, on_done)
-        if call.deadline is not None:
-            call.timer = self.executor.at(call.deadline, lambda: self._expire(call))
-            if call.done():
-                self.executor.cancel(call.timer)
-        return call
+        return self.calling.call_async(to, function, args, kwargs, timeout, on_done)
 
-    def _begin(
-        self,
-        to: str | int,
-        function: Callable[..., Any] | str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        timeout: float | None,
-        on_done: Callable[[Call], None] | None,
-    ) -> Call:
-        if self.closed:
-            raise NotInitialized(f"worker {self.me.name!r} cannot call: {self.closed}")
-        peer = self.peers.find(to)
-        parent = serving.get()
-        now = self.runtime.now()
-        timeout = self.settings.rpc_timeout if timeout is None else timeout
-        deadline = now + timeout if timeout else None
-        if parent is not None:
-            parent.check()
-            if parent.deadline is not None and (deadline is None or parent.deadline < deadline):
-                deadline = parent.deadline
-        channel = peer.outgoing
-        if channel is None:
-            channel = self.peers.channel_to(peer, deadline)
-        name, frames = self._pack_request(
-            call_id := next(self._call_ids), peer, function, args, kwargs, deadline, parent
-        )
-        call = Call(call_id, channel, peer.record.name, name, now)
-        call.deadline = deadline
-        if parent is None:
-            self._take_credit(call, sum(len(frame.body) for frame in frames))
-        else:
-            call.parent = parent
-            parent.children[call.id] = call
-        if name != SERVICE:
-            self.made += 1
-        channel.calls[call_id] = call
-        try:
-            if on_done is not None:
-                call.on_done = partial(on_done, call)
-                channel.post(frames)
-                channel.expect(1)
-            else:
-                channel.post(frames)
-        except BaseException:
-            self._forget(call)
-            raise
-        return call
+    def wait(self, call: Call, deadline: float | None = None) -> bool:
+        """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
+        return self.calling.wait(call, deadline)
 
-    def _pack_request(
-        self,
-        call_id: int,
-        peer: Peer,
-        function: Callable[..., Any] | str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        deadline: float | None,
-        parent: Served | None,
-    ) -> tuple[str, tuple[Outgoing, ...]]:
-        by_name = peer.record.main == self.me.main and bool(self.me.main)
-        values: tuple[Any, ...] = (args, kwargs or {})
-        root: tuple[str, ...] = ("args", "kwargs")
-        if isinstance(function, str):
-            name = function
-        else:
-            name = payload.function_name(function, main_by_name=by_name) or ""
-            if not name:
-                values, root = (function, *values), ("function", *root)
-        encoded = payload.encode(values, root=root, main_by_name=by_name)
-        # Before the recorder counts the call: a context ends when all calls that were counted have been answered.
-        layout = lay_out(encoded.attachments) if encoded.attachments else None
-        autograd = None
-        if self.recorder is not None:
-            scope = self.recorder.scope()
-            if scope is not None:
-                autograd = self.recorder.outgoing(scope, peer.record, encoded, request=True)
-        # The deadline travels as what is left of it: clocks differ between hosts.
-        left = max(1e-3, deadline - self.runtime.now()) if deadline is not None else 0.0
-        if layout is None:
-            head = encode_head(Request(call_id, name, left, parent is not None, (), autograd))
-            return name, pack(head, encoded.data, 0, None, self.buffers.take)
-        head = encode_head(Request(call_id, name, left, parent is not None, layout.descriptors, autograd))
-        return name, pack(head, encoded.data, layout.size, layout.write, self.buffers.take)
+    def result(self, call: Call) -> Any:
+        """What the call returned; raises what it raised. The call has ended."""
+        return self.calling.result(call)
 
-    def _take_credit(self, call: Call, size: int) -> None:
-        """Wait until the peer takes another request of this size."""
-        channel = call.channel
-        while True:
-            event = self.runtime.event()
-            if channel.take_credit(size, event.set):
-                call.charge = size
-                return
-            if channel.session.state in (State.CLOSED, State.LOST):
-                return  # posting says what happened
-            if not self.executor.wait(event, call.deadline):
-                raise DeadlineExceeded(
-                    f"{call} was not sent within {self.runtime.now() - call.started:.3g} s: the worker has "
-                    f"{self.settings.session.request_credits} requests or {self.settings.session.request_bytes:,} "
-                    "bytes of ours that it has not answered",
-                    worker=call.worker,
-                    function=call.function,
-                    call=call.id,
-                    elapsed=self.runtime.now() - call.started,
-                )
+    def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
+        """End a call and tell the callee; False if it has ended already."""
+        return self.calling.cancel(call, reason)
 
     # -- messages that are no calls of functions ---------------------------------------------------------------
 
@@ -300,126 +191,6 @@ class Agent:
         except (WorkerLost, NotInitialized, AuthenticationError) as error:
             _log.debug("%s for worker %d was not sent: %s", type(head).__name__, to, error)
 
-    # -- waiting ----------------------------------------------------------------------------------------------
-
-    def wait(self, call: Call, deadline: float | None = None) -> bool:
-        """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
-        channel, executor, thread = call.channel, self.executor, get_ident()
-        until = call.deadline if deadline is None else deadline
-        if deadline is not None and call.deadline is not None:
-            until = min(deadline, call.deadline)
-        while not call.done():
-            link = channel.lead(call, thread)
-            if link is None:
-                event = call.event
-                # Looked at again: it may have ended before there was an event to set.
-                if call.done() or event is None:
-                    continue
-                if not executor.wait(event, until) and not self._time_is_up(call):
-                    return call.done()
-                continue
-            try:
-                while not call.done() and channel.link is link:
-                    if executor.wait_for_link(link, until) & Ready.READ:
-                        channel.pump()
-                    elif until is not None and self.runtime.now() >= until and not self._time_is_up(call):
-                        return call.done()
-            finally:
-                channel.stop_leading(call)
-        return True
-
-    def _time_is_up(self, call: Call) -> bool:
-        """End the call if its own deadline has passed; if not, it was only that of a wait."""
-        if call.deadline is not None and self.runtime.now() >= call.deadline:
-            self._expire(call)
-            return True
-        return False
-
-    def result(self, call: Call) -> Any:
-        """What the call returned; raises what it raised. The call has ended."""
-        if call.error is not None:
-            raise call.error
-        answer, message = call.answer, call.message
-        assert answer is not None
-        assert message is not None
-        call.message = None
-        return read_answer(call, answer, message, self.recorder, self.peers.find(call.worker).record)
-
-    def finish(
-        self,
-        call: Call,
-        *,
-        answer: Answer | None = None,
-        message: Message | None = None,
-        error: Exception | None = None,
-    ) -> bool:
-        """End a call; only the first end counts."""
-        if call.channel.calls.pop(call.id, None) is None:
-            return False
-        if answer is not None:
-            self._settle(call)
-        call.message, call.error = message, error
-        call.answer = answer
-        if call.timer is not None:
-            self.executor.cancel(call.timer)
-        if call.parent is not None:
-            call.parent.children.pop(call.id, None)
-        if call.on_done is not None:
-            call.channel.expect(-1)
-            self.executor.submit(call.on_done)
-        # A thread may wait for an asynchronous call, too.
-        if call.event is not None:
-            call.event.set()
-        elif call.leading and call.leading != get_ident():
-            link = call.channel.link
-            if link is not None:
-                link.wake()
-        if self.ending.draining:
-            self.ending.activity_ended()
-        return True
-
-    def _settle(self, call: Call) -> None:
-        charge, call.charge = call.charge, 0
-        if charge:
-            call.channel.return_credit(charge)
-
-    def _forget(self, call: Call) -> None:
-        """The request never left."""
-        if call.channel.calls.pop(call.id, None) is not None:
-            self._settle(call)
-        if call.parent is not None:
-            call.parent.children.pop(call.id, None)
-
-    def _expire(self, call: Call) -> None:
-        elapsed = self.runtime.now() - call.started
-        error = DeadlineExceeded(
-            f"{call} was not answered within {elapsed:.3g} s; the worker has been told to give it up. "
-            "If it needs longer, give the call a larger timeout (0 for none)",
-            worker=call.worker,
-            function=call.function,
-            call=call.id,
-            elapsed=elapsed,
-        )
-        self._give_up(call, error, "its deadline passed")
-
-    def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
-        """End a call and tell the callee; False if it has ended already."""
-        error = CallCancelled(f"{call}: {reason}", worker=call.worker, function=call.function, call=call.id)
-        return self._give_up(call, error, reason)
-
-    def _give_up(self, call: Call, error: Exception, reason: str) -> bool:
-        if call.charge:
-            # The callee counts the request until it answers it, so its credits come back only then.
-            call.channel.abandoned[call.id] = call.charge
-        if not self.finish(call, error=error):
-            call.channel.abandoned.pop(call.id, None)
-            return False
-        try:
-            call.channel.post(pack(encode_head(Cancel(call.id, reason)), b"", 0, None, self.buffers.take))
-        except TelegradError as lost:  # then there is nobody to tell
-            _log.debug("%s was given up, but the worker is gone: %s", call, lost)
-        return True
-
     # -- messages ---------------------------------------------------------------------------------------------
 
     def _poll(self, deadline: float | None) -> None:
@@ -436,7 +207,7 @@ class Agent:
             if isinstance(head, Answer):
                 call = channel.calls.get(head.call)
                 if call is not None:
-                    self.finish(call, answer=head, message=message)
+                    self.calling.finish(call, answer=head, message=message)
                 else:
                     charge = channel.abandoned.pop(head.call, 0)
                     if charge:
@@ -507,7 +278,7 @@ class Agent:
                     call=call.id,
                     elapsed=elapsed,
                 )
-                self.finish(call, error=error)
+                self.calling.finish(call, error=error)
             self._cancel_served(self.serving.cancel_all(channel, f"worker {name!r}, which called it, is gone"))
         if not left:
             self.peers.remove_traces(peer.record)
@@ -549,6 +320,10 @@ class Agent:
     def activity(self) -> list[str]:
         """What is under way: calls made and calls served, for people."""
         return self.ending.activity()
+
+    def calls_made(self) -> int:
+        """How many calls this worker ever made, but for gatherings."""
+        return self.calling.made
 
     def as_agent(self) -> Agent:
         """This agent; what runs in it finds it so."""

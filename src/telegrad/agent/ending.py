@@ -26,7 +26,7 @@ class EndingOwner(Protocol):
     """What leaving needs of its agent."""
 
     closed: str
-    made: int
+    draining: bool
     me: WorkerRecord
     settings: AgentSettings
     runtime: Runtime
@@ -36,6 +36,9 @@ class EndingOwner(Protocol):
     serving: Serving
     gatherings: Gatherings
     listeners: list[Listener]
+
+    def calls_made(self) -> int:
+        """How many calls this worker ever made, but for gatherings."""
 
     def peer_lost(self, peer: Peer, reason: str, *, left: bool = False) -> None:
         """Nothing that needs this worker may wait any longer."""
@@ -54,11 +57,6 @@ class Ending:
     def begun(self) -> bool:
         """Whether this worker is about to leave."""
         return self._closing is not None
-
-    @property
-    def draining(self) -> bool:
-        """Whether a shutdown waits for quiet here."""
-        return self._drained is not None
 
     def activity(self) -> list[str]:
         """What is under way: calls made and calls served, for people."""
@@ -100,6 +98,7 @@ class Ending:
         while True:
             while self.activity():
                 drained = self._drained = owner.runtime.event()
+                owner.draining = True
                 if self.activity() and not owner.executor.wait(drained, deadline):
                     raise DeadlineExceeded(
                         f"worker {owner.me.name!r} shut down after {timeout:g} s with calls under way: "
@@ -108,7 +107,8 @@ class Ending:
                         elapsed=timeout,
                     )
             left = None if deadline is None else max(0.01, deadline - now())
-            values = owner.gatherings.gather((bool(self.activity()), owner.made), timeout=left, topic="shutdown")
+            mine = bool(self.activity()), owner.calls_made()
+            values = owner.gatherings.gather(mine, timeout=left, topic="shutdown")
             made = sum(count for _, count in values.values())
             if made == before and not any(busy for busy, _ in values.values()):
                 return

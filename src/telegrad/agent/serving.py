@@ -43,12 +43,13 @@ class ServingOwner(Protocol):
     buffers: BufferPool
     peers: Peers
     recorder: Recorder | None
+    draining: bool
 
     def as_agent(self) -> Agent:
         """The agent itself, for the functions that it runs."""
 
     def activity_ended(self) -> None:
-        """A call was answered."""
+        """A call was answered while a shutdown waits for quiet."""
 
 
 class Serving:
@@ -188,7 +189,8 @@ class Serving:
         finally:
             if served.scope is not None and self._owner.recorder is not None:
                 self._owner.recorder.answered(served.scope, self._owner.peers.find(channel.peer).record)
-            self._owner.activity_ended()
+            if self._owner.draining:
+                self._owner.activity_ended()
 
     def _pack_reply(self, channel: Channel, served: Served, value: object) -> Any:
         caller = self._owner.peers.find(channel.peer)
