@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from telegrad.errors import LimitExceeded, PayloadError, ProtocolError
-from telegrad.wire import tensors
+from telegrad.wire import descriptors as forms
+from telegrad.wire.neutral import thread_is_neutral
 from telegrad.wire.tensors import TensorDescriptor, build, lay_out
 
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
@@ -454,9 +455,9 @@ def test_the_state_of_the_thread_does_not_leak_in(mode: str) -> None:
     attachments = [x, x.t()[::2], y, y[:3], torch.eye(3).to_sparse()]
     with MODES[mode]():
         a, part, b, half, c = sent(attachments)
-        left = tensors.thread_is_neutral()
+        left = thread_is_neutral()
     assert not left  # the mode was taken up again
-    assert tensors.thread_is_neutral()
+    assert thread_is_neutral()
     assert all(t.is_leaf and not t.is_inference() and t.device.type == "cpu" for t in (a, part, b, half, c))
     assert a.requires_grad
     assert torch.equal(a, x)
@@ -500,40 +501,44 @@ def test_descriptors_are_checked_before_they_are_believed() -> None:
         with pytest.raises(error):
             build([descriptor], bytearray(64))
 
-    byte, single = tensors._CODES[torch.uint8], tensors._CODES[torch.float32]
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (65,)))
-    refused(TensorDescriptor(tensors.STRIDED, byte, 16, (49,)))
-    refused(TensorDescriptor(tensors.STRIDED, byte, -16, (4,)))
-    refused(TensorDescriptor(tensors.STRIDED, byte, 3, (4,)))
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (-1,)))
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (4,), (2,)))
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (4,), (-1,)))
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (4,), (1, 1)))
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (2**64 - 1,)), LimitExceeded)
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (2**32, 2**32)), LimitExceeded)
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (0, 2**40, 2**40)), LimitExceeded)
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (1,) * 65), LimitExceeded)
-    refused(TensorDescriptor(tensors.STRIDED, byte, 0, (4,), requires_grad=True))
-    refused(TensorDescriptor(tensors.STRIDED, 200, 0, (4,)))
-    refused(TensorDescriptor(tensors.STRIDED, -1, 0, (4,)))
-    for form in (tensors.STRIDED, tensors.VIEW, tensors.META):  # torch crashes on a quantised tensor without parameters
-        refused(TensorDescriptor(form, tensors._CODES[torch.qint8], 0, (4,), (1,), detail=(64, 0)))
-    refused(TensorDescriptor(tensors.BUFFER, 0, 0, (65,)))
-    refused(TensorDescriptor(tensors.BUFFER, 0, 0, (2, 2)))
-    refused(TensorDescriptor(tensors.VIEW, single, 0, (4,), (1,), detail=(64, 13)))
-    refused(TensorDescriptor(tensors.VIEW, single, 0, (4,), (1,), detail=(128, 0)))
-    refused(TensorDescriptor(tensors.VIEW, single, 0, (4,), (1,), detail=(64, -1)))
-    refused(TensorDescriptor(tensors.VIEW, single, 0, (4,), (1,), detail=(64, 0.5)))
-    refused(TensorDescriptor(tensors.VIEW, single, 0, (4,), (1,)))
-    refused(TensorDescriptor(tensors.VIEW, single, 0, (2,), (2**62,), detail=(64, 0)))
-    refused(TensorDescriptor(tensors.META, single, 0, (2**62, 2), (1, 1)), LimitExceeded)
-    refused(TensorDescriptor(tensors.META, single, 0, (2,)))
-    refused(TensorDescriptor(tensors.COO, single, 0, (2, 2)))
+    byte, single = forms.CODES[torch.uint8], forms.CODES[torch.float32]
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (65,)))
+    refused(TensorDescriptor(forms.STRIDED, byte, 16, (49,)))
+    refused(TensorDescriptor(forms.STRIDED, byte, -16, (4,)))
+    refused(TensorDescriptor(forms.STRIDED, byte, 3, (4,)))
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (-1,)))
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (4,), (2,)))
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (4,), (-1,)))
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (4,), (1, 1)))
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (2**64 - 1,)), LimitExceeded)
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (2**32, 2**32)), LimitExceeded)
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (0, 2**40, 2**40)), LimitExceeded)
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (1,) * 65), LimitExceeded)
+    refused(TensorDescriptor(forms.STRIDED, byte, 0, (4,), requires_grad=True))
+    refused(TensorDescriptor(forms.STRIDED, 200, 0, (4,)))
+    refused(TensorDescriptor(forms.STRIDED, -1, 0, (4,)))
+    for form in (
+        forms.STRIDED,
+        forms.VIEW,
+        forms.META,
+    ):  # torch crashes on a quantised tensor without parameters
+        refused(TensorDescriptor(form, forms.CODES[torch.qint8], 0, (4,), (1,), detail=(64, 0)))
+    refused(TensorDescriptor(forms.BUFFER, 0, 0, (65,)))
+    refused(TensorDescriptor(forms.BUFFER, 0, 0, (2, 2)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 13)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(128, 0)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, -1)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 0.5)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (2,), (2**62,), detail=(64, 0)))
+    refused(TensorDescriptor(forms.META, single, 0, (2**62, 2), (1, 1)), LimitExceeded)
+    refused(TensorDescriptor(forms.META, single, 0, (2,)))
+    refused(TensorDescriptor(forms.COO, single, 0, (2, 2)))
     refused(TensorDescriptor(11, single, 0, (2, 2)))
 
 
 def test_attachments_may_not_lie_over_each_other() -> None:
-    one = TensorDescriptor(tensors.STRIDED, tensors._CODES[torch.uint8], 0, (48,))
+    one = TensorDescriptor(forms.STRIDED, forms.CODES[torch.uint8], 0, (48,))
     with pytest.raises(ProtocolError, match="over each other"):
         build([one, one], bytearray(64))
 
@@ -555,7 +560,7 @@ def descriptors(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[TensorDescri
     return st.builds(
         TensorDescriptor,
         form=st.integers(0, 12),
-        dtype=st.integers(-1, len(tensors._DTYPES)),
+        dtype=st.integers(-1, len(forms.DTYPES)),
         offset=offsets,
         shape=st.lists(sizes, max_size=4).map(tuple),
         stride=st.lists(sizes, max_size=4).map(tuple),
@@ -611,7 +616,7 @@ def test_a_damaged_composite_gives_a_sound_tensor_or_an_error(data: st.DataObjec
         elif change == "shape":
             descriptor = msgspec.structs.replace(descriptor, shape=tuple(data.draw(st.lists(sizes, max_size=4))))
         elif change == "form":
-            descriptor = msgspec.structs.replace(descriptor, form=data.draw(st.integers(tensors.COO, 11)))
+            descriptor = msgspec.structs.replace(descriptor, form=data.draw(st.integers(forms.COO, 11)))
         elif change == "detail":
             detail = data.draw(st.lists(st.one_of(sizes, st.floats()), max_size=2))
             descriptor = msgspec.structs.replace(descriptor, detail=tuple(detail))
@@ -619,7 +624,7 @@ def test_a_damaged_composite_gives_a_sound_tensor_or_an_error(data: st.DataObjec
             shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=3)))
             parts[at] = msgspec.structs.replace(parts[at], shape=shape, stride=())
         elif change == "part dtype":
-            parts[at] = msgspec.structs.replace(parts[at], dtype=data.draw(st.integers(0, len(tensors._DTYPES))))
+            parts[at] = msgspec.structs.replace(parts[at], dtype=data.draw(st.integers(0, len(forms.DTYPES))))
         else:
             parts[at] = msgspec.structs.replace(parts[at], offset=data.draw(offsets))
     try:

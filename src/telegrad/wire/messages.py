@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from telegrad.errors import ProtocolError
-from telegrad.wire.tensors import TensorDescriptor
+from telegrad.wire.descriptors import TensorDescriptor
 
 
 class AutogradMetadata(msgspec.Struct, frozen=True, array_like=True):

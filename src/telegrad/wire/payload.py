@@ -29,7 +29,7 @@ import msgspec
 import torch
 
 from telegrad.errors import FunctionNotFound, PayloadError, TelegradError
-from telegrad.wire.tensors import neutral, thread_is_neutral
+from telegrad.wire.neutral import neutral, thread_is_neutral
 
 Attachment = torch.Tensor | pickle.PickleBuffer
 

@@ -1,0 +1,116 @@
+"""What the sender says of one attachment, and how much of it the receiver believes.
+
+A descriptor comes from a peer: every number in it is checked here or in `building` before it is acted on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from telegrad.errors import LimitExceeded, PayloadError, ProtocolError
+
+ALIGNMENT = 16
+MAX_DIMENSIONS = 64
+
+# Forms of a descriptor. The numbers are part of the protocol.
+STRIDED, BUFFER, VIEW, META, COO, CSR, CSC, BSR, BSC, QUANTIZED, QUANTIZED_CHANNELS = range(11)
+
+COMPRESSED = {CSR: torch.sparse_csr, CSC: torch.sparse_csc, BSR: torch.sparse_bsr, BSC: torch.sparse_bsc}
+COMPRESSED_FORM = {layout: form for form, layout in COMPRESSED.items()}
+
+# A dtype travels as its place in this table, so new ones are added at the end only.
+DTYPE_NAMES = (
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+    *("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
+    *("int1", "int2", "int3", "int4", "int5", "int6", "int7"),
+    *("uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7"),
+    *("qint8", "quint8", "qint32"),
+)
+DTYPES: tuple[torch.dtype | None, ...] = tuple(getattr(torch, name, None) for name in DTYPE_NAMES)
+CODES = {dtype: code for code, dtype in enumerate(DTYPES) if dtype is not None}
+# torch cannot copy elements of these; they are one byte each, so they are copied as bytes.
+COPIED_AS_BYTES = frozenset(getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for bits in range(1, 8))
+
+INT64_MAX = 2**63 - 1
+
+
+class TensorDescriptor(msgspec.Struct, frozen=True, array_like=True):
+    """How to read one attachment out of the region. It comes from a peer: nothing in it is true until checked."""
+
+    form: int
+    dtype: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] = ()  # empty: contiguous
+    requires_grad: bool = False
+    device: str = ""  # empty: the CPU
+    parts: tuple[TensorDescriptor, ...] = ()  # the plain tensors that a sparse or quantised one consists of
+    detail: tuple[int | float, ...] = ()  # VIEW: span bytes, first element. COO: coalesced. QUANTIZED*: parameters
+
+
+def code_of(dtype: torch.dtype) -> int:
+    """The number that stands for a dtype."""
+    code = CODES.get(dtype)
+    if code is None:
+        raise PayloadError(f"a tensor of {dtype} cannot be sent: convert it to another dtype first")
+    return code
+
+
+def dtype_of(descriptor: TensorDescriptor) -> torch.dtype:
+    """The dtype of what is described, if it is one of ours and torch has it here."""
+    code = descriptor.dtype
+    if not 0 <= code < CODES[torch.qint8]:  # a quantised tensor is known by its form; its dtype comes of its parts
+        raise ProtocolError(f"a peer announces a tensor of form {descriptor.form} and unknown dtype {code}")
+    dtype = DTYPES[code]
+    if dtype is None:
+        raise PayloadError(
+            f"a tensor of torch.{DTYPE_NAMES[code]} came, but torch {torch.__version__} has no such dtype"
+        )
+    return dtype
+
+
+def extent_of(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """How many elements of memory lie between the first and the last element, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])
+
+
+def checked_extent(descriptor: TensorDescriptor) -> int:
+    """How many elements of memory the shape and strides span, once both are known to be sane.
+
+    Sizes of 0 count as 1 in the bound, because torch multiplies the others even for an empty tensor.
+    """
+    shape, stride = descriptor.shape, descriptor.stride
+    if len(shape) > MAX_DIMENSIONS:
+        raise LimitExceeded(f"a peer announces a tensor of {len(shape)} dimensions; the limit is {MAX_DIMENSIONS}")
+    bound = 16  # the largest element, so that byte counts fit too
+    for size in shape:
+        if size < 0:
+            raise ProtocolError(f"a peer announces a tensor of negative size: {shape}")
+        bound *= size or 1
+    if bound > INT64_MAX:
+        raise LimitExceeded(f"a peer announces a tensor larger than any memory: {shape}")
+    if not stride:
+        return math.prod(shape)
+    if len(stride) != len(shape) or min(stride) < 0 or max(stride) > INT64_MAX:
+        raise ProtocolError(f"a peer announces strides {stride} for a tensor of shape {shape}")
+    extent = extent_of(shape, stride)
+    if extent * 16 > INT64_MAX:
+        raise LimitExceeded(f"a peer announces a tensor larger than any memory: {shape}, strides {stride}")
+    return extent
+
+
+def integers_of(descriptor: TensorDescriptor, count: int) -> tuple[int, ...]:
+    """The details of a form that has so many, all of them integers."""
+    detail = descriptor.detail
+    numbers = tuple([number for number in detail if isinstance(number, int)])
+    if len(detail) != count or len(numbers) != count:
+        raise ProtocolError(f"a peer announces a tensor of form {descriptor.form} with the details {detail}")
+    return numbers

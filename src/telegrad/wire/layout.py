@@ -1,0 +1,288 @@
+"""The sender's side of attachments: describe them, give each its place in a region, and copy them there."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from torch import _C  # DisableTorchFunctionSubclass has no public name
+
+from telegrad.errors import PayloadError
+from telegrad.wire.descriptors import (
+    ALIGNMENT,
+    BSR,
+    BUFFER,
+    COMPRESSED_FORM,
+    COO,
+    COPIED_AS_BYTES,
+    CSR,
+    META,
+    QUANTIZED,
+    QUANTIZED_CHANNELS,
+    STRIDED,
+    VIEW,
+    TensorDescriptor,
+    code_of,
+    extent_of,
+)
+from telegrad.wire.neutral import neutral, nothing_intercepts
+
+SPAN_FACTOR = 2
+_UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods no user code can intercept
+
+
+class Layout:
+    """Where each attachment goes in a region of ``size`` bytes. ``write`` copies them there."""
+
+    __slots__ = ("_copies", "_moves", "descriptors", "size")
+
+    def __init__(self) -> None:
+        self.descriptors: tuple[TensorDescriptor, ...] = ()
+        self.size = 0
+        self._moves: list[tuple[int, torch.Tensor, int]] = []  # offset, dense tensor, bytes
+        self._copies: list[_Span | _Gather | _Bytes] = []  # all that is not one dense tensor
+
+    def reserve(self, nbytes: int) -> int:
+        """Take the next ``nbytes`` of the region and return their offset."""
+        offset = self.size
+        self.size = offset + (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        return offset
+
+    def write(self, region: bytearray | memoryview) -> None:
+        """Copy every attachment into the region. Afterwards the sender may change its tensors.
+
+        ``region`` is a writable contiguous buffer of at least ``size`` bytes.
+        """
+        if not self.size:
+            return
+        view = memoryview(region)
+        if view.nbytes < self.size:
+            raise ValueError(f"the region has {view.nbytes} bytes, but the layout needs {self.size}")
+        if nothing_intercepts():
+            self._write(view)
+        else:
+            with neutral():
+                self._write(view)
+
+    def _write(self, view: memoryview) -> None:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        for offset, tensor, nbytes in self._moves:
+            address = tensor.data_ptr()
+            if not address:
+                raise _no_contents(tensor)
+            ctypes.memmove(start + offset, address, nbytes)
+        for copy in self._copies:
+            copy.write(view)
+
+
+class _Span(msgspec.Struct):
+    """A piece of a storage, for the views that share it."""
+
+    offset: int
+    storage: torch.UntypedStorage
+    first: int
+    nbytes: int
+
+    def write(self, region: memoryview) -> None:
+        if self.storage.nbytes() < self.first + self.nbytes:
+            raise PayloadError("the storage of a tensor was freed or made smaller while the tensor was being sent")
+        target = ctypes.addressof(ctypes.c_char.from_buffer(region, self.offset))
+        ctypes.memmove(target, self.storage.data_ptr() + self.first, self.nbytes)
+
+
+class _Gather(msgspec.Struct):
+    """A tensor that is copied element by element; torch resolves gaps, conjugation and devices on the way."""
+
+    offset: int
+    source: torch.Tensor
+    stride: tuple[int, ...]  # on arrival
+
+    def write(self, region: memoryview) -> None:
+        source, dtype = self.source, self.source.dtype
+        if dtype in COPIED_AS_BYTES:
+            source, dtype = source.view(torch.uint8), torch.uint8
+        target = torch.frombuffer(region, dtype=dtype, count=source.numel(), offset=self.offset)
+        target = target.as_strided_(source.shape, self.stride) if self.stride else target.resize_(source.shape)
+        target.copy_(source)
+
+
+class _Bytes(msgspec.Struct):
+    """A buffer that is no tensor."""
+
+    offset: int
+    source: memoryview
+
+    def write(self, region: memoryview) -> None:
+        region.cast("B")[self.offset : self.offset + self.source.nbytes] = self.source
+
+
+def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer]) -> Layout:
+    """Describe the attachments and give each its place in a region."""
+    layout = Layout()
+    if attachments:
+        if nothing_intercepts():
+            _describe_all(layout, attachments)
+        else:
+            with neutral():
+                _describe_all(layout, attachments)
+    return layout
+
+
+def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer]) -> None:
+    plain = [
+        a if type(a) in _UNINTERCEPTED or isinstance(a, pickle.PickleBuffer) else _as_plain(a) for a in attachments
+    ]
+    shared = _shared_views(layout, plain) if len(plain) > 1 else {}
+    if not shared:
+        layout.descriptors = tuple([_describe(layout, attachment) for attachment in plain])
+        return
+    layout.descriptors = tuple(
+        [shared.get(index) or _describe(layout, attachment) for index, attachment in enumerate(plain)]
+    )
+
+
+def _describe(layout: Layout, attachment: torch.Tensor | pickle.PickleBuffer) -> TensorDescriptor:
+    if isinstance(attachment, pickle.PickleBuffer):
+        raw = attachment.raw()
+        offset = layout.reserve(raw.nbytes)
+        layout._copies.append(_Bytes(offset, raw))
+        return TensorDescriptor(BUFFER, 0, offset, (raw.nbytes,))
+    if _is_ordinary(attachment):
+        return _describe_strided(layout, attachment)
+    return _describe_unusual(layout, attachment)
+
+
+def _is_ordinary(x: torch.Tensor) -> bool:
+    return not x.is_nested and x.layout is torch.strided and x.is_cpu and not x.is_quantized
+
+
+def _describe_strided(layout: Layout, x: torch.Tensor, device: str = "") -> TensorDescriptor:
+    dtype = x.dtype
+    code = code_of(dtype)
+    shape = tuple(x.shape)
+    stride: tuple[int, ...] = ()
+    # Strides say nothing about contiguity in dimensions of 0 or 1, but torch guesses memory formats from them.
+    dense = x.is_contiguous()
+    if not dense or 1 in shape or 0 in shape:
+        dense = dense or _is_dense(shape, x.stride())
+        stride = x.stride() if dense else ()
+    nbytes = x.nbytes
+    if not nbytes:
+        return TensorDescriptor(STRIDED, code, 0, shape, stride, x.requires_grad, device)
+    offset = layout.reserve(nbytes)
+    if not device and not _has_contents(x):
+        layout._copies.append(_Gather(offset, torch.zeros(shape, dtype=dtype), stride))
+    elif not dense or device or x.is_neg() or (dtype.is_complex and x.is_conj()):
+        layout._copies.append(_Gather(offset, x.detach(), stride))
+    else:
+        layout._moves.append((offset, x, nbytes))
+    return TensorDescriptor(STRIDED, code, offset, shape, stride, x.requires_grad, device)
+
+
+def _describe_unusual(layout: Layout, x: torch.Tensor) -> TensorDescriptor:
+    if x.is_nested or (x.layout not in COMPRESSED_FORM and x.layout not in (torch.strided, torch.sparse_coo)):
+        kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
+        raise PayloadError(f"{kind} cannot be sent: send its parts, or convert it to a dense tensor first")
+    code = code_of(x.dtype)
+    shape = tuple(x.shape)
+    if x.is_meta:
+        if x.layout is not torch.strided or x.is_quantized:
+            raise PayloadError(
+                f"a meta tensor of layout {x.layout} and {x.dtype} cannot be sent: send its shape and dtype instead"
+            )
+        return TensorDescriptor(META, code, 0, shape, x.stride(), x.requires_grad, "meta")
+    device = "" if x.is_cpu else str(x.device)
+    source = x.detach()
+    if source.layout is torch.strided and not source.is_quantized:
+        return _describe_strided(layout, x, device)
+    source = source.cpu()
+    parts: tuple[torch.Tensor, ...]
+    detail: tuple[int | float, ...] = ()
+    if source.is_quantized and source.qscheme() is torch.per_tensor_affine:
+        form, parts = QUANTIZED, (source.int_repr(),)
+        detail = (source.q_scale(), source.q_zero_point())
+    elif source.is_quantized and source.qscheme() is torch.per_channel_affine:
+        form = QUANTIZED_CHANNELS
+        parts = (source.int_repr(), source.q_per_channel_scales(), source.q_per_channel_zero_points())
+        detail = (source.q_per_channel_axis(),)
+    elif source.is_quantized:
+        raise PayloadError(f"a quantised tensor of scheme {source.qscheme()} cannot be sent: dequantise it first")
+    elif source.layout is torch.sparse_coo:
+        form, parts, detail = COO, (source._indices(), source._values()), (int(source.is_coalesced()),)
+    else:
+        form = COMPRESSED_FORM[source.layout]
+        by_row = form in (CSR, BSR)
+        compressed = source.crow_indices() if by_row else source.ccol_indices()
+        plain = source.col_indices() if by_row else source.row_indices()
+        parts = (compressed, plain, source.values())
+    described = tuple([_describe_strided(layout, part) for part in parts])
+    return TensorDescriptor(form, code, 0, shape, (), x.requires_grad, device, described, detail)
+
+
+def _shared_views(
+    layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer]
+) -> dict[int, TensorDescriptor]:
+    """Descriptors, by index, of the attachments that ship as one span of the storage they have in common."""
+    by_storage: dict[int, list[int]] = {}
+    for index, x in enumerate(attachments):
+        if not isinstance(x, torch.Tensor) or not _is_ordinary(x) or not x.numel() or x.is_neg() or x.is_conj():
+            continue
+        if _has_contents(x):
+            by_storage.setdefault(x.untyped_storage().data_ptr(), []).append(index)
+    shared: dict[int, TensorDescriptor] = {}
+    if len(by_storage) == len(attachments):
+        return shared
+    for indices in by_storage.values():
+        views = [x for x in map(attachments.__getitem__, indices) if isinstance(x, torch.Tensor)]
+        if len(views) < 2 or any(x.requires_grad for x in views):
+            continue
+        first = min([int(x.storage_offset()) * x.itemsize for x in views]) // ALIGNMENT * ALIGNMENT
+        last = max([(int(x.storage_offset()) + extent_of(x.shape, x.stride())) * x.itemsize for x in views])
+        if last - first > SPAN_FACTOR * sum(x.nbytes for x in views):
+            continue
+        offset = layout.reserve(last - first)
+        layout._copies.append(_Span(offset, views[0].untyped_storage(), first, last - first))
+        for index, x in zip(indices, views, strict=True):
+            detail = (layout.size - offset, int(x.storage_offset()) - first // x.itemsize)
+            shared[index] = TensorDescriptor(
+                VIEW, code_of(x.dtype), offset, tuple(x.shape), x.stride(), False, "", (), detail
+            )
+    return shared
+
+
+def _as_plain(x: torch.Tensor) -> torch.Tensor:
+    """The same tensor without its subclass, so that no ``__torch_function__`` or ``__torch_dispatch__`` sees us."""
+    with _C.DisableTorchFunctionSubclass(), _C._DisableTorchDispatch():
+        return x.as_subclass(torch.Tensor)
+
+
+def _has_contents(x: torch.Tensor) -> bool:
+    """Whether the tensor has memory; False means that it is torch's shorthand for zeros."""
+    try:
+        if x.data_ptr():
+            return True
+        if x._is_zerotensor():
+            return False
+    except RuntimeError as error:  # a tensor inside vmap or another transform
+        raise _no_contents(x) from error
+    raise _no_contents(x)
+
+
+def _no_contents(x: torch.Tensor) -> PayloadError:
+    return PayloadError(
+        f"a tensor of shape {tuple(x.shape)} and {x.dtype} has no memory of its own (a fake or wrapper tensor, "
+        "one inside a function transform, or one whose storage was freed), so its contents cannot be sent"
+    )
+
+
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements fill their extent without gap or overlap, in whatever order of dimensions."""
+    expected = 1
+    for step, size in sorted([(step, size) for size, step in zip(shape, stride, strict=True) if size != 1]):
+        if step != expected:
+            return False
+        expected *= size
+    return True
