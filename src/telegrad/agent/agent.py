@@ -20,6 +20,7 @@ from telegrad.agent.ending import Ending
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
 from telegrad.agent.group import WorkerRecord, check_id, check_name
+from telegrad.agent.oneway import Handler, MakeHead, OneWay
 from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.agent.serving import Serving
@@ -35,7 +36,7 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire.frames import Message, pack
 from telegrad.wire.messages import Answer, Cancel, Request, decode_head, encode_head
-from telegrad.wire.tensors import TensorDescriptor, lay_out
+from telegrad.wire.tensors import lay_out
 
 _log = logging.getLogger("telegrad")
 
@@ -75,11 +76,11 @@ class Agent:
         self.calling = Calling(self)
         self.serving = Serving(self, EventLoop(runtime, self.executor))
         self.gatherings = Gatherings(self)
+        self.oneway = OneWay(self)
         self.register(SERVICE[1:], self.gatherings.arrive, deferred=True)
         self.recorder: Recorder | None = None
         self.autograd: Any = None
         """What `telegrad.autograd` put on top of this agent."""
-        self._handlers: dict[type, Callable[[Channel, Any, Message], None]] = {}
         self.listeners: list[Listener] = []
         self.closed = ""
         """Why the agent cannot be used; empty while it can."""
@@ -156,40 +157,17 @@ class Agent:
 
     # -- messages that are no calls of functions ---------------------------------------------------------------
 
-    def handle(self, kind: type, handler: Callable[[Channel, Any, Message], None]) -> None:
-        """Have `handler` run for messages of this kind that others send."""
-        self._handlers[kind] = handler
+    def handle(self, kind: type, handler: Handler, *, returns: bool = False) -> None:
+        """Have `handler` run for messages of this kind that others send; see `OneWay.handle`."""
+        self.oneway.handle(kind, handler, returns=returns)
 
-    def send(
-        self,
-        to: int,
-        make_head: Callable[[tuple[TensorDescriptor, ...]], Any],
-        attachments: Sequence[Any],
-        data: bytes = b"",
-    ) -> None:
+    def send(self, to: int, make_head: MakeHead, attachments: Sequence[Any], data: bytes = b"") -> None:
         """Send a message that is no call: no credits, no deadline, no answer but what its receiver sends by itself."""
-        if self.closed:
-            raise NotInitialized(f"worker {self.me.name!r} cannot send: {self.closed}")
-        peer = self.peers.find(to)
-        channel = peer.outgoing or self.peers.channel_to(peer, None)
-        layout = lay_out(attachments)
-        head = encode_head(make_head(layout.descriptors))
-        channel.post(pack(head, data, layout.size, layout.write, self.buffers.take))
+        self.oneway.send(to, make_head, attachments, data)
 
     def tell(self, to: int, head: Any, data: bytes = b"") -> None:
         """The same, for what a worker that is gone need not know: that is no error."""
-        if self.peers.find(to).outgoing is None:
-            # Whoever tells may be the runner that polls, and connecting waits for the poller of the other side: workers
-            # in a ring that tell each other something for the first time would wait for each other.
-            self.executor.submit(partial(self._tell, to, head, data), urgent=True)
-        else:
-            self._tell(to, head, data)
-
-    def _tell(self, to: int, head: Any, data: bytes) -> None:
-        try:
-            self.send(to, lambda _: head, (), data)
-        except (WorkerLost, NotInitialized, AuthenticationError) as error:
-            _log.debug("%s for worker %d was not sent: %s", type(head).__name__, to, error)
+        self.oneway.tell(to, head, data)
 
     # -- messages ---------------------------------------------------------------------------------------------
 
@@ -221,8 +199,7 @@ class Agent:
         elif isinstance(head, Cancel):
             self._cancel_served(self.serving.cancel(channel, head.call, head.reason))
             return
-        elif (handler := self._handlers.get(type(head))) is not None:
-            self.executor.submit(partial(handler, channel, head, message))
+        if self.oneway.deliver(channel, head, message):
             return
         raise ProtocolError(f"worker {channel.peer!r} sent a {type(head).__name__} in the wrong direction")
 

@@ -20,7 +20,7 @@ from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import Session
 from telegrad.protocol.verdicts import Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
 from telegrad.transport.base import Link, LinkClosed, Poller, Ready
-from telegrad.waiting import Runtime
+from telegrad.waiting import Event, Runtime
 from telegrad.wire.frames import (
     BULK,
     CONTROL,
@@ -39,6 +39,18 @@ from telegrad.wire.frames import (
 _log = logging.getLogger("telegrad")
 
 _DELIVER, _GAP = Verdict.DELIVER, Verdict.GAP
+
+
+class Reader(Protocol):
+    """What a thread reads a link for: a call, or anything else that it waits for."""
+
+    event: Event | None
+    """Set when the thread may have to read, or need not wait any more; while it waits for another that reads."""
+    leading: int
+    """The thread, while it reads."""
+
+    def done(self) -> bool:
+        """Whether it need not wait any more."""
 
 
 class ChannelOwner(Protocol):
@@ -85,7 +97,9 @@ class Channel:
         self.abandoned: dict[int, int] = {}  # calls that were given up -> credits that come back with their answers
         self.link: Link | None = None
         self.unwaited = 0  # calls under way whose answer no thread waits for
-        # protects session, link, unwaited, _reading, _armed, _followers, _starved and _tick
+        self.inbox: deque[Callable[[], None]] | None = None
+        """Where the one who reads wants the handlers of one-way messages; None: a runner runs them."""
+        # protects session, link, unwaited, _reading, _armed, _never_unread, _followers, _starved and _tick
         self.lock = threading.Lock()
         self.session = Session(
             resumable=resumable,
@@ -97,7 +111,8 @@ class Channel:
         self._assembler = Assembler(owner.limits, allocate)
         self._reading = False
         self._armed = False
-        self._followers: deque[Call] = deque()
+        self._never_unread = False
+        self._followers: deque[Reader] = deque()
         self._starved: deque[Callable[[], None]] = deque()  # wake those that wait for credits
         self._tick: Timer | None = None
 
@@ -132,7 +147,7 @@ class Channel:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def lead(self, call: Call, thread: int) -> Link | None:
+    def lead(self, call: Reader, thread: int) -> Link | None:
         """Become the reader for `call`, and get the link; or None, and `call.event` is set when that may change."""
         with self.lock:
             link = self.link
@@ -148,10 +163,19 @@ class Channel:
                 self.owner.poller.arm(link, read=False)
             return link
 
-    def stop_leading(self, call: Call) -> None:
+    def stop_leading(self, call: Reader) -> None:
         """Let another thread read."""
         call.leading = 0
         self._stop_reading()
+
+    def stop_following(self, call: Reader) -> None:
+        """Do not wait for another thread that reads any more."""
+        with self.lock:
+            call.event = None
+            if call in self._followers:
+                self._followers.remove(call)
+            elif not self._reading:
+                self._appoint()  # it was appointed itself, and does not want to read
 
     def _stop_reading(self) -> None:
         with self.lock:
@@ -171,15 +195,27 @@ class Channel:
 
     def _needs_reader(self) -> bool:
         """Whether the poller must read while no thread does: for futures, and for the pings of a resumable session."""
-        return self.unwaited > 0 or self.resumable or not self.outgoing
+        return self.unwaited > 0 or self.resumable or not self.outgoing or self._never_unread
 
     def expect(self, change: int) -> None:
         """So many more (or fewer) answers are due that no thread waits for."""
         with self.lock:
             self.unwaited += change
-            if change > 0 and not self._reading and not self._armed and not self._followers and self.link is not None:
+            if (
+                (change > 0 or self._never_unread)
+                and not self._reading
+                and not self._armed
+                and not self._followers
+                and self.link is not None
+            ):
                 self._armed = True
                 self.owner.poller.arm(self.link, read=True)
+
+    def leave_to_poller(self) -> None:
+        """More may come, of something that was given up, and no thread waits for it: it must not fill the link."""
+        with self.lock:
+            self._never_unread = True
+        self.expect(0)
 
     def on_ready(self, ready: Ready) -> None:
         """The poller found the link ready."""

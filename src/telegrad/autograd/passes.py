@@ -23,11 +23,13 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from telegrad.agent.channel import Channel
+from telegrad.agent.oneway import Wakeup
 from telegrad.autograd import islands
 from telegrad.autograd.contexts import DistAutogradContext, current
 from telegrad.autograd.functions import ANCHOR_NODE, ONE, Recv, SendRpcBackward, chain_gates
 from telegrad.autograd.islands import Island
-from telegrad.autograd.postman import Postman
+from telegrad.autograd.postman import Postman, Ticket
 from telegrad.autograd.torch_private import (
     has_post_accumulate_hooks,
     run_backward,
@@ -49,10 +51,6 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     ResumeReq,
 )
-
-Ticket = tuple[int, int]
-"""How a message of the pass is answered: the worker that sent it, and its own number for it."""
-
 
 Answered = Callable[[dict[int, Report], int, int], list[Effect[Ticket]]]
 """Tells the protocol that a message was answered: the reports in the answer, by whom, and how many counted messages."""
@@ -108,7 +106,10 @@ class PassRun:
         ] = {}  # recvs that the engine is to execute -> which outputs; gone when it did
         self._gates: dict[int, Event] = {}
         self._todo: deque[Effect[Ticket]] = deque()
-        self._wake: Event | None = None
+        self._wake: Wakeup | None = None
+        self._reader_of: int | None = None  # the worker whose answers the driver reads itself
+        self._way_back: Channel | None = None  # where this worker's messages went whose answers the driver reads
+        self._ways_back: dict[int, Channel] = {}  # where others read what this worker has to say to them
         self._asking = itertools.count(1)
         self._asked: dict[int, Answered] = {}  # messages that are not answered
         self._over = False
@@ -124,6 +125,8 @@ class PassRun:
             self._drive(deadline)
         except BaseException as error:
             self.fail(error)  # an interrupt, too: the others must not wait for the rest
+            if self._way_back is not None and self._state.owed:
+                self._way_back.leave_to_poller()
             raise
 
     def _drive(self, deadline: float | None) -> None:
@@ -131,17 +134,16 @@ class PassRun:
             self._plan()
             effects = self._state.begin()
         self._carry_out(effects)
-        runtime = self._postman.runtime
         while True:
             with self._lock:
                 effect = self._todo.popleft() if self._todo else None
                 if effect is None:
                     if self._over or self.failure is not None:
                         break
-                    wake = self._wake = runtime.event()
+                    wake = self._wake = Wakeup()
             if effect is not None:
                 self._do_here(effect)
-            elif not self._postman.wait(wake, deadline):
+            elif not self._postman.wait_for_messages(wake, self._way_back, deadline):
                 self.fail(self._postman.too_late(self.about, self._state.owed))
         if self.failure is not None:
             raise self.failure
@@ -195,7 +197,7 @@ class PassRun:
     def _answer(self, ticket: Ticket) -> None:
         with self._lock:
             reports, failure, count = self._state.reports(), self.failure, self._state.count_for(ticket[0])
-        self._postman.answer(self.about, *ticket, count, reports, failure)
+        self._postman.answer(self.about, ticket, count, reports, failure)
 
     def _finish(self) -> None:
         with self._lock:
@@ -206,9 +208,11 @@ class PassRun:
 
     # -- messages of others -------------------------------------------------------------------------------------
 
-    def gradient(self, sender: int, request: PropagateGradientsReq, grads: list[torch.Tensor | None]) -> None:
-        """The gradients of one of our sends came."""
-        ticket = (sender, request.call) if request.call else None
+    def gradient(
+        self, sender: int, request: PropagateGradientsReq, grads: list[torch.Tensor | None], back: Channel | None
+    ) -> None:
+        """The gradients of one of our sends came. `back` is where the sender reads what it is told, if it does."""
+        ticket = (sender, request.call, back) if request.call else None
         with self.context.lock:
             send = self.context.sends.get(request.message)
         try:
@@ -230,6 +234,8 @@ class PassRun:
                 effects = self._state.nothing_new(ticket, sender)
             else:
                 self._fed[request.message] = _Fed(grads, reached)
+                if back is not None:
+                    self._ways_back[sender] = back
                 effects = []
                 if request.known and not self._state.known:
                     effects += self._learn()
@@ -542,6 +548,7 @@ class PassRun:
         )
         there = [grad for grad in grads if grad is not None]
         metadata = self._postman.record_gradients(self.context, recv.source, there) if self.about.create_graph else None
+        on_driver = get_ident() == self._driver
         with self._lock:
             if self.failure is not None:
                 raise PassAborted("the pass has failed")
@@ -550,12 +557,19 @@ class PassRun:
                 number = next(self._asking)
                 self._asked[number] = self._state.answered
             known = self._state.known
+            # Gates need what comes while the driver is at work and reads nothing. There are some after the probe only.
+            back = None if known else self._ways_back.get(recv.source)
+            reads = on_driver and not known and back is None and self._reader_of in (None, recv.source)
+            if reads:
+                self._reader_of = recv.source
 
         def head(attachments: Any) -> PropagateGradientsReq:
-            return PropagateGradientsReq(number, self.about, recv.message, states, known, attachments, metadata)
+            return PropagateGradientsReq(number, self.about, recv.message, states, known, attachments, metadata, reads)
 
         try:
-            self._postman.send(recv.source, head, there)
+            channel = self._postman.send(recv.source, head, there, back)
+            if reads:
+                self._way_back = channel
         except TelegradError as error:
             self.fail(error)
             raise PassAborted("the pass has failed") from error
@@ -569,7 +583,7 @@ class PassRun:
 
     def _send(self, worker: int, head: ProbeReq | ResumeReq) -> None:
         try:
-            self._postman.send(worker, lambda _: head, ())
+            self._postman.send(worker, lambda _: head)
         except TelegradError as error:
             self.fail(error)
 

@@ -8,13 +8,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.answers import RemoteTraceback
 from telegrad.agent.calls import acting, serving
+from telegrad.agent.channel import Channel
+from telegrad.agent.oneway import MakeHead, Wakeup
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.gradients import AccumulateThrough
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, TelegradError, WorkerLost
@@ -29,9 +30,11 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     WorkerReport,
 )
-from telegrad.wire.tensors import TensorDescriptor
 
 _log = logging.getLogger("telegrad")
+
+Ticket = tuple[int, int, Channel | None]
+"""How a message of a pass is answered: its sender, the sender's number for it, and the channel if it reads there."""
 
 
 class Postman:
@@ -64,6 +67,10 @@ class Postman:
     def wait(self, event: Event, deadline: float | None) -> bool:
         return self._agent.executor.wait(event, deadline)
 
+    def wait_for_messages(self, wakeup: Wakeup, channel: Channel | None, deadline: float | None) -> bool:
+        """Wait for `wakeup`, and read `channel` meanwhile."""
+        return self._agent.oneway.wait(wakeup, channel, deadline)
+
     def submit(self, task: Callable[[], None]) -> None:
         self._agent.executor.submit(task)
 
@@ -85,23 +92,24 @@ class Postman:
     # -- messages -----------------------------------------------------------------------------------------------
 
     def send(
-        self, worker: int, head: Callable[[tuple[TensorDescriptor, ...]], Any], attachments: Sequence[torch.Tensor]
-    ) -> None:
-        self._agent.send(worker, head, attachments)
+        self, worker: int, head: MakeHead, attachments: Sequence[torch.Tensor] = (), back: Channel | None = None
+    ) -> Channel:
+        """Send a message, on `back` if that is given; returns the channel that took it."""
+        return self._agent.oneway.send(worker, head, attachments, back=back)
 
     def answer(
         self,
         about: PassInfo,
-        worker: int,
-        call: int,
+        ticket: Ticket,
         count: int,
         reports: Mapping[int, Report],
         failure: Exception | None,
     ) -> None:
+        worker, call, back = ticket
         told, data = (None, b"") if failure is None else self._pack_failure(failure)
         packed = tuple(WorkerReport(who, report.number, report.partly_fed) for who, report in reports.items())
         head = PropagateGradientsResp(about.context, about.number, call, count, packed, "", told)
-        self._agent.tell(worker, head, data)
+        self._agent.oneway.tell(worker, head, data, back=back)
 
     def record_gradients(
         self, context: DistAutogradContext, target: int, grads: Sequence[torch.Tensor]

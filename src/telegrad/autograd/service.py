@@ -56,8 +56,8 @@ class Autograd:
         self._turns = threading.Lock()  # protects the passes of every context; taken before locks of passes
         agent.recorder = self.recorder
         agent.autograd = self
-        agent.handle(PropagateGradientsReq, self._on_gradient)
-        agent.handle(PropagateGradientsResp, self._on_answer)
+        agent.handle(PropagateGradientsReq, self._on_gradient, returns=True)
+        agent.handle(PropagateGradientsResp, self._on_answer, returns=True)
         agent.handle(ProbeReq, self._on_probe)
         agent.handle(ResumeReq, self._on_resume)
         agent.handle(AbortPass, self._on_abort)
@@ -243,7 +243,7 @@ class Autograd:
         try:
             self._take_gradient(run, sender, channel, request, message)
         except Exception as error:  # noqa: BLE001 - whoever sent it waits for an answer
-            run.refuse((sender, request.call), error)
+            run.refuse((sender, request.call, None), error)
 
     def _take_gradient(
         self, run: PassRun, sender: int, channel: Channel, request: PropagateGradientsReq, message: Message
@@ -259,25 +259,25 @@ class Autograd:
         except (StopIteration, RuntimeError):
             grads = []  # fewer than announced: the check in `gradient` names it
         del there, rest  # the gradients belong to the pass alone
-        run.gradient(sender, request, grads)
+        run.gradient(sender, request, grads, channel if request.back else None)
 
     def _on_probe(self, channel: Channel, request: ProbeReq, message: Message) -> None:
         sender = self._sender(channel)
         run = self._pass(sender, request.call, request.about)
         if run is not None:
             try:
-                run.probed((sender, request.call), request)
+                run.probed((sender, request.call, None), request)
             except Exception as error:  # noqa: BLE001 - as above
-                run.refuse((sender, request.call), error)
+                run.refuse((sender, request.call, None), error)
 
     def _on_resume(self, channel: Channel, request: ResumeReq, message: Message) -> None:
         sender = self._sender(channel)
         run = self._pass(sender, request.call, request.about)
         if run is not None:
             try:
-                run.resumed((sender, request.call))
+                run.resumed((sender, request.call, None))
             except Exception as error:  # noqa: BLE001 - as above
-                run.refuse((sender, request.call), error)
+                run.refuse((sender, request.call, None), error)
 
     def _on_abort(self, channel: Channel, head: AbortPass, message: Message) -> None:
         context = self.contexts.get(head.about.context)

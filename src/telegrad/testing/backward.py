@@ -127,14 +127,14 @@ def _wait_until_nothing_is_left(sim: Simulation) -> None:
         sim.sleep(1.0)
 
 
-def check_seed(seed: int, *, faults: Faults | None = None, together: int = 1) -> int:
+def check_seed(seed: int, *, faults: Faults | None = None, together: int = 1, resumable: bool = True) -> int:
     """Run the program of a seed (or `together` of them at once) and compare. Returns how many probes there were."""
     programs = [
         draw_program(seed * 1000 + number if together > 1 else seed, leaf_hooks=together == 1)
         for number in range(together)
     ]
     names = [f"w{number}" for number in range(max(program.workers for program in programs))]
-    sim = Simulation(seed, names, faults=faults or Faults(longest_delay=0.02))
+    sim = Simulation(seed, names, faults=faults or Faults(longest_delay=0.02), resumable=resumable)
     outcomes: dict[int, Outcome] = {}
 
     def main() -> None:

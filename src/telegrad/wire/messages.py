@@ -114,6 +114,8 @@ class PropagateGradientsReq(msgspec.Struct, frozen=True, array_like=True, tag=5)
     attachments: tuple[TensorDescriptor, ...] = ()
     autograd: AutogradMetadata | None = None
     """With create_graph, the gradients can be differentiated again."""
+    back: bool = False
+    """The sender reads the connection that brings this: what its receiver has to say to it may come back there."""
 
 
 class PropagateGradientsResp(msgspec.Struct, frozen=True, array_like=True, tag=6):
