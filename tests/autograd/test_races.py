@@ -12,7 +12,7 @@ import torch
 
 import telegrad.autograd.service as service
 from telegrad import autograd
-from telegrad.agent import agent as agent_module
+from telegrad.agent import calling
 from telegrad.autograd.contexts import current
 from telegrad.autograd.functions import SendRpcBackward
 from telegrad.autograd.passes import PassRun
@@ -297,7 +297,7 @@ def test_a_call_that_never_left_does_not_keep_the_context_alive(monkeypatch: pyt
             with autograd.context():
                 sim["a"].call("b", operator.mul, (make_weight(), 2))
                 with monkeypatch.context() as patch:
-                    patch.setattr(agent_module, "lay_out", lay_out)
+                    patch.setattr(calling, "lay_out", lay_out)
                     with pytest.raises(PayloadError):
                         sim["a"].call("b", operator.mul, (make_weight(), 2))
             sim.sleep(1)

@@ -27,16 +27,14 @@ from telegrad.agent.serving import Serving
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import (
     AuthenticationError,
-    NotInitialized,
     ProtocolError,
     WorkerLost,
 )
 from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
-from telegrad.wire.frames import Message, pack
-from telegrad.wire.messages import Answer, Cancel, Request, decode_head, encode_head
-from telegrad.wire.tensors import lay_out
+from telegrad.wire.frames import Message
+from telegrad.wire.messages import Answer, Cancel, Request, decode_head
 
 _log = logging.getLogger("telegrad")
 

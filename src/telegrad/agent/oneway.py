@@ -129,6 +129,7 @@ class OneWay:
     def handle(self, kind: type, handler: Handler, *, returns: bool = False) -> None:
         """Have `handler` run for messages of this kind. If it `returns`, it may come where this worker calls, too."""
         self._handlers[kind] = handler
+        self._returning.pop(kind, None)
         if returns:
             self._returning[kind] = handler
 
