@@ -256,7 +256,7 @@ def links() -> tuple[SocketLink, SocketLink]:
 def test_a_runner_that_waits_for_its_answer_serves_others(served: Served) -> None:
     here, there = links()
     waiting, answered, other = served.event(), served.event(), served.event()
-    outcome: list[Ready] = []
+    outcome: list[int] = []
 
     def call() -> None:
         waiting.set()

@@ -105,7 +105,7 @@ def test_waits_take_the_time_of_the_networks_runtime() -> None:
     poller = MemoryTransport(network).poller()
     poller.add(there, read=True)
 
-    def program() -> tuple[Ready, float, Ready, float, int]:
+    def program() -> tuple[int, float, int, float, int]:
         scheduler.at(1000.0, lambda: here.send(Kind.PING, b"", 0, 0, 0))
         first = there.wait(500.0)
         at = scheduler.now

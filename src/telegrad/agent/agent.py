@@ -21,7 +21,7 @@ from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
 from telegrad.agent.group import WorkerRecord, check_id, check_name
 from telegrad.agent.oneway import Handler, MakeHead, OneWay
-from telegrad.agent.peers import Peer, Peers
+from telegrad.agent.peers import Door, Peer, Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.agent.serving import Serving
 from telegrad.agent.settings import AgentSettings
@@ -107,6 +107,7 @@ class Agent:
         """Begin to serve, in a group of these workers (this one among them)."""
         self.peers.set_group(group)
         for listener in self.listeners:
+            listener.owner = Door(self.peers, listener)
             self.poller.add(listener, read=True)
         self.executor.start()
 
@@ -171,9 +172,7 @@ class Agent:
 
     def _poll(self, deadline: float | None) -> None:
         for item, ready in self.poller.wait(deadline):
-            if isinstance(item, Listener):
-                self.peers.accept(item)
-            elif item.owner is not None:
+            if item.owner is not None:
                 item.owner.on_ready(ready)
 
     def deliver(self, channel: Channel, message: Message) -> None:

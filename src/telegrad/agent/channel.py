@@ -217,7 +217,7 @@ class Channel:
             self._never_unread = True
         self.expect(0)
 
-    def on_ready(self, ready: Ready) -> None:
+    def on_ready(self, ready: int) -> None:
         """The poller found the link ready."""
         link = self.link
         if link is None:

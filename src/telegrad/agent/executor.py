@@ -186,13 +186,16 @@ class Executor:
         current.mine = True
         current.number = number
         torch.get_num_threads()  # or torch would start a pool of threads of its own for this one, whatever was set
-        lock, urgent, ready = self._lock, self._urgent, self._ready
+        lock, urgent, ready, poll = self._lock, self._urgent, self._ready, self._poll
+        counted = False
         try:
             while True:
                 task: Task | None = None
                 event: Event | None = None
-                counted = False
                 with lock:
+                    if counted:
+                        self._running -= 1
+                        counted = False
                     if urgent:
                         task = urgent.popleft()
                     elif ready and self._running < self._most_running:
@@ -213,30 +216,26 @@ class Executor:
                     if resting is not None:
                         resting.set()
                     current.counted = counted
-                    self._run_task(task)
-                    if counted:
-                        with lock:
-                            self._running -= 1
+                    try:
+                        task()
+                    except Exception:  # noqa: BLE001 - tasks report their own errors; this is one of ours
+                        _log.exception("worker %s: a task failed", self._name)
                 elif event is None:
                     try:
-                        self._poll(self._next_timer())
-                        self._run_timers()
+                        poll(self._next_timer())
+                        if self._timers:
+                            self._run_timers()
                     finally:
                         self._polling = False
                 elif not self._park(event):
                     return
         finally:
             with lock:
+                self._running -= counted
                 self._unblocked -= 1
                 self._threads.pop(number, None)
                 if not self._stopping and not self._polling:
                     self._serve()
-
-    def _run_task(self, task: Task) -> None:
-        try:
-            task()
-        except Exception:  # noqa: BLE001 - tasks report their own errors; this is one of ours
-            _log.exception("worker %s: a task failed", self._name)
 
     def _park(self, event: Event) -> bool:
         """Wait to be called. False: nobody did for long, and this runner may end."""
@@ -282,7 +281,7 @@ class Executor:
         if not self._stopping and (not self._polling or self._ready or self._urgent):
             self._serve()
 
-    def wait_for_link(self, link: Link, deadline: float | None) -> Ready:
+    def wait_for_link(self, link: Link, deadline: float | None) -> int:
         """Wait until `link` can be read. A runner serves meanwhile, through another, if there is anything to serve."""
         if not self._current.mine:
             return link.wait(deadline)
@@ -344,12 +343,11 @@ class Executor:
                     self._cancelled_timers = 0
 
     def _next_timer(self) -> float | None:
-        with self._lock:
-            return self._timers[0][0] if self._timers else None
+        # Without the lock: only whoever polls takes timers out, and one that is put in meanwhile wakes the poller.
+        timers = self._timers
+        return timers[0][0] if timers else None
 
     def _run_timers(self) -> None:
-        if not self._timers:
-            return
         now = self._runtime.now()
         while True:
             with self._lock:
@@ -360,7 +358,10 @@ class Executor:
                 if action is None:
                     self._cancelled_timers -= 1
             if action is not None:
-                self._run_task(action)
+                try:
+                    action()
+                except Exception:  # noqa: BLE001 - as for tasks
+                    _log.exception("worker %s: a timer's task failed", self._name)
 
     # -- watchdog ---------------------------------------------------------------------------------------------
 

@@ -352,6 +352,18 @@ class Peers:
             guest.end()
 
 
+class Door:
+    """A listener, and who is told when somebody waits there."""
+
+    def __init__(self, peers: Peers, listener: Listener) -> None:
+        self._peers = peers
+        self._listener = listener
+
+    def on_ready(self, ready: int) -> None:
+        """The poller found somebody."""
+        self._peers.accept(self._listener)
+
+
 class Guest:
     """A connection that somebody opened to us, until its handshake is over."""
 
@@ -371,7 +383,7 @@ class Guest:
         link.owner = self
         owner.poller.add(link, read=True)
 
-    def on_ready(self, ready: Ready) -> None:
+    def on_ready(self, ready: int) -> None:
         """The poller found the link ready."""
         if ready & Ready.WRITE:
             self.link.flush()

@@ -149,16 +149,16 @@ class Bench:
             link.wait(deadline)
         raise BrokenPromise(f"the link did not end within {PATIENCE:g} s; {len(frames)} frames came")
 
-    def polled(self, item: Link | Listener) -> Ready:
+    def polled(self, item: Link | Listener) -> int:
         """What the poller says of `item` within a short while."""
         return self._polled(item, SHORT)
 
-    def poll_for(self, item: Link | Listener, ready: Ready) -> None:
+    def poll_for(self, item: Link | Listener, ready: int) -> None:
         """See the poller report `ready` for `item`."""
         found = self._polled(item, PATIENCE, ready)
         expect(bool(found & ready), f"the poller did not report {ready!r} within {PATIENCE:g} s")
 
-    def _polled(self, item: Link | Listener, seconds: float, until: Ready = ~Ready.NOTHING) -> Ready:
+    def _polled(self, item: Link | Listener, seconds: float, until: int = ~Ready.NOTHING) -> int:
         deadline = time.monotonic() + seconds
         while True:
             for found, ready in self.poller.wait(deadline):

@@ -168,7 +168,7 @@ class MemoryLink(_Watched, Link):
     def unsent(self) -> bool:
         return False
 
-    def wait(self, deadline: float | None, poller: Poller | None = None) -> Ready:
+    def wait(self, deadline: float | None, poller: Poller | None = None) -> int:
         assert poller is None or isinstance(poller, MemoryPoller)
         event = self.network.runtime.event()
         with self.network.lock:
@@ -181,7 +181,7 @@ class MemoryLink(_Watched, Link):
         event.wait(deadline)
         with self.network.lock:
             self.waiting = None
-            ready = Ready.READ if self.readable() else Ready.NOTHING
+            ready: int = Ready.READ if self.readable() else Ready.NOTHING
             if poller is not None:
                 poller.watcher = None
                 if poller.something():

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Readiness, Ready
 from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Kind, Limits, pack_header
@@ -18,6 +18,10 @@ from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Kind, Lim
 # PING and GOODBYE say how much was sent before them, so they pass nothing.
 _BEHIND_BULK = frozenset(int(kind) for kind in (Kind.BULK_HEAD, Kind.BULK_CHUNK, Kind.PING, Kind.GOODBYE))
 _READ_AT_ONCE = 16 * 1024 * 1024  # then the poller gets to look at the other links
+_JOINED = 16 * 1024  # up to here, joining header and body is cheaper than handing the kernel a list of two
+
+_READ, _WRITE, _POLLER = Ready.READ, Ready.WRITE, Ready.POLLER
+_POLLIN, _POLLOUT, _EPOLLIN, _EPOLLOUT = select.POLLIN, select.POLLOUT, select.EPOLLIN, select.EPOLLOUT
 
 
 def _milliseconds(deadline: float | None) -> float | None:
@@ -43,8 +47,10 @@ class SocketLink(Link):
         self._bulk: deque[list[memoryview]] = deque()
         self._poller: SocketPoller | None = None
         self._read_armed = False
-        self._once = False
-        self._waiter: select.poll | None = None
+        self.once = False
+        """Whether the poller reports it once."""
+        self._mask = -1  # what the poller watches for; -1: not what it was last told
+        self._waiters: list[_Waiter] = []  # for this link alone, and with a poller
         self._wake_fd = -1
 
     def fileno(self) -> int:
@@ -67,7 +73,10 @@ class SocketLink(Link):
                 queue.append([memoryview(header), memoryview(body)])
                 return
             try:
-                sent = self._socket.sendmsg((header, body))
+                if len(body) <= _JOINED:
+                    sent = self._socket.send(header + body)
+                else:
+                    sent = self._socket.sendmsg((header, body))
             except BlockingIOError:
                 sent = 0
             except OSError:  # reading will say so
@@ -101,61 +110,84 @@ class SocketLink(Link):
 
     # -- receiving --------------------------------------------------------------------------------------------
 
-    def receive(self) -> Iterator[Frame]:
-        reader, recv_into = self._reader, self._socket.recv_into
+    def receive(self) -> Iterable[Frame]:
+        reader = self._reader
         if reader.unfinished:
+            return self._receive(-1, 0)
+        buffer = reader.buffer()
+        try:
+            count = self._socket.recv_into(buffer)
+        except BlockingIOError:
+            return ()
+        except OSError as error:
+            raise self._broken(error) from error
+        if count == 0:
+            raise LinkClosed(self._closed or "end of file")
+        frame = reader.only(count)
+        return self._receive(count, len(buffer)) if frame is None else (frame,)
+
+    def _receive(self, count: int, room: int) -> Iterator[Frame]:
+        """Go on after `count` bytes came where there was room for so many; -1: with what is left of the last time."""
+        reader, total = self._reader, 0
+        if count < 0:
             yield from reader.advance(0)
-        total = 0
-        while total < _READ_AT_ONCE:
+            count = room = 1  # there may be more
+        else:
+            yield from reader.advance(count)
+        while count == room and total < _READ_AT_ONCE:
+            total += count
             buffer = reader.buffer()
+            room = len(buffer)
             try:
-                count = recv_into(buffer)
+                count = self._socket.recv_into(buffer)
             except BlockingIOError:
                 return
             except OSError as error:
-                raise LinkClosed(self._closed or error.strerror or str(error)) from error
+                raise self._broken(error) from error
             if count == 0:
                 raise LinkClosed(self._closed or "end of file")
             yield from reader.advance(count)
-            if count < len(buffer):
-                return
-            total += count
 
-    def wait(self, deadline: float | None, poller: Poller | None = None) -> Ready:
-        waiter = self._waiter or self._make_waiter()
+    def _broken(self, error: OSError) -> LinkClosed:
+        return LinkClosed(self._closed or error.strerror or str(error))
+
+    def wait(self, deadline: float | None, poller: Poller | None = None) -> int:
+        waiter = self._waiter_with(poller)
         if self._closed or self._reader.unfinished:  # looked at after there is something that close() can wake
-            return Ready.READ
-        waiter.register(self._fd, select.POLLIN | select.POLLOUT if self.unsent() else select.POLLIN)
-        if poller is not None:
-            assert isinstance(poller, SocketPoller)
-            waiter.register(poller.fileno(), select.POLLIN)
-        try:
-            events = waiter.poll(_milliseconds(deadline))
-        finally:
-            if poller is not None:
-                waiter.unregister(poller.fileno())
-        ready = Ready.NOTHING
-        for fd, mask in events:
+            return _READ
+        writes = bool(self._started or self._control or self._bulk)
+        if writes is not waiter.writes:
+            waiter.writes = writes
+            waiter.poll.register(self._fd, _POLLIN | _POLLOUT if writes else _POLLIN)
+        ready = 0
+        for fd, mask in waiter.poll.poll(_milliseconds(deadline)):
             if fd == self._fd:
-                if mask & ~select.POLLOUT:
-                    ready |= Ready.READ
-                if mask & select.POLLOUT:
-                    ready |= Ready.WRITE
+                if mask & ~_POLLOUT:
+                    ready |= _READ
+                if mask & _POLLOUT:
+                    ready |= _WRITE
             elif fd == self._wake_fd:
                 os.eventfd_read(fd)
             else:
-                ready |= Ready.POLLER
-        if ready & Ready.WRITE:
+                ready |= _POLLER
+        if ready & _WRITE:
             self.flush()
         return ready
 
-    def _make_waiter(self) -> select.poll:
+    def _waiter_with(self, poller: Poller | None) -> _Waiter:
+        for waiter in self._waiters:
+            if waiter.poller is poller:
+                return waiter
+        assert poller is None or isinstance(poller, SocketPoller)
         with self._lock:
             if self._wake_fd < 0:
                 self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        waiter = select.poll()
-        waiter.register(self._wake_fd, select.POLLIN)
-        self._waiter = waiter
+        waiter = _Waiter(poller)
+        waiter.poll.register(self._fd, _POLLIN)
+        waiter.poll.register(self._wake_fd, _POLLIN)
+        if poller is not None:
+            waiter.poll.register(poller.fileno(), _POLLIN)
+        self._waiters.append(waiter)
         return waiter
 
     def wake(self) -> None:
@@ -170,14 +202,17 @@ class SocketLink(Link):
     def watch(self, poller: SocketPoller | None, read: bool, once: bool) -> None:
         """Belong to `poller` (None: to none)."""
         with self._lock:
-            self._poller, self._read_armed, self._once = poller, read, once
+            self._poller, self._read_armed, self.once = poller, read, once
+            self._mask = -1
             self._watch()
 
-    def reported(self, ready: Ready) -> None:
+    def reported(self, ready: int) -> None:
         """The poller says so; where it does that once, a later change of the mask must not bring it up again."""
-        if self._once and ready & Ready.READ:
+        if self.once:
             with self._lock:
-                self._read_armed = False
+                self._mask = -1  # it watches for nothing now
+                if ready & _READ:
+                    self._read_armed = False
 
     def rearm(self, read: bool) -> None:
         """Let the poller report again, and readiness to read only if `read`."""
@@ -189,12 +224,14 @@ class SocketLink(Link):
         if self._poller is not None and not self._closed:
             mask = select.EPOLLRDHUP
             if self._read_armed:
-                mask |= select.EPOLLIN
+                mask |= _EPOLLIN
             if self.unsent():
-                mask |= select.EPOLLOUT
-            if self._once:
+                mask |= _EPOLLOUT
+            if self.once:
                 mask |= select.EPOLLONESHOT
-            self._poller.set_mask(self._fd, self, mask)
+            if mask != self._mask:
+                self._mask = mask
+                self._poller.set_mask(self._fd, self, mask)
 
     def close(self) -> None:
         with self._lock:
@@ -236,6 +273,17 @@ class SocketLink(Link):
         self._socket.close()
 
 
+class _Waiter:
+    """What one thread waits on: a link, and a poller with it or none. Kept, because setting it up costs more."""
+
+    __slots__ = ("poll", "poller", "writes")
+
+    def __init__(self, poller: SocketPoller | None) -> None:
+        self.poll = select.poll()
+        self.poller = poller
+        self.writes = False
+
+
 def _after(parts: list[memoryview], sent: int) -> list[memoryview]:
     """What is left of `parts` after their first `sent` bytes."""
     rest = []
@@ -259,6 +307,9 @@ class SocketListener(Listener):
         self._make_link = make_link
         self.once = False
         """Whether the poller reports it once."""
+
+    def reported(self, ready: int) -> None:
+        """The poller says so."""
 
     def fileno(self) -> int:
         return self._fd
@@ -334,21 +385,20 @@ class SocketPoller(Poller):
                         raise
 
     def wait(self, deadline: float | None) -> list[Readiness]:
-        milliseconds = _milliseconds(deadline)
         found = []
-        for fd, mask in self._epoll.poll(None if milliseconds is None else milliseconds / 1000):
+        for fd, mask in self._epoll.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 continue
             item = self._items.get(fd)
             if item is None:
                 continue
-            ready = Ready.NOTHING
-            if mask & ~select.EPOLLOUT:
-                ready |= Ready.READ
-            if mask & select.EPOLLOUT:
-                ready |= Ready.WRITE
-            if isinstance(item, SocketLink):
+            ready = 0
+            if mask & ~_EPOLLOUT:
+                ready |= _READ
+            if mask & _EPOLLOUT:
+                ready |= _WRITE
+            if item.once:
                 item.reported(ready)
             found.append(Readiness(item, ready))
         return found

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
@@ -26,6 +27,7 @@ MAGIC = b"tg"
 VERSION = 1
 HEADER = struct.Struct("<2sBBIQQQ")
 HEADER_SIZE = HEADER.size
+_pack_header, _unpack_header = HEADER.pack, HEADER.unpack_from
 _PREFIX = struct.Struct("<IIQ")  # lengths of head, data and region
 PREFIX_SIZE = _PREFIX.size
 _SENT = struct.Struct("<QQ")  # the body of a PING
@@ -101,9 +103,16 @@ class Outgoing(NamedTuple):
     body: bytes | bytearray | memoryview
 
 
+# The constructors of named tuples are Python functions, which take longer than all else that makes a small message.
+_new_frame: Callable[[tuple[int, int, int, int, bytes | bytearray | memoryview]], Frame]
+_new_frame = partial(tuple.__new__, Frame)
+_new_message: Callable[[tuple[memoryview, memoryview, memoryview, int]], Message] = partial(tuple.__new__, Message)
+_new_outgoing: Callable[[tuple[int, bytes | bytearray | memoryview]], Outgoing] = partial(tuple.__new__, Outgoing)
+
+
 def pack_header(kind: int, length: int, sequence: int, ack_control: int, ack_bulk: int) -> bytes:
     """The 32 bytes before a body of `length` bytes."""
-    return HEADER.pack(MAGIC, VERSION, kind, length, sequence, ack_control, ack_bulk)
+    return _pack_header(MAGIC, VERSION, kind, length, sequence, ack_control, ack_bulk)
 
 
 def pack_sent(control: int, bulk: int) -> bytes:
@@ -137,7 +146,7 @@ def pack_small(
     """One frame for the whole message. `write` fills the region, which starts at a multiple of 16."""
     prefix = _PREFIX.pack(len(head), len(data), region_size)
     if write is None or not region_size:
-        return Outgoing(MESSAGE, prefix + head + data)
+        return _new_outgoing((MESSAGE, prefix + head + data))
     start = _aligned(PREFIX_SIZE + len(head) + len(data))
     body = bytearray(start + region_size)
     body[:PREFIX_SIZE] = prefix
@@ -145,7 +154,7 @@ def pack_small(
     body[PREFIX_SIZE:middle] = head
     body[middle : middle + len(data)] = data
     write(memoryview(body)[start:])
-    return Outgoing(MESSAGE, body)
+    return _new_outgoing((MESSAGE, body))
 
 
 def bulk_size(data: bytes, region_size: int) -> int:
@@ -184,7 +193,7 @@ def pack(
 
 def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limits) -> tuple[int, int, int, int, int]:
     """Read a header: kind, length, sequence and the two acks. What is wrong with it is a ProtocolError."""
-    magic, version, kind, length, sequence, ack_control, ack_bulk = HEADER.unpack_from(data, offset)
+    magic, version, kind, length, sequence, ack_control, ack_bulk = _unpack_header(data, offset)
     if magic != MAGIC:
         raise ProtocolError(f"not a telegrad frame: it starts with {bytes(magic)!r}")
     if version != VERSION:
@@ -228,14 +237,15 @@ class Assembler:
         This changes nothing. It is called before the session counts the frame, so that a frame that was garbled on
         the way comes again, on the next connection.
         """
-        kind, body = frame.kind, frame.body
+        kind, _, _, _, body = frame
         if kind == MESSAGE:
             head, data, region = self._read_prefix(body)
-            start = PREFIX_SIZE + head
-            if len(body) != (_aligned(start + data) + region if region else start + data):
-                raise ProtocolError(f"a message of {head} + {data} + {region} bytes in a frame of {len(body)}")
+            size, start = len(body), PREFIX_SIZE + head
+            end = start + data
+            if size != ((end + 15) & ~15) + region if region else size != end:
+                raise ProtocolError(f"a message of {head} + {data} + {region} bytes in a frame of {size}")
             view = memoryview(body)
-            return Message(view[PREFIX_SIZE:start], view[start : start + data], view[len(body) - region :], len(body))
+            return _new_message((view[PREFIX_SIZE:start], view[start:end], view[size - region :], size))
         if kind == BULK_HEAD:
             head, _, _ = self._read_prefix(body)
             if len(body) != PREFIX_SIZE + head:
@@ -328,7 +338,24 @@ class FrameReader:
         """Where the next bytes of the stream go."""
         if self._rest is not None:
             return self._rest
-        return self._view[self._end : self._end + self._room]
+        end, room = self._end, self._room
+        return self._view[end : end + room] if end or room < self.SCRATCH else self._view
+
+    def only(self, count: int) -> Frame | None:
+        """The frame, if the `count` bytes that came are one small message and nothing else; then they are done with.
+
+        If not, None, and it is for `advance` to say what they are. Most reads find one message.
+        """
+        if self._end or count < HEADER_SIZE or self.only_handshake or self._rest is not None:
+            return None
+        scratch = self._scratch
+        magic, version, kind, length, sequence, ack_control, ack_bulk = _unpack_header(scratch, 0)
+        if kind != MESSAGE or length + HEADER_SIZE != count or length > self.limits.frame:
+            return None
+        if magic != MAGIC or version != VERSION:
+            return None
+        self._room = self.SCRATCH
+        return _new_frame((kind, sequence, ack_control, ack_bulk, scratch[HEADER_SIZE:count]))
 
     def advance(self, count: int) -> Iterator[Frame]:
         """Take note of `count` bytes that were written into `buffer()`, and yield the frames that are complete."""
@@ -358,7 +385,7 @@ class FrameReader:
                 body: memoryview | bytearray = bytearray(length) if place is None else place
             elif available >= length:
                 self._start = body_start + length
-                yield Frame(kind, sequence, ack_control, ack_bulk, scratch[body_start : body_start + length])
+                yield _new_frame((kind, sequence, ack_control, ack_bulk, scratch[body_start : body_start + length]))
                 continue
             elif length + HEADER_SIZE <= len(scratch) // 2:
                 break  # the rest comes into scratch
