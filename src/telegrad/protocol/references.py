@@ -1,0 +1,370 @@
+"""How long does an owner keep a value that others name?
+
+A value lives on its *owner*. Everybody else holds *forks* of the reference, each with an id of its own; the owner keeps
+the set of forks that it knows of. Three rules:
+
+1. The owner keeps the value while it knows of a fork, has a handle of its own, or is still computing the value.
+2. Who passes a reference on keeps its own fork until the owner knows of the new one: the receiver asks the owner to
+   accept the fork, and then tells the one that passed it on.
+3. Who drops a fork tells the owner, once nothing that it passed on is still unknown there.
+
+So a value that can be named anywhere is known to its owner by at least one fork. Messages may come in any order: the
+owner makes room for a reference that it hears of before the call that creates it, and remembers a deletion that comes
+before what it deletes. Each message must come once; the session sees to that.
+
+A lost worker's forks are given up. If one of them was the last that the owner knew, what the lost worker had passed on
+meanwhile is refused: its user gets an error instead of a value that is gone.
+
+Events are methods; they return effects, which the caller carries out, in order.
+
+>>> owner, user = References(0), References(1)
+>>> owner.own((0, 1))
+>>> fork = owner.pass_on((0, 1), None, to=1, fork=(0, 2))
+>>> user.received(0, fork)
+[]
+>>> user.dropped(fork.fork)
+[Delete(to=0, rref=(0, 1), fork=(0, 2))]
+>>> owner.released((0, 1)), owner.deleted(1, (0, 1), (0, 2))
+([], [Freed(rref=(0, 1))])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Worker = int
+Id = tuple[int, int]
+"""The worker that made the id, and a number that it never used before."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A reference on its way to another worker."""
+
+    rref: Id
+    fork: Id
+    owner: Worker
+
+
+# -- effects --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RequestFork:
+    """Ask the owner to accept a fork that a third worker passed on to us."""
+
+    to: Worker
+    rref: Id
+    fork: Id
+
+
+@dataclass(frozen=True)
+class AcceptFork:
+    """Tell a user that its fork is known, or that the value is gone."""
+
+    to: Worker
+    fork: Id
+    refused: bool
+
+
+@dataclass(frozen=True)
+class AcceptChild:
+    """Tell the worker that passed a reference on that the owner knows of it."""
+
+    to: Worker
+    fork: Id
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Tell the owner that a fork is gone."""
+
+    to: Worker
+    rref: Id
+    fork: Id
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """The owner knows of a fork of ours."""
+
+    fork: Id
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A fork of ours names nothing any more: its owner is lost, or has given the value up."""
+
+    fork: Id
+    owner_lost: bool
+
+
+@dataclass(frozen=True)
+class Freed:
+    """Nobody can name a value of ours any more."""
+
+    rref: Id
+
+
+@dataclass(frozen=True)
+class Orphaned:
+    """The call that would have created a value of ours will never come: its caller is lost."""
+
+    rref: Id
+
+
+Effect = RequestFork | AcceptFork | AcceptChild | Delete | Confirmed | Refused | Freed | Orphaned
+
+
+# -- state ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Owned:
+    created: bool
+    """The value is here, or the call that makes it is."""
+    computing: bool = False
+    handles: int = 0
+    forks: dict[Id, Worker] = field(default_factory=dict)
+
+    def needed(self) -> bool:
+        return self.computing or self.handles > 0 or bool(self.forks)
+
+
+@dataclass
+class _Held:
+    rref: Id
+    owner: Worker
+    parent: Worker | None
+    """Who passed it on and has not been told that the owner knows; None: nobody."""
+    confirmed: bool = False
+    void: bool = False
+    dropped: bool = False
+    children: dict[Id, Worker] = field(default_factory=dict)
+    """What we passed on, and the owner may not know of yet."""
+
+
+class References:
+    """One worker's references: the values that it owns, and the forks that it holds."""
+
+    def __init__(self, me: Worker) -> None:
+        self._me = me
+        self._owned: dict[Id, _Owned] = {}
+        self._held: dict[Id, _Held] = {}
+        self._parents: dict[Id, Id] = {}  # fork that we passed on -> the fork of ours that it was made from
+        self._early: dict[tuple[Id, Id], Worker] = {}  # deletions that came before what they delete
+        self._given_up: set[Id] = set()  # values that were freed because a worker was lost
+        self._gone: set[Worker] = set()
+
+    # -- the owner's values -------------------------------------------------------------------------------------
+
+    def own(self, rref: Id, *, computing: bool = False) -> None:
+        """A value of ours gets its first handle, here."""
+        self._owned[rref] = _Owned(created=True, computing=computing, handles=1)
+
+    def created(self, rref: Id, fork: Id, caller: Worker) -> None:
+        """The call came that creates a value here, for a fork of the caller's. See `computed`."""
+        owned = self._owned.setdefault(rref, _Owned(created=True))
+        owned.created = owned.computing = True
+        self._add_fork(owned, rref, fork, caller)
+
+    def computed(self, rref: Id) -> list[Effect]:
+        """That call has ended."""
+        owned = self._owned.get(rref)
+        if owned is None:
+            return []
+        owned.computing = False
+        return self._settle(rref, owned)
+
+    def released(self, rref: Id) -> list[Effect]:
+        """A handle on the owner is gone."""
+        owned = self._owned.get(rref)
+        if owned is None:
+            return []
+        owned.handles -= 1
+        return self._settle(rref, owned)
+
+    def requested(self, sender: Worker, rref: Id, fork: Id) -> list[Effect]:
+        """A user asks us to accept its fork."""
+        if self._unknowable(rref):
+            return [AcceptFork(sender, fork, True)]
+        owned = self._owned.setdefault(rref, _Owned(created=False))
+        self._add_fork(owned, rref, fork, sender)
+        return [AcceptFork(sender, fork, False), *self._settle(rref, owned)]
+
+    def deleted(self, sender: Worker, rref: Id, fork: Id) -> list[Effect]:
+        """A user has dropped its fork."""
+        owned = self._owned.get(rref)
+        if owned is not None and fork in owned.forks:
+            del owned.forks[fork]
+            return self._settle(rref, owned)
+        if sender not in self._gone and not self._unknowable(rref):
+            self._early[rref, fork] = sender
+        return []
+
+    def _unknowable(self, rref: Id) -> bool:
+        """Whether a reference that we do not have can never (again) be ours."""
+        if rref in self._owned:
+            return False
+        return rref in self._given_up or rref[0] == self._me or rref[0] in self._gone
+
+    def _add_fork(self, owned: _Owned, rref: Id, fork: Id, holder: Worker) -> None:
+        if self._early.pop((rref, fork), None) is None and holder not in self._gone:
+            owned.forks[fork] = holder
+
+    def _settle(self, rref: Id, owned: _Owned, *, lost: bool = False) -> list[Effect]:
+        if owned.needed():
+            return []
+        del self._owned[rref]
+        if lost:
+            self._given_up.add(rref)
+        return [Freed(rref)] if owned.created else []
+
+    # -- the user's forks ---------------------------------------------------------------------------------------
+
+    def creating(self, rref: Id, fork: Id, owner: Worker) -> None:
+        """We are about to make a call that creates a value on its owner."""
+        self._held[fork] = _Held(rref, owner, None)
+
+    def not_created(self, fork: Id) -> None:
+        """That call never left."""
+        self._held.pop(fork, None)
+
+    def answered(self, fork: Id) -> list[Effect]:
+        """The call that creates a value was answered: the owner knows of our fork."""
+        held = self._held.get(fork)
+        if held is None or held.confirmed or held.void:
+            return []
+        held.confirmed = True
+        return [Confirmed(fork)]
+
+    def pass_on(self, rref: Id, from_fork: Id | None, *, to: Worker, fork: Id) -> Fork:
+        """A handle of ours (a fork, or one of the owner's: None) goes to another worker, as `fork`."""
+        if from_fork is None:
+            if to != self._me and to not in self._gone:
+                self._owned[rref].forks[fork] = to
+            elif to == self._me:
+                self._owned[rref].handles += 1  # until it has come
+            return Fork(rref, fork, self._me)
+        held = self._held[from_fork]
+        if to not in self._gone and held.owner not in self._gone and not held.void:
+            held.children[fork] = to
+            self._parents[fork] = from_fork
+        return Fork(rref, fork, held.owner)
+
+    def not_sent(self, fork: Fork, to: Worker) -> list[Effect]:
+        """What was to be passed on never left."""
+        if fork.owner != self._me:
+            return self.child_accepted(fork.fork)
+        owned = self._owned.get(fork.rref)
+        if owned is None:
+            return []
+        if to == self._me:
+            owned.handles -= 1
+        owned.forks.pop(fork.fork, None)
+        return self._settle(fork.rref, owned)
+
+    def received(self, sender: Worker, fork: Fork) -> list[Effect]:
+        """Another worker passed a reference on to us. On its owner it becomes a handle, elsewhere a fork."""
+        if fork.owner == self._me:
+            if sender == self._me:
+                return []  # counted when it left
+            if self._unknowable(fork.rref):
+                # Its user was lost with the last fork that we knew of. The handle finds nothing, and says so.
+                self._owned[fork.rref] = _Owned(created=True, handles=1)
+                return [AcceptChild(sender, fork.fork), Orphaned(fork.rref)]
+            self._owned.setdefault(fork.rref, _Owned(created=False)).handles += 1
+            return [AcceptChild(sender, fork.fork)]
+        held = self._held[fork.fork] = _Held(fork.rref, fork.owner, sender)
+        if fork.owner in self._gone:
+            held.void = True
+            held.parent = None
+            return [Refused(fork.fork, True)]
+        if sender == fork.owner:
+            held.confirmed = True
+            held.parent = None
+            return []
+        return [RequestFork(fork.owner, fork.rref, fork.fork)]
+
+    def accepted(self, fork: Id, *, refused: bool) -> list[Effect]:
+        """The owner knows of a fork of ours, or says that its value is gone."""
+        held = self._held.get(fork)
+        if held is None:
+            return []
+        effects: list[Effect] = []
+        parent, held.parent = held.parent, None
+        if parent is not None:
+            effects.append(AcceptChild(parent, fork))
+        if refused:
+            held.void = True
+            effects.append(Refused(fork, False))
+        else:
+            held.confirmed = True
+            effects.append(Confirmed(fork))
+        if held.dropped:
+            effects += self._leave(fork, held)
+        return effects
+
+    def child_accepted(self, fork: Id) -> list[Effect]:
+        """The owner knows of what we passed on."""
+        parent = self._parents.pop(fork, None)
+        held = self._held.get(parent) if parent is not None else None
+        if parent is None or held is None:
+            return []
+        held.children.pop(fork, None)
+        return self._leave(parent, held) if held.dropped else []
+
+    def dropped(self, fork: Id) -> list[Effect]:
+        """A fork of ours is no longer used here."""
+        held = self._held.get(fork)
+        if held is None or held.dropped:
+            return []
+        held.dropped = True
+        return self._leave(fork, held)
+
+    def _leave(self, fork: Id, held: _Held) -> list[Effect]:
+        """Rule 3. A fork that is to be confirmed for its parent's sake is deleted after that."""
+        if held.children or held.parent is not None:
+            return []
+        del self._held[fork]
+        return [] if held.void else [Delete(held.owner, held.rref, fork)]
+
+    # -- loss -----------------------------------------------------------------------------------------------------
+
+    def lost(self, worker: Worker) -> list[Effect]:
+        """A worker is gone."""
+        self._gone.add(worker)
+        effects: list[Effect] = []
+        for rref, owned in list(self._owned.items()):
+            forks = [fork for fork, holder in owned.forks.items() if holder == worker]
+            for fork in forks:
+                del owned.forks[fork]
+            if forks:
+                effects += self._settle(rref, owned, lost=True)
+            if rref in self._owned and not owned.created and rref[0] == worker:
+                owned.created = True
+                effects.append(Orphaned(rref))
+        self._early = {key: sender for key, sender in self._early.items() if sender != worker}
+        for fork, held in list(self._held.items()):
+            # A parent that is lost changes nothing: the owner has been asked, and may know of other forks.
+            for child, to in list(held.children.items()):
+                if worker in (to, held.owner):
+                    del held.children[child], self._parents[child]
+            if held.owner == worker:
+                held.parent = None
+                if not held.void:
+                    held.void = True
+                    effects.append(Refused(fork, True))
+            if held.dropped:
+                effects += self._leave(fork, held)
+        return effects
+
+    # -- for people and tests --------------------------------------------------------------------------------------
+
+    def owned(self) -> dict[Id, list[Worker]]:
+        """The values that are kept here, and who holds forks of them."""
+        return {rref: sorted(set(owned.forks.values())) for rref, owned in self._owned.items()}
+
+    def held(self) -> dict[Id, Id]:
+        """The forks that are held here, and what they refer to."""
+        return {fork: held.rref for fork, held in self._held.items()}
