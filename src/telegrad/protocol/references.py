@@ -30,11 +30,15 @@ Events are methods; they return effects, which the caller carries out, in order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 Worker = int
 Id = tuple[int, int]
-"""The worker that made the id, and a number that it never used before."""
+"""The worker that made the id, and a number that it never used before: a mark of its present life, and a counter."""
+
+LIFE = 40
+"""Bits of the counter."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +151,15 @@ class _Held:
 class References:
     """One worker's references: the values that it owns, and the forks that it holds."""
 
-    def __init__(self, me: Worker) -> None:
+    def __init__(self, me: Worker, gone: Callable[[Worker], bool] = lambda _: False) -> None:
         self._me = me
+        self._is_gone = gone  # whether a worker is lost now; one that was started again is not
         self._owned: dict[Id, _Owned] = {}
         self._held: dict[Id, _Held] = {}
         self._parents: dict[Id, Id] = {}  # fork that we passed on -> the fork of ours that it was made from
         self._early: dict[tuple[Id, Id], Worker] = {}  # deletions that came before what they delete
         self._given_up: set[Id] = set()  # values that were freed because a worker was lost
-        self._gone: set[Worker] = set()
+        self._lost_lives: set[Id] = set()  # workers that were lost, with what their ids of that life begin with
 
     # -- the owner's values -------------------------------------------------------------------------------------
 
@@ -198,7 +203,7 @@ class References:
         if owned is not None and fork in owned.forks:
             del owned.forks[fork]
             return self._settle(rref, owned)
-        if sender not in self._gone and not self._unknowable(rref):
+        if not self._is_gone(sender) and not self._unknowable(rref):
             self._early[rref, fork] = sender
         return []
 
@@ -206,10 +211,10 @@ class References:
         """Whether a reference that we do not have can never (again) be ours."""
         if rref in self._owned:
             return False
-        return rref in self._given_up or rref[0] == self._me or rref[0] in self._gone
+        return rref in self._given_up or rref[0] == self._me or (rref[0], rref[1] >> LIFE) in self._lost_lives
 
     def _add_fork(self, owned: _Owned, rref: Id, fork: Id, holder: Worker) -> None:
-        if self._early.pop((rref, fork), None) is None and holder not in self._gone:
+        if self._early.pop((rref, fork), None) is None and not self._is_gone(holder):
             owned.forks[fork] = holder
 
     def _settle(self, rref: Id, owned: _Owned, *, lost: bool = False) -> list[Effect]:
@@ -241,13 +246,13 @@ class References:
     def pass_on(self, rref: Id, from_fork: Id | None, *, to: Worker, fork: Id) -> Fork:
         """A handle of ours (a fork, or one of the owner's: None) goes to another worker, as `fork`."""
         if from_fork is None:
-            if to != self._me and to not in self._gone:
+            if to != self._me and not self._is_gone(to):
                 self._owned[rref].forks[fork] = to
             elif to == self._me:
                 self._owned[rref].handles += 1  # until it has come
             return Fork(rref, fork, self._me)
         held = self._held[from_fork]
-        if to not in self._gone and held.owner not in self._gone and not held.void:
+        if not held.void and not self._is_gone(to) and not self._is_gone(held.owner):
             held.children[fork] = to
             self._parents[fork] = from_fork
         return Fork(rref, fork, held.owner)
@@ -276,7 +281,7 @@ class References:
             self._owned.setdefault(fork.rref, _Owned(created=False)).handles += 1
             return [AcceptChild(sender, fork.fork)]
         held = self._held[fork.fork] = _Held(fork.rref, fork.owner, sender)
-        if fork.owner in self._gone:
+        if self._is_gone(fork.owner):
             held.void = True
             held.parent = None
             return [Refused(fork.fork, True)]
@@ -331,9 +336,9 @@ class References:
 
     # -- loss -----------------------------------------------------------------------------------------------------
 
-    def lost(self, worker: Worker) -> list[Effect]:
-        """A worker is gone."""
-        self._gone.add(worker)
+    def lost(self, worker: Worker, life: int = 0) -> list[Effect]:
+        """A worker is gone; its ids of this life began with `life`."""
+        self._lost_lives.add((worker, life))
         effects: list[Effect] = []
         for rref, owned in list(self._owned.items()):
             forks = [fork for fork, holder in owned.forks.items() if holder == worker]
@@ -341,7 +346,7 @@ class References:
                 del owned.forks[fork]
             if forks:
                 effects += self._settle(rref, owned, lost=True)
-            if rref in self._owned and not owned.created and rref[0] == worker:
+            if rref in self._owned and not owned.created and rref[0] == worker and rref[1] >> LIFE == life:
                 owned.created = True
                 effects.append(Orphaned(rref))
         self._early = {key: sender for key, sender in self._early.items() if sender != worker}

@@ -24,6 +24,28 @@ class AutogradMetadata(msgspec.Struct, frozen=True, array_like=True):
     """Whether the caller had grad mode on; if not, the function runs without it, too."""
 
 
+ReferenceId = tuple[int, int]
+
+
+class ForkInfo(msgspec.Struct, frozen=True, array_like=True):
+    """A reference that travels in a message; the sender passes it on (see `telegrad.protocol.references`)."""
+
+    position: int
+    """Among the attachments, where the value is put together again."""
+    rref: ReferenceId
+    fork: ReferenceId
+    owner: int
+
+
+class Creation(msgspec.Struct, frozen=True, array_like=True):
+    """What makes a call a ``remote``: its result stays with the callee, under this name."""
+
+    rref: ReferenceId
+    fork: ReferenceId
+    ordered: bool = False
+    """Methods of the value run one at a time, in each caller's order."""
+
+
 class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Run a function, and answer with a Reply or a Failure."""
 
@@ -36,6 +58,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Made while the caller itself was serving a call: no credits are taken, or nesting could deadlock."""
     attachments: tuple[TensorDescriptor, ...] = ()
     autograd: AutogradMetadata | None = None
+    references: tuple[ForkInfo, ...] = ()
+    creation: Creation | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -44,6 +68,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):
     call: int
     attachments: tuple[TensorDescriptor, ...] = ()
     autograd: AutogradMetadata | None = None
+    references: tuple[ForkInfo, ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -164,11 +189,48 @@ class CleanupAutogradContextReq(msgspec.Struct, frozen=True, array_like=True, ta
     calls: int
 
 
+# -- references -----------------------------------------------------------------------------------------------
+
+
+class RRefForkRequest(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """A user asks the owner to accept the fork that it was passed."""
+
+    rref: ReferenceId
+    fork: ReferenceId
+
+
+class RRefForkAccept(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """The owner knows of the fork, or has nothing under that name any more."""
+
+    fork: ReferenceId
+    refused: bool
+
+
+class RRefChildAccept(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """The owner knows of the fork that the receiver of this message passed on."""
+
+    fork: ReferenceId
+
+
+class RRefUserDelete(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """A user has dropped a fork."""
+
+    rref: ReferenceId
+    fork: ReferenceId
+
+
+class RRefSkip(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """A call of an ordered object that has this number was never sent."""
+
+    rref: ReferenceId
+    number: int
+
+
 class RRefBackwardReq(msgspec.Struct, frozen=True, array_like=True, tag=16, forbid_unknown_fields=True):
     """Run a backward pass from a value that the receiver owns: exactly these three fields, as in PyTorch."""
 
     call: int
-    rref: tuple[int, int]
+    rref: ReferenceId
     context: int
     retain_graph: bool
 
@@ -190,6 +252,11 @@ Head = (
     | ResumeReq
     | AbortPass
     | CleanupAutogradContextReq
+    | RRefForkRequest
+    | RRefForkAccept
+    | RRefChildAccept
+    | RRefUserDelete
+    | RRefSkip
     | RRefBackwardReq
     | RRefBackwardResp
 )

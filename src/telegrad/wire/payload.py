@@ -43,6 +43,19 @@ _SEARCH_ATTEMPTS = 5000
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
+class Reference:
+    """What stands for a value on another worker: it travels beside the bytes, because its owner must hear of it."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise PayloadError(
+            f"{self!r} cannot be pickled: a reference can only be sent inside a call, where its owner can be told who "
+            "holds it. Send it as an argument or a result of rpc_sync, rpc_async or remote, or pickle its value "
+            "(to_here())"
+        )
+
+
 class Encoded(msgspec.Struct, frozen=True):
     """A value as bytes, and the attachments that the bytes refer to by their order."""
 
@@ -50,6 +63,8 @@ class Encoded(msgspec.Struct, frozen=True):
     attachments: list[Attachment]
     own_leaves: frozenset[int] = frozenset()
     """Which attachments belong to an ``nn.Module`` that is sent whole: they arrive as leaves of the receiver."""
+    references: tuple[tuple[int, Reference], ...] = ()
+    """Each with its place in the order of attachments and references together."""
 
 
 def encode(value: object, *, root: str | tuple[str, ...] = "value", main_by_name: bool = True) -> Encoded:
@@ -71,8 +86,14 @@ def encode(value: object, *, root: str | tuple[str, ...] = "value", main_by_name
         ) from error
 
 
-def decode(data: bytes | memoryview, attachments: Sequence[object]) -> object:
+def decode(
+    data: bytes | memoryview, attachments: Sequence[object], references: Sequence[tuple[int, object]] = ()
+) -> object:
     """Turn bytes and their attachments back into the value, in torch's initial state whatever the thread has set."""
+    if references:
+        attachments = list(attachments)
+        for position, reference in references:
+            attachments.insert(position, reference)
     try:
         if thread_is_neutral():
             return pickle.loads(data, buffers=attachments)
@@ -189,12 +210,13 @@ class _Reducers(dict[type, Any]):
     enough. The tuple around the marker must be new each time: pickle would write the same tuple as a reference.
     """
 
-    __slots__ = ("_attachments", "_others", "_own", "_pending")
+    __slots__ = ("_attachments", "_others", "_own", "_pending", "_references")
 
     def __init__(self, others: Mapping[type, Any]) -> None:
         self._others = others
         self._attachments: list[Attachment] = []
-        self._pending: torch.Tensor | None = None
+        self._pending: torch.Tensor | Reference | None = None
+        self._references: list[tuple[int, Reference]] = []
         self._own: set[int] = set()  # ids of the tensors of modules, which the value keeps alive
 
     def __missing__(self, cls: type) -> Callable[[Any], Any]:
@@ -209,26 +231,36 @@ class _Reducers(dict[type, Any]):
             return self._subclass_reducer(cls)
         if issubclass(cls, torch.nn.Module):
             return self._module
+        if issubclass(cls, Reference):
+            return self._reference
         raise KeyError(cls)  # pickle then goes on as if there were no table
 
     def take(self, buffer: pickle.PickleBuffer) -> None:
         """Accept a buffer out of band. (pickle itself refuses buffers that are not contiguous.)"""
         if buffer is not _MARKER:
             self._attachments.append(buffer)
+        elif isinstance(self._pending, Reference):
+            self._references.append((len(self._attachments) + len(self._references), self._pending))
+            self._pending = None
         elif self._pending is not None:
             self._attachments.append(self._pending)
             self._pending = None
 
     def encoded(self, data: bytes) -> Encoded:
         attachments = self._attachments
-        if not self._own:
+        if not self._own and not self._references:
             return Encoded(data, attachments)
-        return Encoded(data, attachments, frozenset(i for i, x in enumerate(attachments) if id(x) in self._own))
+        own = frozenset(i for i, x in enumerate(attachments) if id(x) in self._own)
+        return Encoded(data, attachments, own, tuple(self._references))
 
     def _tensor(self, x: torch.Tensor) -> tuple[object, ...]:
         self._pending = x
         if x.__dict__:
             return _as_it_came, (_MARKER,), x.__dict__, None, None, _set_state
+        return _as_it_came, (_MARKER,)
+
+    def _reference(self, x: Reference) -> tuple[object, ...]:
+        self._pending = x
         return _as_it_came, (_MARKER,)
 
     def _parameter(self, x: torch.Tensor) -> tuple[object, ...]:
