@@ -12,6 +12,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   ├── FunctionNotFound        the callee has no such function
     │   ├── RemoteError             the callee raised something that cannot be rebuilt here
     │   └── BackwardError           a backward pass failed; its cause says where and why
+    ├── ReferenceGone               a reference was released, or names nothing any more
     ├── PayloadError                a value cannot be sent, or what came cannot be read
     ├── ProtocolError               a peer broke the rules of the wire or of the session
     │   ├── LimitExceeded           ... by announcing more than the limit
@@ -92,6 +93,10 @@ class RemoteError(CallError):
 
 class BackwardError(CallError):
     """A backward pass failed on some worker. The text keeps PyTorch's "Error on Node N:"."""
+
+
+class ReferenceGone(TelegradError):
+    """A reference was released, or the value that it names is gone."""
 
 
 class PayloadError(TelegradError):

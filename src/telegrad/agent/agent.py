@@ -20,6 +20,7 @@ from telegrad.agent.ending import Ending
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
 from telegrad.agent.group import WorkerRecord, check_id, check_name
+from telegrad.agent.keeper import Keeper
 from telegrad.agent.oneway import Handler, MakeHead, OneWay
 from telegrad.agent.peers import Door, Peer, Peers
 from telegrad.agent.recorder import Recorder
@@ -34,7 +35,7 @@ from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, Cancel, Request, decode_head
+from telegrad.wire.messages import Answer, Cancel, Creation, Reply, Request, decode_head
 
 _log = logging.getLogger("telegrad")
 
@@ -77,8 +78,11 @@ class Agent:
         self.oneway = OneWay(self)
         self.register(SERVICE[1:], self.gatherings.arrive, deferred=True)
         self.recorder: Recorder | None = None
+        self.keeper: Keeper | None = None
         self.autograd: Any = None
         """What `telegrad.autograd` put on top of this agent."""
+        self.references: Any = None
+        """What `telegrad.rpc` keeps the references of this agent in."""
         self.listeners: list[Listener] = []
         self.closed = ""
         """Why the agent cannot be used; empty while it can."""
@@ -129,6 +133,18 @@ class Agent:
         """
         return self.calling.call(to, function, args, kwargs, timeout)
 
+    def begin(
+        self,
+        to: str | int,
+        function: Callable[..., Any] | str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Call:
+        """Start a call that the caller will `wait` for, and then read with `result`. If it raises, nothing was sent."""
+        return self.calling.begin(to, function, args, kwargs, timeout)
+
     def call_async(
         self,
         to: str | int,
@@ -138,9 +154,13 @@ class Agent:
         *,
         timeout: float | None = None,
         on_done: Callable[[Call], None],
+        creation: Creation | None = None,
     ) -> Call:
-        """Start a call. `on_done` is run with it, on a thread of the agent, when it has ended; see `result`."""
-        return self.calling.call_async(to, function, args, kwargs, timeout, on_done)
+        """Start a call. `on_done` is run with it, on a thread of the agent, when it has ended; see `result`.
+
+        With a `creation` the result stays with the callee, under that name.
+        """
+        return self.calling.call_async(to, function, args, kwargs, timeout, on_done, creation)
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
         """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
@@ -156,9 +176,9 @@ class Agent:
 
     # -- messages that are no calls of functions ---------------------------------------------------------------
 
-    def handle(self, kind: type, handler: Handler, *, returns: bool = False) -> None:
+    def handle(self, kind: type, handler: Handler, *, returns: bool = False, urgent: bool = False) -> None:
         """Have `handler` run for messages of this kind that others send; see `OneWay.handle`."""
-        self.oneway.handle(kind, handler, returns=returns)
+        self.oneway.handle(kind, handler, returns=returns, urgent=urgent)
 
     def send(self, to: int, make_head: MakeHead, attachments: Sequence[Any], data: bytes = b"") -> None:
         """Send a message that is no call: no credits, no deadline, no answer but what its receiver sends by itself."""
@@ -181,6 +201,11 @@ class Agent:
         if channel.outgoing:
             if isinstance(head, Answer):
                 call = channel.calls.get(head.call)
+                if isinstance(head, Reply) and head.references and self.keeper is not None:
+                    # Also where nobody wants the answer any more: its sender must hear that they have been dropped.
+                    references = self.keeper.incoming(self.peers.find(channel.peer).record.id, head.references)
+                    if call is not None:
+                        call.references = references
                 if call is not None:
                     self.calling.finish(call, answer=head, message=message)
                 else:

@@ -32,7 +32,8 @@ def read_answer(call: Call, answer: Answer, message: Message, recorder: Recorder
         attachments: list[Any] = build(answer.attachments, message.region)
         if answer.autograd is not None and answer.autograd.message and recorder is not None:
             attachments = recorder.incoming(peer, answer.autograd, attachments)
-        return payload.decode(message.data, attachments)
+        references, call.references = call.references, []
+        return payload.decode(message.data, attachments, references)
     if isinstance(answer, Failure):
         raise _error(call, answer, message)
     return None

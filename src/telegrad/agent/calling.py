@@ -14,6 +14,7 @@ from telegrad.agent.calls import Call, Served, serving
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE
 from telegrad.agent.group import WorkerRecord
+from telegrad.agent.keeper import Keeper
 from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.agent.settings import AgentSettings
@@ -24,7 +25,7 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
 from telegrad.wire.frames import Message, Outgoing, pack
-from telegrad.wire.messages import Answer, Cancel, Request, encode_head
+from telegrad.wire.messages import Answer, Cancel, Creation, ForkInfo, Request, encode_head
 from telegrad.wire.tensors import lay_out
 
 _log = logging.getLogger("telegrad")
@@ -41,6 +42,7 @@ class CallingOwner(Protocol):
     buffers: BufferPool
     peers: Peers
     recorder: Recorder | None
+    keeper: Keeper | None
     draining: bool
 
     def activity_ended(self) -> None:
@@ -65,13 +67,32 @@ class Calling:
         timeout: float | None,
     ) -> Any:
         """See `Agent.call`."""
-        call = self._begin(to, function, args, kwargs, timeout, None)
+        return self.complete(self.begin(to, function, args, kwargs, timeout))
+
+    def complete(self, call: Call) -> Any:
+        """Wait for a call, and return its result."""
         try:
             self.wait(call)
         except BaseException:
             self.cancel(call, "the caller was interrupted")
             raise
         return self.result(call)
+
+    def ask(self, to: str | int, what: str, make_head: Callable[[int], Any], timeout: float | None) -> Call:
+        """Start a call that is a message of its own kind, made from the call's number. It takes no credits."""
+        now = self._owner.runtime.now()
+        peer, deadline = self._target(to, now, timeout)
+        channel = peer.outgoing or self._owner.peers.channel_to(peer, deadline)
+        call = Call(next(self._call_ids), channel, peer.record.name, what, now)
+        call.deadline = deadline
+        self.made += 1
+        channel.calls[call.id] = call
+        try:
+            channel.post(pack(encode_head(make_head(call.id)), b"", 0, None, self._owner.buffers.take))
+        except BaseException:
+            self._forget(call)
+            raise
+        return call
 
     def call_async(
         self,
@@ -81,52 +102,47 @@ class Calling:
         kwargs: dict[str, Any] | None,
         timeout: float | None,
         on_done: Callable[[Call], None],
+        creation: Creation | None = None,
     ) -> Call:
         """See `Agent.call_async`."""
-        call = self._begin(to, function, args, kwargs, timeout, on_done)
+        call = self.begin(to, function, args, kwargs, timeout, on_done, creation)
         if call.deadline is not None:
             call.timer = self._owner.executor.at(call.deadline, lambda: self._expire(call))
             if call.done():
                 self._owner.executor.cancel(call.timer)
         return call
 
-    def _begin(
+    def begin(
         self,
         to: str | int,
         function: Callable[..., Any] | str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         timeout: float | None,
-        on_done: Callable[[Call], None] | None,
+        on_done: Callable[[Call], None] | None = None,
+        creation: Creation | None = None,
     ) -> Call:
-        if self._owner.closed:
-            raise NotInitialized(f"worker {self._owner.me.name!r} cannot call: {self._owner.closed}")
-        peer = self._owner.peers.find(to)
+        """See `Agent.begin`."""
         parent = serving.get()
         now = self._owner.runtime.now()
-        timeout = self._owner.settings.rpc_timeout if timeout is None else timeout
-        deadline = now + timeout if timeout else None
-        if parent is not None:
-            parent.check()
-            if parent.deadline is not None and (deadline is None or parent.deadline < deadline):
-                deadline = parent.deadline
+        peer, deadline = self._target(to, now, timeout)
         channel = peer.outgoing
         if channel is None:
             channel = self._owner.peers.channel_to(peer, deadline)
-        name, frames = self._pack_request(
-            call_id := next(self._call_ids), peer, function, args, kwargs, deadline, parent
+        name, frames, forks = self._pack_request(
+            call_id := next(self._call_ids), peer, function, args, kwargs, deadline, parent, creation
         )
         call = Call(call_id, channel, peer.record.name, name, now)
         call.deadline = deadline
-        if parent is None:
-            self._take_credit(call, sum(len(frame.body) for frame in frames))
-        else:
-            call.parent = parent
-            parent.children[call.id] = call
-        if name != SERVICE:
-            self.made += 1
-        channel.calls[call_id] = call
         try:
+            if parent is None:
+                self._take_credit(call, sum(len(frame.body) for frame in frames))
+            else:
+                call.parent = parent
+                parent.children[call.id] = call
+            if name != SERVICE:
+                self.made += 1
+            channel.calls[call_id] = call
             if on_done is not None:
                 call.on_done = partial(on_done, call)
                 channel.post(frames)
@@ -135,8 +151,24 @@ class Calling:
                 channel.post(frames)
         except BaseException:
             self._forget(call)
+            if forks and self._owner.keeper is not None:
+                self._owner.keeper.not_sent(peer.record.id, forks)
             raise
         return call
+
+    def _target(self, to: str | int, now: float, timeout: float | None) -> tuple[Peer, float | None]:
+        """Whom a call is for, and its deadline: never later than that of the call that is served meanwhile."""
+        if self._owner.closed:
+            raise NotInitialized(f"worker {self._owner.me.name!r} cannot call: {self._owner.closed}")
+        peer = self._owner.peers.find(to)
+        timeout = self._owner.settings.rpc_timeout if timeout is None else timeout
+        deadline = now + timeout if timeout else None
+        parent = serving.get()
+        if parent is not None:
+            parent.check()
+            if parent.deadline is not None and (deadline is None or parent.deadline < deadline):
+                deadline = parent.deadline
+        return peer, deadline
 
     def _pack_request(
         self,
@@ -147,7 +179,8 @@ class Calling:
         kwargs: dict[str, Any] | None,
         deadline: float | None,
         parent: Served | None,
-    ) -> tuple[str, tuple[Outgoing, ...]]:
+        creation: Creation | None,
+    ) -> tuple[str, tuple[Outgoing, ...], tuple[ForkInfo, ...]]:
         by_name = peer.record.main == self._owner.me.main and bool(self._owner.me.main)
         values: tuple[Any, ...] = (args, kwargs or {})
         root: tuple[str, ...] = ("args", "kwargs")
@@ -165,13 +198,18 @@ class Calling:
             scope = self._owner.recorder.scope()
             if scope is not None:
                 autograd = self._owner.recorder.outgoing(scope, peer.record, encoded, request=True)
+        forks: tuple[ForkInfo, ...] = ()
+        if encoded.references and self._owner.keeper is not None:
+            forks = self._owner.keeper.outgoing(peer.record.id, encoded.references)
         # The deadline travels as what is left of it: clocks differ between hosts.
         left = max(1e-3, deadline - self._owner.runtime.now()) if deadline is not None else 0.0
         if layout is None:
-            head = encode_head(Request(call_id, name, left, parent is not None, (), autograd))
-            return name, pack(head, encoded.data, 0, None, self._owner.buffers.take)
-        head = encode_head(Request(call_id, name, left, parent is not None, layout.descriptors, autograd))
-        return name, pack(head, encoded.data, layout.size, layout.write, self._owner.buffers.take)
+            head = encode_head(Request(call_id, name, left, parent is not None, (), autograd, forks, creation))
+            return name, pack(head, encoded.data, 0, None, self._owner.buffers.take), forks
+        head = encode_head(
+            Request(call_id, name, left, parent is not None, layout.descriptors, autograd, forks, creation)
+        )
+        return name, pack(head, encoded.data, layout.size, layout.write, self._owner.buffers.take), forks
 
     def _take_credit(self, call: Call, size: int) -> None:
         """Wait until the peer takes another request of this size."""
@@ -277,8 +315,8 @@ class Calling:
 
     def _forget(self, call: Call) -> None:
         """The request never left."""
-        if call.channel.calls.pop(call.id, None) is not None:
-            self._settle(call)
+        call.channel.calls.pop(call.id, None)
+        self._settle(call)
         if call.parent is not None:
             call.parent.children.pop(call.id, None)
 

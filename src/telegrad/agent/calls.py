@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from telegrad.agent.executor import Timer
+from telegrad.agent.keeper import Placed
 from telegrad.agent.recorder import Scope
 from telegrad.errors import CallCancelled
 from telegrad.waiting import Event
@@ -34,6 +35,7 @@ class Call:
         "message",
         "on_done",
         "parent",
+        "references",
         "started",
         "timer",
         "worker",
@@ -54,6 +56,7 @@ class Call:
         self.leading = 0  # the thread that reads the link for this call
         self.answer: Answer | None = None
         self.message: Message | None = None
+        self.references: list[Placed] = []
         self.error: Exception | None = None
 
     def done(self) -> bool:

@@ -10,6 +10,7 @@ from telegrad.agent.channel import Channel
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
 from telegrad.agent.group import WorkerRecord
+from telegrad.agent.keeper import Keeper
 from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.serving import Serving
 from telegrad.agent.settings import AgentSettings
@@ -36,6 +37,7 @@ class EndingOwner(Protocol):
     serving: Serving
     gatherings: Gatherings
     listeners: list[Listener]
+    keeper: Keeper | None
 
     def calls_made(self) -> int:
         """How many calls this worker ever made, but for gatherings."""
@@ -131,6 +133,8 @@ class Ending:
         for peer in owner.peers.all():
             owner.peer_lost(peer, "this worker has shut down", left=True)
         owner.serving.close()
+        if owner.keeper is not None:
+            owner.keeper.close()
         stuck = owner.executor.stop(deadline)
         if stuck:
             _log.warning(

@@ -78,6 +78,7 @@ class OneWay:
         self._owner = owner
         self._handlers: dict[type, Handler] = {}
         self._returning: dict[type, Handler] = {}
+        self._urgent: set[type] = set()
 
     # -- sending ----------------------------------------------------------------------------------------------
 
@@ -126,9 +127,14 @@ class OneWay:
 
     # -- receiving --------------------------------------------------------------------------------------------
 
-    def handle(self, kind: type, handler: Handler, *, returns: bool = False) -> None:
-        """Have `handler` run for messages of this kind. If it `returns`, it may come where this worker calls, too."""
+    def handle(self, kind: type, handler: Handler, *, returns: bool = False, urgent: bool = False) -> None:
+        """Have `handler` run for messages of this kind. If it `returns`, it may come where this worker calls, too.
+
+        An urgent handler is short, and runs even while all user functions that may run at once do.
+        """
         self._handlers[kind] = handler
+        if urgent:
+            self._urgent.add(kind)
         self._returning.pop(kind, None)
         if returns:
             self._returning[kind] = handler
@@ -143,7 +149,7 @@ class OneWay:
         if inbox is not None:
             inbox.append(task)
         else:
-            self._owner.executor.submit(task)
+            self._owner.executor.submit(task, urgent=type(head) in self._urgent)
         return True
 
     # -- waiting ----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +16,9 @@ import torch
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.coroutines import EventLoop
+from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
+from telegrad.agent.keeper import Keeper, Placed
 from telegrad.agent.peers import Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.errors import CallCancelled, FunctionNotFound, PayloadError, TelegradError
@@ -23,7 +26,7 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
 from telegrad.wire.frames import Message, pack
-from telegrad.wire.messages import AutogradMetadata, Failure, Reply, Request, encode_head
+from telegrad.wire.messages import AutogradMetadata, Creation, Failure, ForkInfo, Reply, Request, encode_head
 from telegrad.wire.tensors import Layout, build, lay_out
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ class ServingOwner(Protocol):
     buffers: BufferPool
     peers: Peers
     recorder: Recorder | None
+    keeper: Keeper | None
+    executor: Executor
     draining: bool
 
     def as_agent(self) -> Agent:
@@ -82,6 +87,21 @@ class Serving:
             0 if request.nested else message.size,
         )
         self.active[channel, request.call] = served
+        keeper, references = self._owner.keeper, []
+        if keeper is not None:
+            caller = self._owner.peers.find(channel.peer).record.id
+            if request.creation is not None:
+                keeper.creating(request.creation, caller)
+            if request.references:
+                references = keeper.incoming(caller, request.references)
+                later = partial(self._serve, channel, served, request, message, references)
+                if not keeper.when_confirmed(references, lambda: self._owner.executor.submit(later)):
+                    return
+        self._serve(channel, served, request, message, references)
+
+    def _serve(
+        self, channel: Channel, served: Served, request: Request, message: Message, references: list[Placed]
+    ) -> None:
         if not torch.is_grad_enabled():  # a function that ran on this thread before left it so
             torch.set_grad_enabled(True)
         token = serving.set(served)
@@ -92,28 +112,52 @@ class Serving:
                 served.scope, entered = recorder.enter(request.autograd, self._owner.peers.find(channel.peer).record)
             if request.autograd is not None and not request.autograd.grad_mode:
                 with torch.no_grad():
-                    self._run(channel, served, request, message)
+                    self._run(channel, served, request, message, references)
             else:
-                self._run(channel, served, request, message)
+                self._run(channel, served, request, message, references)
         except Exception as error:  # noqa: BLE001 - a fault of ours, and the caller must not wait for it
             _log.exception("worker %r failed to serve %s", self._owner.me.name, request.function)
-            self._answer(channel, served, None, error)
+            self._answer(channel, served, None, error, request.creation)
         finally:
             serving.reset(token)
             if entered is not None and recorder is not None:
                 recorder.leave(entered)
 
-    def _run(self, channel: Channel, served: Served, request: Request, message: Message) -> None:
+    def serve_message(self, channel: Channel, call: int, what: str, run: Callable[[], None], done: Any) -> None:
+        """Serve a call that is a message of its own kind: `run` it, and answer with the head `done`, or the error."""
+        served = Served(self._owner.as_agent(), call, channel.peer, what, self._owner.runtime.now(), None, 0)
+        self.active[channel, call] = served
+        token = serving.set(served)
+        try:
+            run()
+            frames = pack(encode_head(done), b"", 0, None, self._owner.buffers.take)
+        except BaseException as error:  # noqa: BLE001 - whatever it raises belongs to the caller
+            frames = self._pack_failure(served, error)
+        finally:
+            serving.reset(token)
+            self.active.pop((channel, call), None)
+        try:
+            channel.post(frames)
+        except TelegradError as failure:  # the caller is gone
+            _log.debug("the answer to %s of worker %r has no taker: %s", what, served.caller, failure)
+        self._owner.activity_ended()
+
+    def _run(
+        self, channel: Channel, served: Served, request: Request, message: Message, references: list[Placed]
+    ) -> None:
+        creation = request.creation
+
         def answer(value: object, error: BaseException | None) -> None:
-            self._answer(channel, served, value, error)
+            self._answer(channel, served, value, error, creation)
 
         try:
             name = request.function
             attachments = build(request.attachments, message.region)
             if served.autograd is not None and served.autograd.message:
                 attachments = self._incoming(channel, served.autograd, attachments)
-            values: Any = payload.decode(message.data, attachments)
+            values: Any = payload.decode(message.data, attachments, references)
             del message  # or the region would live as long as the function runs
+            references.clear()
             if name.startswith("@"):
                 function, deferred = self._service(name)
                 if deferred:
@@ -131,6 +175,12 @@ class Serving:
         except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
             answer(None, error)
             return
+        self.conclude(served, function, result, answer)
+
+    def conclude(
+        self, served: Served, function: object, result: Any, answer: Callable[[object, BaseException | None], None]
+    ) -> None:
+        """Answer with what a function returned; if that is a coroutine or an announced future, with what it becomes."""
         if type(result) is CoroutineType:
             self._run_coroutine(served, result, answer)
         elif isinstance(result, torch.futures.Future) and getattr(function, DEFERRED, False):
@@ -169,7 +219,17 @@ class Serving:
 
     # -- answers ----------------------------------------------------------------------------------------------
 
-    def _answer(self, channel: Channel, served: Served, value: object, error: BaseException | None) -> None:
+    def _answer(
+        self,
+        channel: Channel,
+        served: Served,
+        value: object,
+        error: BaseException | None,
+        creation: Creation | None = None,
+    ) -> None:
+        if creation is not None and self._owner.keeper is not None:
+            self._owner.keeper.computed(creation, value, error)
+            value = None
         if self.active.pop((channel, served.id), None) is None:
             return  # answered already
         try:
@@ -196,13 +256,16 @@ class Serving:
         caller = self._owner.peers.find(channel.peer)
         by_name = bool(self._owner.me.main) and caller.record.main == self._owner.me.main
         encoded = payload.encode(value, main_by_name=by_name, root="result")
-        if not encoded.attachments:
+        if not encoded.attachments and not encoded.references:
             return pack(encode_head(Reply(served.id)), encoded.data, 0, None, self._owner.buffers.take)
         recorder, autograd = self._owner.recorder, None
         if served.scope is not None and recorder is not None:
             autograd = recorder.outgoing(served.scope, caller.record, encoded, request=False)
         layout: Layout = lay_out(encoded.attachments)
-        head = encode_head(Reply(served.id, layout.descriptors, autograd))
+        forks: tuple[ForkInfo, ...] = ()
+        if encoded.references and self._owner.keeper is not None:
+            forks = self._owner.keeper.outgoing(caller.record.id, encoded.references)
+        head = encode_head(Reply(served.id, layout.descriptors, autograd, forks))
         return pack(head, encoded.data, layout.size, layout.write, self._owner.buffers.take)
 
     def _pack_failure(self, served: Served, error: BaseException) -> Any:
@@ -213,7 +276,8 @@ class Serving:
         if isinstance(error, Exception):
             try:
                 encoded = payload.encode(error, main_by_name=True, root="error")
-                data, layout = encoded.data, lay_out(encoded.attachments)
+                if not encoded.references:  # an error is shown in many places, and would keep them alive
+                    data, layout = encoded.data, lay_out(encoded.attachments)
             except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
                 _log.debug("%s cannot be pickled: %s", type(error).__name__, failure)
         head = Failure(

@@ -12,6 +12,7 @@ from telegrad.rpc.api import (
     init_rpc,
     is_available,
     register,
+    remote,
     rpc_async,
     rpc_sync,
     session,
@@ -20,11 +21,13 @@ from telegrad.rpc.api import (
 )
 from telegrad.rpc.futures import Future
 from telegrad.rpc.options import Options
+from telegrad.rpc.rref import RRef
 from telegrad.rpc.worker_info import WorkerInfo
 
 __all__ = [
     "Future",
     "Options",
+    "RRef",
     "WorkerInfo",
     "all_gather",
     "barrier",
@@ -37,6 +40,7 @@ __all__ = [
     "init_rpc",
     "is_available",
     "register",
+    "remote",
     "rpc_async",
     "rpc_sync",
     "session",

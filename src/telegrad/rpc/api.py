@@ -25,8 +25,10 @@ from telegrad.agent.token import find_token
 from telegrad.autograd.service import Autograd
 from telegrad.errors import NotInitialized, RendezvousError, TelegradError, TokenError
 from telegrad.rpc.futures import Future
-from telegrad.rpc.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options
+from telegrad.rpc.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
+from telegrad.rpc.references import References
 from telegrad.rpc.rendezvous import assemble, open_store
+from telegrad.rpc.rref import RRef
 from telegrad.rpc.worker_info import WorkerInfo
 from telegrad.transport.addresses import (
     choose_addresses,
@@ -161,6 +163,7 @@ def _make_agent(
         settings=options.settings(),
     )
     Autograd(agent)
+    References(agent)
     return agent
 
 
@@ -228,14 +231,6 @@ def _target(to: Target) -> str | int:
     return to.name if isinstance(to, WorkerInfo) else to
 
 
-def _timeout(timeout: float) -> float | None:
-    if timeout == UNSET_RPC_TIMEOUT:
-        return None
-    if timeout < 0:
-        raise ValueError(f"a timeout is 0 (none) or more seconds, or -1 for the default; not {timeout}")
-    return timeout
-
-
 def rpc_sync(
     to: Target,
     func: Callable[..., Any] | str,
@@ -248,7 +243,7 @@ def rpc_sync(
     `func` may also be a name that the worker registered (`register`), with an ``@`` before it. An exception that it
     raises there is raised here, with the remote traceback.
     """
-    return default_agent().call(_target(to), func, tuple(args or ()), kwargs, timeout=_timeout(timeout))
+    return default_agent().call(_target(to), func, tuple(args or ()), kwargs, timeout=given_timeout(timeout))
 
 
 def rpc_async(
@@ -260,7 +255,25 @@ def rpc_async(
 ) -> Future[Any]:
     """Start `func` on worker `to`, and return a future of its result."""
     future: Future[Any] = Future(default_agent())
-    return future.start(_target(to), func, tuple(args or ()), kwargs, _timeout(timeout))
+    return future.start(_target(to), func, tuple(args or ()), kwargs, given_timeout(timeout))
+
+
+def remote(
+    to: Target,
+    func: Callable[..., Any] | str,
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    ordered: bool = False,
+) -> RRef[Any]:
+    """Run `func` on worker `to`, keep the result there, and return a reference to it, at once.
+
+    An error of the function, or of the call, shows when the reference is used. With `ordered`, methods of the result
+    that are called through references run one at a time, in each caller's order: the result is an actor.
+    """
+    references: References = default_agent().references
+    return references.create(_target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered)
 
 
 def register(name: str, function: Callable[..., Any]) -> None:
@@ -304,12 +317,12 @@ def all_gather(
     value: Any, workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
     """Bring a value, and get the values of all workers by name. Each of `workers` (default: everybody) calls this."""
-    return default_agent().gather(value, _names(workers), timeout=_timeout(timeout))
+    return default_agent().gather(value, _names(workers), timeout=given_timeout(timeout))
 
 
 def barrier(workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> None:
     """Wait until all `workers` (default: everybody) have called this."""
-    default_agent().gather(None, _names(workers), timeout=_timeout(timeout))
+    default_agent().gather(None, _names(workers), timeout=given_timeout(timeout))
 
 
 @contextlib.contextmanager

@@ -24,9 +24,10 @@ class Future(torch.futures.Future[T]):
     The thread that waits reads the answer itself; callbacks are run by a thread of the agent.
     """
 
-    def __init__(self, agent: Agent | None = None) -> None:
+    def __init__(self, agent: Agent | None = None, *, keeps: object = None) -> None:
         super().__init__()
         self._agent = agent
+        self._keeps = keeps  # alive for as long as the call is under way
         self._call: Call | None = None
         self._lock = threading.Lock()  # protects _outcome
         self._outcome: tuple[Any, Exception | None] | None = None

@@ -69,3 +69,12 @@ class Options:
         if unknown or not names:
             raise ValueError(f"{source} names {unknown or 'nothing'}; the transports are {', '.join(TRANSPORTS)}")
         return names
+
+
+def given_timeout(timeout: float) -> float | None:
+    """A timeout as users give it, for the agent: None means the default."""
+    if timeout == UNSET_RPC_TIMEOUT:
+        return None
+    if timeout < 0:
+        raise ValueError(f"a timeout is 0 (none) or more seconds, or -1 for the default; not {timeout}")
+    return timeout

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from telegrad.agent.agent import Agent
 from telegrad.agent.settings import AgentSettings
 from telegrad.autograd.service import Autograd
+from telegrad.rpc.references import References
 from telegrad.transport.base import Transport
 from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport
@@ -54,6 +55,7 @@ def local_group(
                     settings=settings,
                 )
                 Autograd(agents[name])
+                References(agents[name])
             records = [agent.me for agent in agents.values()]
             for agent in agents.values():
                 agent.start(records)

@@ -19,6 +19,7 @@ from telegrad.agent.group import WorkerRecord
 from telegrad.agent.settings import AgentSettings
 from telegrad.autograd.service import Autograd
 from telegrad.rpc.api import acting_as
+from telegrad.rpc.references import References
 from telegrad.testing.scheduler import Scheduler, SimRuntime, SimThread
 from telegrad.transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from telegrad.wire.frames import Frame
@@ -198,6 +199,7 @@ class Simulation:
             settings=self._settings,
         )
         Autograd(agent)
+        References(agent)
         return agent
 
     def spawn(self, name: str, program: Callable[[], Any]) -> SimThread:

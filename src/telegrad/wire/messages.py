@@ -35,6 +35,7 @@ class ForkInfo(msgspec.Struct, frozen=True, array_like=True):
     rref: ReferenceId
     fork: ReferenceId
     owner: int
+    ordered: bool = False
 
 
 class Creation(msgspec.Struct, frozen=True, array_like=True):
@@ -220,10 +221,12 @@ class RRefUserDelete(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 class RRefSkip(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """A call of an ordered object that has this number was never sent."""
+    """A call of an ordered object that has this turn was never sent."""
 
     rref: ReferenceId
-    number: int
+    unconfirmed: bool
+    """As far as the sender knows, the call that makes the value may not have come yet."""
+    turn: tuple[int, int]
 
 
 class RRefBackwardReq(msgspec.Struct, frozen=True, array_like=True, tag=16, forbid_unknown_fields=True):

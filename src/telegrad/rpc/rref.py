@@ -1,0 +1,306 @@
+"""A reference to a value that lives on one worker, its owner, and can be named by any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from telegrad.agent.calls import Call, serving
+from telegrad.errors import CallError, DeadlineExceeded, ReferenceGone, TelegradError, WorkerLost
+from telegrad.protocol.references import LIFE, Id
+from telegrad.rpc.futures import Future
+from telegrad.rpc.options import UNSET_RPC_TIMEOUT, given_timeout
+from telegrad.rpc.worker_info import WorkerInfo
+from telegrad.wire.messages import RRefBackwardReq
+from telegrad.wire.payload import Reference
+
+if TYPE_CHECKING:
+    from telegrad.rpc.references import References
+
+T = TypeVar("T")
+
+FETCH = "@telegrad.to_here"
+METHOD = "@telegrad.method"
+
+
+class Use:
+    """What is known here of one fork of a reference."""
+
+    __slots__ = ("confirmed", "creation", "creator", "error", "fork", "given_up", "lost", "settled", "waiters")
+
+    def __init__(self, fork: Id, *, creator: bool = False) -> None:
+        self.fork = fork
+        self.creator = creator
+        """This worker made the call that makes the value."""
+        self.confirmed = False
+        self.settled = False
+        """Confirmed, or never to be."""
+        self.lost = False
+        """The owner is."""
+        self.given_up = False
+        """The owner has the value no more, because the worker that passed the reference on to us was lost."""
+        self.creation: Call | None = None
+        """The call that made the value, when it has ended."""
+        self.error: CallError | None = None
+        """Why that call was not answered."""
+        self.waiters: list[Callable[[], None]] = []
+
+
+class RRef(Reference, Generic[T]):
+    """A reference to a value: ``RRef(value)`` to one that lives here, `remote` makes one elsewhere.
+
+    It can be sent to any worker, in the arguments and results of calls. The owner keeps the value for as long as any
+    RRef of it is alive anywhere. `release`, the end of a ``with`` block or the end of the object gives it up.
+    """
+
+    __slots__ = ("__weakref__", "_book", "_id", "_ordered", "_owner", "_released", "_use")
+
+    _book: References
+    _id: Id
+    _use: Use | None
+    _owner: int
+    _ordered: bool
+    _released: bool
+
+    def __new__(cls, value: Any = None, type_hint: object = None, *, ordered: bool = False) -> Self:
+        from telegrad.rpc.api import default_agent  # it has a default agent, which this module's other users have not
+
+        return default_agent().references.own(value, ordered=ordered, cls=cls)  # type: ignore[no-any-return]
+
+    @classmethod
+    def _make(cls, book: References, rref: Id, use: Use | None, owner: int, ordered: bool) -> Self:
+        made = object.__new__(cls)
+        made._book, made._id, made._use, made._owner, made._ordered = book, rref, use, owner, ordered
+        made._released = False
+        return made
+
+    # -- who ------------------------------------------------------------------------------------------------------
+
+    def is_owner(self) -> bool:
+        """Whether the value lives on this worker."""
+        return self._use is None
+
+    def owner(self) -> WorkerInfo:
+        """The worker that the value lives on."""
+        return WorkerInfo(self.owner_name(), self._owner)
+
+    def owner_name(self) -> str:
+        """Its name."""
+        return self._book.agent.peers.find(self._owner).record.name
+
+    def confirmed_by_owner(self) -> bool:
+        """Whether the owner is known to know of this reference."""
+        return self._use is None or self._use.confirmed
+
+    def __repr__(self) -> str:
+        state = ", released" if self._released else ""
+        return f"RRef({self._id[0]}:{self._id[1] & ((1 << LIFE) - 1)} on worker {self.owner_name()!r}{state})"
+
+    # -- the value ------------------------------------------------------------------------------------------------
+
+    def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
+        """The value: itself on its owner, elsewhere a copy, with its autograd edge in a context.
+
+        Waits until there is one. Raises what the function raised that was to make it, each time.
+        """
+        if self._use is None:
+            return self._local(timeout)
+        use = self._ready(timeout)
+        agent = self._book.agent
+        call = agent.begin(self._owner, FETCH, (self._id, not use.confirmed), timeout=given_timeout(timeout))
+        return self._complete(call, "to_here()")  # type: ignore[no-any-return]
+
+    def local_value(self) -> T:
+        """The value, on its owner. Waits until there is one."""
+        if self._use is not None:
+            raise TelegradError(
+                f"{self!r}: can't call localValue() on a user: worker {self._book.agent.me.name!r} is not its owner. "
+                "Use to_here() for a copy, or rpc_sync() to call a method where the value is"
+            )
+        return self._local(UNSET_RPC_TIMEOUT)
+
+    def _local(self, timeout: float) -> T:
+        self._check()
+        seconds = given_timeout(timeout)
+        agent = self._book.agent
+        seconds = agent.settings.rpc_timeout if seconds is None else seconds
+        deadline = agent.runtime.now() + seconds if seconds else None
+        served = serving.get()
+        if served is not None and served.deadline is not None:
+            deadline = served.deadline if deadline is None else min(deadline, served.deadline)
+        return self._book.value(self._id, deadline)  # type: ignore[no-any-return]
+
+    def _check(self) -> None:
+        self._book.check_open()
+        if self._released:
+            raise ReferenceGone(f"{self!r} was released, and cannot be used any more")
+
+    def _ready(self, timeout: float) -> Use:
+        """Make sure that the owner knows of this reference; its creator need not wait for that."""
+        self._check()
+        use = self._use
+        assert use is not None
+        if not use.settled and not use.creator:
+            self._book.wait_for(use, self, timeout)
+        if use.lost:
+            raise self._book.owner_lost(self._id, self._owner)
+        if use.given_up:
+            raise ReferenceGone(
+                f"{self!r} names nothing: the worker that passed it on was lost, and its owner knew of no other holder"
+            )
+        if use.error is not None:
+            raise _about(use.error, f"{self!r} has no value: {use.error}") from use.error
+        return use
+
+    def _complete(self, call: Call, what: str) -> Any:
+        agent = self._book.agent
+        try:
+            agent.wait(call)
+        except BaseException:
+            agent.cancel(call, "the caller was interrupted")
+            raise
+        if isinstance(call.error, WorkerLost | DeadlineExceeded):
+            raise _about(call.error, f"{what} of {self!r}: {call.error}") from call.error
+        return agent.result(call)
+
+    # -- methods of the value ---------------------------------------------------------------------------------------
+
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Proxy:
+        """Methods of the value, run on its owner: ``rref.rpc_sync().method(*args)`` returns the result."""
+        return Proxy(self, timeout, _call_sync)
+
+    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Proxy:
+        """The same, with a future of the result."""
+        return Proxy(self, timeout, _call_async)
+
+    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Proxy:
+        """The same, with a reference to the result, which stays on the owner."""
+        return Proxy(self, timeout, _call_remote)
+
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """Run a backward pass from the value, on its owner: a distributed one in that context; with -1 a local one."""
+        if self._use is None:
+            self._check()
+            self._book.run_backward(self._id, dist_autograd_ctx_id, retain_graph)
+            return
+        self._ready(0)
+        call = self._book.agent.calling.ask(
+            self._owner,
+            f"backward of {self!r}",
+            lambda number: RRefBackwardReq(number, self._id, int(dist_autograd_ctx_id), retain_graph),
+            0,
+        )
+        self._complete(call, "backward()")
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Give this reference up now. Others of the same value are not touched."""
+        if not self._released:
+            self._released = True
+            self._book.dropped(self._id, self._use.fork if self._use is not None else None, self._ordered)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        # Runs in any thread, at any moment: see References.dropped.
+        if not getattr(self, "_released", True):
+            self._book.dropped(self._id, self._use.fork if self._use is not None else None, self._ordered)
+
+    # -- PyTorch's private names --------------------------------------------------------------------------------------
+
+    def _get_future(self) -> Future[Any]:
+        """A future of the call that makes the value; it carries no value."""
+        return self._book.future_of(self)
+
+
+Way = Callable[[RRef[Any], float, str, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Proxy:
+    """Stands for the value of a reference: what is called on it is called where the value lives, in one round trip."""
+
+    __slots__ = ("_rref", "_timeout", "_way")
+
+    def __init__(self, rref: RRef[Any], timeout: float, way: Way) -> None:
+        self._rref = rref
+        self._timeout = timeout
+        self._way = way
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return self._way(self._rref, self._timeout, name, args, kwargs)
+
+        method.__name__ = name
+        return method
+
+
+def _call_sync(rref: RRef[Any], timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def begin(values: tuple[Any, ...]) -> Call:
+        return rref._book.agent.begin(rref._owner, METHOD, values, timeout=given_timeout(timeout))
+
+    return rref._complete(_in_turn(rref, timeout, name, args, kwargs, begin), f"{name}()")
+
+
+def _call_async(
+    rref: RRef[Any], timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Future[Any]:
+    def begin(values: tuple[Any, ...]) -> Future[Any]:
+        future: Future[Any] = Future(rref._book.agent, keeps=rref)
+        return future.start(rref._owner, METHOD, values, None, given_timeout(timeout))
+
+    return _in_turn(rref, timeout, name, args, kwargs, begin)
+
+
+def _call_remote(
+    rref: RRef[Any], timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> RRef[Any]:
+    def begin(values: tuple[Any, ...]) -> RRef[Any]:
+        return rref._book.create(rref._owner, METHOD, values, None, given_timeout(timeout), keeps=rref)
+
+    return _in_turn(rref, timeout, name, args, kwargs, begin)
+
+
+R = TypeVar("R")
+
+
+def _in_turn(
+    rref: RRef[Any],
+    timeout: float,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    begin: Callable[[tuple[Any, ...]], R],
+) -> R:
+    """Begin a call of a method; if its object takes calls in order, with its number."""
+    unconfirmed = False
+    if rref._use is not None:
+        unconfirmed = not rref._ready(timeout).confirmed
+    else:
+        rref._check()
+    if not rref._ordered:
+        return begin((rref._id, unconfirmed, name, args, kwargs, None))
+    turn = rref._book.next_turn(rref._id)
+    try:
+        return begin((rref._id, unconfirmed, name, args, kwargs, turn))
+    except BaseException:
+        rref._book.skip_turn(rref._owner, rref._id, unconfirmed, turn)
+        raise
+
+
+def _about(error: CallError, text: str) -> CallError:
+    return type(error)(
+        text,
+        worker=error.worker,
+        function=error.function,
+        call=error.call,
+        context=error.context,
+        elapsed=error.elapsed,
+    )

@@ -1,0 +1,154 @@
+"""What others do with the values that live here: fetch them, call their methods, start backward passes from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from telegrad.agent.agent import Agent
+from telegrad.agent.calls import Served, serving
+from telegrad.agent.channel import Channel
+from telegrad.errors import ReferenceGone
+from telegrad.protocol.references import Id
+from telegrad.rpc.kept import Kept, show
+from telegrad.rpc.mailbox import Turn
+from telegrad.rpc.rref import FETCH, METHOD
+from telegrad.wire.frames import Message
+from telegrad.wire.messages import RRefBackwardReq, RRefBackwardResp, RRefSkip
+
+Answer = Callable[[object, BaseException | None], None]
+
+
+class Host(Protocol):
+    """What keeps the values."""
+
+    agent: Agent
+
+    def find_for(self, caller: int, rref: Id, unconfirmed: bool) -> Kept:
+        """A value that a worker names."""
+
+    def run_backward(self, rref: Id, context: int, retain_graph: bool) -> None:
+        """Run a pass from a value."""
+
+
+class Visits:
+    """Serves the uses of one agent's values."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._agent = host.agent
+        self._agent.register(FETCH[1:], self._fetch, deferred=True)
+        self._agent.register(METHOD[1:], self._method, deferred=True)
+        self._agent.handle(RRefSkip, self._skip, urgent=True)
+        self._agent.handle(RRefBackwardReq, self._backward)
+
+    def _visitor(self) -> tuple[Served, int]:
+        served = serving.get()
+        assert served is not None
+        return served, self._agent.peers.find(served.caller).record.id
+
+    def _later(self, task: Callable[[], None]) -> None:
+        """Run `task` on another thread, in the context and grad mode of this one."""
+        context, grad = copy_context(), torch.is_grad_enabled()
+
+        def run() -> None:
+            with torch.set_grad_enabled(grad):
+                context.run(task)
+
+        self._agent.executor.submit(run)
+
+    def _fetch(self, answer: Answer, rref: Id, unconfirmed: bool) -> None:
+        _, caller = self._visitor()
+        kept = self._host.find_for(caller, rref, unconfirmed)
+
+        def run() -> None:
+            answer(kept.value, kept.error)
+
+        resume = _as_now(partial(self._later, run))
+        if kept.when_ready(resume):
+            run()
+
+    def _method(
+        self,
+        answer: Answer,
+        rref: Id,
+        unconfirmed: bool,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        turn: Turn | None,
+    ) -> None:
+        served, caller = self._visitor()
+        kept = self._host.find_for(caller, rref, unconfirmed)
+
+        def run(answer: Answer) -> None:
+            try:
+                value = kept.get()
+                served.function = f"{type(value).__name__}.{name}"
+                served.check()
+                method = getattr(value, name)
+                result = method(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
+                answer(None, error)
+            else:
+                self._agent.serving.conclude(served, method, result, answer)
+
+        def run_and_end(ended: Callable[[], None]) -> None:
+            def answer_and_end(value: object, error: BaseException | None) -> None:
+                try:
+                    answer(value, error)
+                finally:
+                    ended()
+
+            run(answer_and_end)
+
+        in_turn = _as_now(lambda ended: self._later(partial(run_and_end, ended)))
+
+        def start() -> None:
+            if turn is not None and kept.mailbox is not None:
+                kept.mailbox.put(caller, turn, in_turn)
+            else:
+                run(answer)
+
+        resume = _as_now(partial(self._later, start))
+        if kept.when_ready(resume):
+            start()
+
+    def _skip(self, channel: Channel, head: RRefSkip, message: Message) -> None:
+        caller = self._agent.peers.find(channel.peer).record.id
+        try:
+            kept = self._host.find_for(caller, head.rref, head.unconfirmed)
+        except ReferenceGone:  # then nobody waits for the turn
+            return
+
+        def skip() -> None:
+            if kept.mailbox is not None:
+                kept.mailbox.skip(caller, head.turn)
+
+        if kept.when_ready(skip):
+            skip()
+
+    def _backward(self, channel: Channel, head: RRefBackwardReq, message: Message) -> None:
+        self._agent.serving.serve_message(
+            channel,
+            head.call,
+            f"backward of {show(head.rref)}",
+            lambda: self._host.run_backward(head.rref, head.context, head.retain_graph),
+            RRefBackwardResp(head.call),
+        )
+
+
+def _as_now(function: Callable[..., None]) -> Callable[..., None]:
+    """The function, to be called by any thread, in the context and grad mode that there are now."""
+    context, grad = copy_context(), torch.is_grad_enabled()
+
+    def run(*args: Any) -> None:
+        with torch.set_grad_enabled(grad):
+            # A copy of the copy: a context can be entered only once at a time.
+            context.copy().run(function, *args)
+
+    return run
