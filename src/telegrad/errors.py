@@ -5,6 +5,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     TelegradError (RuntimeError)
     ├── NotInitialized              init_rpc was not called, or the agent has been shut down
     ├── UnknownWorker (ValueError)  no worker of that name or id
+    ├── InvalidName (ValueError)    a worker cannot be called so
     ├── CallError                   one call failed; carries worker, function, call id, context, elapsed time
     │   ├── WorkerLost              its worker died, left, or fell silent (also a ConnectionError)
     │   ├── DeadlineExceeded        its deadline passed (also a TimeoutError)
@@ -39,6 +40,10 @@ class NotInitialized(TelegradError):
 
 class UnknownWorker(TelegradError, ValueError):
     """No worker of the group has that name or id."""
+
+
+class InvalidName(TelegradError, ValueError):
+    """A worker cannot be called so."""
 
 
 class CallError(TelegradError):

@@ -356,3 +356,33 @@ def test_sparse_tensors_as_arguments(group: Group) -> None:
             assert want is not None
             assert got.layout == want.layout
             assert_equal(got.to_dense(), want.to_dense())
+
+
+class Both(torch.autograd.Function):
+    """Gives one and the same gradient to both inputs, and remembers where it lies."""
+
+    place = 0
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return one + other
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        Both.place = grads[0].data_ptr()
+        return grads[0], grads[0]
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_gradient_that_two_leaves_get_is_copied_for_both_only_where_that_is_asked_for(
+    group: Group, copies: bool
+) -> None:
+    postman = group["a"].autograd.postman
+    postman.accumulate_hooks, postman.accumulate_through.copies_shared = True, copies
+    one, other = leaf(3), leaf(3, seed=1)
+    with autograd.context() as context:
+        context.backward(Both.apply(one, other).exp().sum())  # type: ignore[no-untyped-call]
+        places = {context.gradients[x].data_ptr() for x in (one, other)}
+        assert len(places) == 2
+        assert (Both.place in places) is not copies
+        assert_equal(context.gradients[one], context.gradients[other])

@@ -482,3 +482,23 @@ def test_without_an_agent_every_function_says_to_call_init_rpc() -> None:
         rpc.rpc_sync("b", operator.add, (1, 2))
     rpc.shutdown()  # does nothing
     assert rpc.is_available()
+
+
+class Shouting(rpc.Future[str]):
+    """A future whose class must not get lost."""
+
+
+def test_what_follows_a_future_is_of_its_class() -> None:
+    future = Shouting()
+    following = future.then(lambda done: done.value().upper())
+    assert type(following) is Shouting
+    future.set_result("a")
+    assert following.wait() == "A"
+
+
+def test_whoever_listens_hears_of_every_exception_that_a_function_raised_here(group: Group) -> None:
+    heard: list[BaseException] = []
+    group["b"].serving.on_failure = heard.append
+    with pytest.raises(Plain):
+        rpc.rpc_sync("b", raise_plain, ("x",))
+    assert [type(error) for error in heard] == [Plain]

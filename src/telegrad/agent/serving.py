@@ -66,6 +66,8 @@ class Serving:
         self._lock = threading.Lock()  # protects _services
         self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
         self.active: dict[tuple[Channel, int], Served] = {}
+        self.on_failure: Callable[[BaseException], None] | None = None
+        """Told of every exception that a function raised, before its caller is."""
 
     def register(self, name: str, function: Callable[..., Any], *, deferred: bool = False) -> None:
         """Let others call `function` as ``@name``. A deferred one gets, first, a function to answer with."""
@@ -173,6 +175,8 @@ class Serving:
             served.check()
             result = function(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
+            if self.on_failure is not None:
+                self.on_failure(error)
             answer(None, error)
             return
         self.conclude(served, function, result, answer)

@@ -32,7 +32,9 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
-class _Token(torch.autograd.Function):
+class SendRpc(torch.autograd.Function):
+    """A token. Torch calls its node ``SendRpcBackward``, which is what a profiler shows."""
+
     @staticmethod
     def forward(ctx: Any, send: SendRpcBackward, index: int, tensor: torch.Tensor) -> torch.Tensor:
         ctx.send, ctx.index = send, index
@@ -59,7 +61,7 @@ class SendRpcBackward:
         self._expected = [(tensor.shape, tensor.dtype, tensor.layout) for tensor in tensors]
         self._grads: list[torch.Tensor | None] | None = None
         with torch.inference_mode(False), torch.enable_grad():
-            self.tokens = [_apply(_Token, self, index, tensor) for index, tensor in enumerate(tensors)]
+            self.tokens = [_apply(SendRpc, self, index, tensor) for index, tensor in enumerate(tensors)]
 
     def __len__(self) -> int:
         return len(self.tokens)

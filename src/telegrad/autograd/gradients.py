@@ -127,11 +127,15 @@ class AccumulateThrough:
         self._lock = threading.Lock()  # protects _locks
         # By identity: a WeakKeyDictionary would compare leaves with ==, which torch does element by element.
         self._locks: MutableMapping[torch.Tensor, threading.Lock] = WeakTensorKeyDictionary()
+        self.copies_shared = False
+        """Copy a gradient that several leaves get for each of them, as torch.distributed.autograd does; the engine
+        gives it itself to the last one."""
 
     @contextmanager
     def into(self, gradients: Gradients, nodes: Sequence[Node]) -> Iterator[None]:
         """While this is open, AccumulateGrad of these nodes, run by this thread, adds to `gradients`."""
-        swaps = [_Swap(node, gradients, self._lock_of(node)) for node in nodes]
+        given: set[int] | None = set() if self.copies_shared else None
+        swaps = [_Swap(node, gradients, self._lock_of(node), given) for node in nodes]
         try:
             yield
         finally:
@@ -146,9 +150,12 @@ class AccumulateThrough:
 class _Swap:
     """The hooks on one AccumulateGrad node, for one run of the engine."""
 
-    def __init__(self, node: Any, gradients: Gradients, lock: threading.Lock) -> None:
+    def __init__(self, node: Any, gradients: Gradients, lock: threading.Lock, given: set[int] | None) -> None:
         self._leaf: torch.Tensor = node.variable
         self._gradients = gradients
+        self._given = given
+        """Where the gradients lie that leaves got in this run."""
+        self._shared = 0
         self._lock = lock
         self._thread = threading.get_ident()
         self._swapped = False
@@ -160,10 +167,17 @@ class _Swap:
             self._lock.acquire()
             self._own, self._swapped = self._leaf.grad, True
             self._leaf.grad = self._gradients.get(self._leaf)
+            if self._given is not None and grads[0] is not None and grads[0].layout == torch.strided:
+                place = grads[0].untyped_storage().data_ptr()
+                self._shared = place if place in self._given else 0
+                self._given.add(place)
 
     def _after(self, inputs: Any, outputs: Any) -> None:
         if threading.get_ident() == self._thread and self._swapped:
-            self._gradients.replace(self._leaf, self._leaf.grad)
+            grad = self._leaf.grad
+            if self._shared and grad is not None and grad.untyped_storage().data_ptr() == self._shared:
+                grad = grad.clone()
+            self._gradients.replace(self._leaf, grad)
             self._back()
 
     def _back(self) -> None:

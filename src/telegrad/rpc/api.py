@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in __all__
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Served, acting, serving
@@ -105,16 +105,20 @@ def init_rpc(
     name = os.environ.get("TELEGRAD_NAME") if name is None else name
     if name is not None:
         check_name(name)
-    token = find_token(options.token)
-    allowed = options.allowed_transports()
-    if "unix" not in allowed and token is None:
-        raise TokenError(f"tcp connections need a group token, and there is none. {_NEEDS_TOKEN}")
+    _check_token(options)  # before anybody waits for others
     store, rank, world_size, where = open_store(options.init_method, rank, world_size, options.init_timeout)
-    name = f"worker{rank}" if name is None else name
+    prefixed = PrefixStore(f"telegrad/{next(_times_initialized)}", store)
+    join(prefixed, f"worker{rank}" if name is None else name, rank, world_size, options, where)
+
+
+def join(
+    store: Store, name: str, rank: int, world_size: int, options: Options, where: tuple[str, int] | None = None
+) -> None:
+    """Join the group that meets at `store`, which no other group uses; `where` is the store's host and port, if any."""
+    token, allowed = _check_token(options)
     agent = _make_agent(name, rank, token, allowed, options, where)
     try:
-        prefixed = PrefixStore(f"telegrad/{next(_times_initialized)}", store)
-        group = assemble(prefixed, agent.me, world_size, options.init_timeout)
+        group = assemble(store, agent.me, world_size, options.init_timeout)
         _check_reachable(agent.me, group, token)
         agent.start(group)
     except BaseException:
@@ -122,6 +126,15 @@ def init_rpc(
         raise
     set_default_agent(agent)
     _close_at_exit(agent)
+
+
+def _check_token(options: Options) -> tuple[bytes | None, Sequence[str]]:
+    """The group's token, if there is one, and the transports that may be used."""
+    token = find_token(options.token)
+    allowed = options.allowed_transports()
+    if "unix" not in allowed and token is None:
+        raise TokenError(f"tcp connections need a group token, and there is none. {_NEEDS_TOKEN}")
+    return token, allowed
 
 
 def _make_agent(

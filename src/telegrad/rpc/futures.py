@@ -51,12 +51,15 @@ class Future(torch.futures.Future[T]):
         """The outcome, decoded once, by whoever is first."""
         with self._lock:
             if self._outcome is None:
-                assert self._agent is not None
                 try:
-                    self._outcome = self._agent.result(call), None
+                    self._outcome = self._result_of(call), None
                 except Exception as error:  # noqa: BLE001 - it is the call's, and goes to whoever waits
                     self._outcome = None, error
             return self._outcome
+
+    def _result_of(self, call: Call) -> Any:
+        assert self._agent is not None
+        return self._agent.result(call)
 
     # -- the user's side --------------------------------------------------------------------------------------
 
@@ -111,7 +114,7 @@ class Future(torch.futures.Future[T]):
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         """A future of what `callback`, given this one when it is done, returns or raises."""
-        following: Future[S] = Future(self._agent)
+        following: Future[S] = type(self)(self._agent)  # type: ignore[assignment]  # of another result
         context = copy_context()  # an autograd context, and which agent is meant, follow into callbacks
 
         def run(_: torch.futures.Future[T]) -> None:

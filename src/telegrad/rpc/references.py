@@ -67,6 +67,8 @@ class References:
         self._dropped: deque[tuple[Id, Id | None, bool]] = deque()
         self._wake: Event | None = None
         self._sweeping = False
+        self.handles: type[RRef[Any]] = RRef
+        """The class of the references that calls make and bring."""
         agent.keeper = self
         agent.references = self
         agent.handle(RRefForkRequest, self._on_request, urgent=True)
@@ -84,7 +86,7 @@ class References:
 
     # -- making ---------------------------------------------------------------------------------------------------
 
-    def own(self, value: Any, *, ordered: bool = False, cls: type[RRef[Any]] = RRef) -> RRef[Any]:
+    def own(self, value: Any, *, ordered: bool = False, cls: type[RRef[Any]] | None = None) -> RRef[Any]:
         """A reference to a value that lives here."""
         self.check_open()
         self._start_sweeping()
@@ -159,14 +161,16 @@ class References:
             self._do(effects)
         self._settle(use)
 
-    def _handle(self, rref: Id, use: Use | None, owner: int, ordered: bool, cls: type[RRef[Any]] = RRef) -> RRef[Any]:
+    def _handle(
+        self, rref: Id, use: Use | None, owner: int, ordered: bool, cls: type[RRef[Any]] | None = None
+    ) -> RRef[Any]:
         if ordered:
             with self._lock:
                 stream = self._streams.get(rref)
                 if stream is None:
                     stream = self._streams[rref] = [next(self._stream_numbers), 0, 0]
                 stream[2] += 1
-        return cls._make(self, rref, use, owner, ordered)
+        return (cls or self.handles)._make(self, rref, use, owner, ordered)
 
     def check_open(self) -> None:
         """Raise an error if the agent has been shut down."""

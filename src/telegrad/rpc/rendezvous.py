@@ -107,6 +107,11 @@ def open_store(
     return store, rank, world_size, address
 
 
+def store_address(init_method: str) -> tuple[str, int] | None:
+    """Host and port of the store that `init_method` names; None if it has no such store, as a file."""
+    return _store_address(_split(init_method))
+
+
 def assemble(store: Store, me: WorkerRecord, world_size: int, timeout: float) -> list[WorkerRecord]:
     """Tell the group about `me`, wait until all have come, and return everybody's record in the order of their ids.
 

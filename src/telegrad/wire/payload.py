@@ -30,6 +30,7 @@ import torch
 
 from telegrad.errors import FunctionNotFound, PayloadError, TelegradError
 from telegrad.wire.neutral import neutral, thread_is_neutral
+from telegrad.wire.torchscript import PREFIX, find_script, reducer_for, script_name
 
 Attachment = torch.Tensor | pickle.PickleBuffer
 
@@ -118,6 +119,8 @@ def function_name(function: Callable[..., object], *, main_by_name: bool = True)
     >>> function_name(torch.add), function_name(lambda: None)
     ('torch:add', None)
     """
+    if isinstance(function, torch.jit.ScriptFunction):
+        return script_name(function)
     module = getattr(function, "__module__", None)
     name = getattr(function, "__name__", None)
     # torch.add calls itself _VariableFunctionsClass.add
@@ -139,6 +142,8 @@ def resolve(name: str) -> Callable[..., Any]:
 
     Raises FunctionNotFound, which says whether the module or the attribute is missing.
     """
+    if name.startswith(PREFIX):
+        return find_script(name)
     module, _, path = name.partition(":")
     if "<" not in name:
         found = _at(module, path)
@@ -229,6 +234,9 @@ class _Reducers(dict[type, Any]):
             return registered
         if issubclass(cls, torch.Tensor):
             return self._subclass_reducer(cls)
+        script = reducer_for(cls)
+        if script is not None:
+            return script
         if issubclass(cls, torch.nn.Module):
             return self._module
         if issubclass(cls, Reference):

@@ -1,0 +1,64 @@
+"""TorchScript functions and modules on the wire."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import pytest
+import torch
+
+from telegrad.errors import FunctionNotFound
+from telegrad.wire.payload import decode, encode, function_name, resolve
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch has deprecated TorchScript
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+
+    @torch.jit.script
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_a_script_function_goes_by_the_name_that_torch_knows_it_by() -> None:
+    name = function_name(double)
+    assert name is not None
+    assert name.startswith("__torch__:")
+    assert name.endswith("double")
+    assert torch.equal(resolve(name)(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_script_function_is_found_by_importing_the_module_that_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
+    assert "scripted" not in sys.modules
+    function = resolve("__torch__:scripted.add_one")
+    assert torch.equal(function(torch.zeros(1)), torch.ones(1))
+    monkeypatch.delitem(sys.modules, "scripted")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("__torch__:nowhere.to_be.found", "module 'nowhere.to_be' cannot be imported"),
+        ("__torch__:operator.no_script", "'operator.no_script' is not compiled here"),
+        ("__torch__:alone", "'alone' is not compiled here"),
+    ],
+)
+def test_a_script_function_that_is_not_there_is_an_error_that_says_so(name: str, text: str) -> None:
+    with pytest.raises(FunctionNotFound, match=text):
+        resolve(name)
+
+
+def test_a_script_function_can_be_a_value() -> None:
+    encoded = encode({"f": double})
+    value = decode(encoded.data, encoded.attachments)
+    assert isinstance(value, dict)
+    assert torch.equal(value["f"](torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_script_module_arrives_whole() -> None:
+    module = torch.jit.script(torch.nn.Linear(2, 3))
+    encoded = encode([module])
+    (there,) = decode(encoded.data, encoded.attachments)  # type: ignore[misc]  # a list
+    assert torch.equal(there(torch.ones(2)), module(torch.ones(2)))
