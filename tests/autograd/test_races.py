@@ -14,6 +14,7 @@ import telegrad.autograd.service as service
 from telegrad import autograd
 from telegrad.agent import calling
 from telegrad.autograd.contexts import current
+from telegrad.autograd.engine import PassGraph
 from telegrad.autograd.functions import SendRpcBackward
 from telegrad.autograd.passes import PassRun
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, ProtocolError, TelegradError, WorkerLost
@@ -221,12 +222,12 @@ def test_of_two_threads_that_call_backward_in_one_context_one_is_told_so(monkeyp
     drive, meeting, weight = PassRun.drive, threading.Barrier(2), make_weight()
     outcomes: list[str] = []
 
-    def drive_together(self: PassRun, deadline: float | None) -> None:
+    def drive_together(self: PassRun, deadline: float | None) -> Any:
         try:
             meeting.wait(1.0)
         except threading.BrokenBarrierError:
             outcomes.append("one came alone")
-        drive(self, deadline)
+        return drive(self, deadline)
 
     monkeypatch.setattr(PassRun, "drive", drive_together)
     with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
@@ -270,14 +271,14 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
                 old_may_end.set()
                 old_has_ended.wait(LONG)
 
-    forget = PassRun._forget_gradients
+    forget = PassGraph.forget
 
-    def forget_and_tell(self: PassRun, island: Any) -> None:
+    def forget_and_tell(self: PassGraph, island: Any) -> None:
         forget(self, island)
         old_has_ended.set()
 
     monkeypatch.setattr(SendRpcBackward, "set_grads", set_and_wait)
-    monkeypatch.setattr(PassRun, "_forget_gradients", forget_and_tell)
+    monkeypatch.setattr(PassGraph, "forget", forget_and_tell)
     with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: Then.apply(weight * 2, action))
         y = group["a"].call("b", "@f")

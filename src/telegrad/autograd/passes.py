@@ -7,42 +7,30 @@ wait for the thread inside `backward()`, so that the user's profiler, anomaly mo
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from telegrad.agent.calls import acting, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.oneway import Wakeup
-from telegrad.autograd import islands
 from telegrad.autograd.contexts import DistAutogradContext, current
-from telegrad.autograd.functions import ANCHOR_NODE, ONE, Recv, SendRpcBackward, chain_gates
-from telegrad.autograd.islands import Island
+from telegrad.autograd.engine import Fed, PassGraph, Roots, start_of
+from telegrad.autograd.functions import Recv, SendRpcBackward
+from telegrad.autograd.islands import Start as WalkFrom
 from telegrad.autograd.postman import Postman, Ticket
-from telegrad.autograd.torch_private import (
-    has_post_accumulate_hooks,
-    run_backward,
-    sequence_number,
-    set_sequence_number,
-)
 from telegrad.errors import TelegradError
-from telegrad.protocol.backward import ROOT, Answer, Done, Effect, Pass, Probe, Report, Resume, Start, Stuck
+from telegrad.protocol.backward import Answer, Done, Effect, Pass, Probe, Report, Resume, Start, Stuck
 from telegrad.waiting import Event
 from telegrad.wire.messages import (
     GRADIENT,
-    INTO_CONTEXT,
-    INTO_GRAD,
     NONE,
     UNREACHED,
     PassInfo,
@@ -51,6 +39,7 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     ResumeReq,
 )
+from telegrad.wire.tensors import TensorDescriptor
 
 Answered = Callable[[dict[int, Report], int, int], list[Effect[Ticket]]]
 """Tells the protocol that a message was answered: the reports in the answer, by whom, and how many counted messages."""
@@ -64,23 +53,6 @@ running: ContextVar[PassRun | None] = ContextVar("telegrad_pass", default=None)
 """The pass whose island the current thread runs."""
 
 
-@dataclass
-class _Fed:
-    """What arrived for one send."""
-
-    grads: list[torch.Tensor | None] | None
-    reached: list[int]
-
-
-@dataclass
-class Roots:
-    """Where the pass begins, and what its caller wants to have."""
-
-    tensors: Sequence[torch.Tensor]
-    grads: Sequence[torch.Tensor | None]
-    inputs: Sequence[GradientEdge] = ()
-
-
 class PassRun:
     """One pass, as this worker sees it."""
 
@@ -89,49 +61,43 @@ class PassRun:
     ) -> None:
         self.context = context
         self.about = about
-        self.roots = roots
-        self.captured: list[torch.Tensor | None] = [None] * (len(roots.inputs) if roots is not None else 0)
         self.failure: Exception | None = None
+        self._begun_here = roots is not None
         self._postman = postman
-        # protects everything below, and failure and captured
-        self._lock = threading.Lock()
+        # protects everything below, and failure
+        self._lock = lock = threading.Lock()
         self._state: Pass[Ticket] = Pass(postman.me)
-        self._numbers = itertools.count()
-        self._islands: dict[int, Island] = {}
-        self._fed: dict[int, _Fed] = {}
-        self._live: dict[int, set[int]] = {}
-        self._probe_seen: set[Node] = set()
-        self._reached: dict[
-            int, set[int]
-        ] = {}  # recvs that the engine is to execute -> which outputs; gone when it did
+        self._graph = PassGraph(context, about, roots, lock, postman.accumulate_through, postman.accumulate_hooks)
         self._gates: dict[int, Event] = {}
         self._todo: deque[Effect[Ticket]] = deque()
         self._wake: Wakeup | None = None
         self._reader_of: int | None = None  # the worker whose answers the driver reads itself
-        self._way_back: Channel | None = None  # where this worker's messages went whose answers the driver reads
+        self._way_back: Channel | None = None  # where it reads them
         self._ways_back: dict[int, Channel] = {}  # where others read what this worker has to say to them
         self._asking = itertools.count(1)
         self._asked: dict[int, Answered] = {}  # messages that are not answered
         self._over = False
-        self._running = 0
         self._driver = 0  # the thread inside backward()
 
     # -- where the pass begins ----------------------------------------------------------------------------------
 
-    def drive(self, deadline: float | None) -> None:
-        """Run the pass, on the thread that called backward, and return when it is over everywhere."""
+    def drive(self, deadline: float | None) -> list[torch.Tensor | None]:
+        """Run the pass, on the thread that called backward. Returns, when it is over everywhere, what was wanted."""
         self._driver = get_ident()
         try:
             self._drive(deadline)
+            return self._graph.captured
         except BaseException as error:
             self.fail(error)  # an interrupt, too: the others must not wait for the rest
             if self._way_back is not None and self._state.owed:
                 self._way_back.leave_to_poller()
             raise
+        finally:
+            self._graph.roots = None
 
     def _drive(self, deadline: float | None) -> None:
         with self._lock:
-            self._plan()
+            self._state.plan(self._graph.plan(set()))
             effects = self._state.begin()
         self._carry_out(effects)
         while True:
@@ -166,17 +132,19 @@ class PassRun:
     # -- effects ------------------------------------------------------------------------------------------------
 
     def _carry_out(self, effects: Iterable[Effect[Ticket]]) -> None:
-        run_here: list[Start] = []
+        run_here: Start | None = None
         for effect in effects:
-            if isinstance(effect, Answer):
-                self._answer(effect.ticket)
-            elif isinstance(effect, Start):
+            if isinstance(effect, Start):
                 if effect.waiting:
                     self._postman.start_thread("gated island", partial(self._run_island, effect))
-                elif self.roots is not None:
+                elif self._begun_here:
                     self._for_the_caller(effect)
+                elif run_here is None:
+                    run_here = effect
                 else:
-                    run_here.append(effect)
+                    self._postman.submit(partial(self._run_island, effect))
+            elif isinstance(effect, Answer):
+                self._answer(effect.ticket)
             elif isinstance(effect, Done):
                 self._finish()
             elif isinstance(effect, Stuck):
@@ -189,10 +157,8 @@ class PassRun:
                 )
             else:
                 self._for_the_caller(effect)
-        for start in run_here[1:]:
-            self._postman.submit(partial(self._run_island, start))
-        for start in run_here[:1]:
-            self._run_island(start)
+        if run_here is not None:
+            self._run_island(run_here)
 
     def _answer(self, ticket: Ticket) -> None:
         with self._lock:
@@ -227,24 +193,28 @@ class PassRun:
             self.fail(error)
             self.late(ticket, sender)
             return
-        reached = [index for index, state in enumerate(request.states) if state != UNREACHED]
+        message, states = request.message, request.states
+        reached: Sequence[int] = range(len(states))
+        if UNREACHED in states:
+            reached = [index for index in reached if states[index] != UNREACHED]
         with self._lock:
-            if self.failure is not None or request.message in self._fed:
+            state, graph = self._state, self._graph
+            if self.failure is not None or message in graph.fed:
                 self._postman.count("late gradient messages")
-                effects = self._state.nothing_new(ticket, sender)
+                effects = state.nothing_new(ticket, sender)
             else:
-                self._fed[request.message] = _Fed(grads, reached)
+                graph.fed[message] = Fed(grads, reached)
                 if back is not None:
                     self._ways_back[sender] = back
                 effects = []
-                if request.known and not self._state.known:
-                    effects += self._learn()
-                elif not self._state.planned:
-                    self._plan()
-                if not self._state.has(request.message):
-                    self._grow(request.message)
-                effects += self._state.gradient(ticket, request.message, sender)
-            gate = self._gates.pop(request.message, None)
+                if request.known and not state.known:
+                    effects = self._learn()
+                elif not state.planned:
+                    state.plan(graph.plan(set()))
+                if not state.has(message):
+                    state.grow(graph.grow(message), [message])
+                effects += state.gradient(ticket, message, sender)
+            gate = self._gates.pop(message, None) if self._gates else None
         if gate is not None:
             gate.set()
         self._carry_out(effects)
@@ -268,13 +238,10 @@ class PassRun:
         self._carry_out(effects)
         with self.context.lock:
             send = self.context.sends.get(request.message)
-        starts: list[islands.Start] = []
+        starts: list[WalkFrom] = []
         if send is not None:
             with self._lock:
-                named = {index for index in request.tensors if 0 <= index < len(send)}
-                fresh = named - self._live.setdefault(request.message, set())
-                self._live[request.message] |= fresh
-            starts = [_start(send.tokens[index]) for index in sorted(fresh)]
+                starts = self._graph.meet(send, request.tensors)
         self._probe_on(starts)
 
     def resumed(self, ticket: Ticket) -> None:
@@ -284,83 +251,27 @@ class PassRun:
             effects += self._state.resumed(ticket)
         self._carry_out(effects)
 
-    # -- plan ---------------------------------------------------------------------------------------------------
-
-    def _plan(self) -> None:
-        """Which entries form islands. Called with the lock held."""
-        planned = self._planned_islands()
-        self._islands.update(planned)
-        self._state.plan({number: island.entries for number, island in planned.items()})
-
     def _learn(self) -> list[Effect[Ticket]]:
         """The probe is over: plan what waits again, over live tensors only. Called with the lock held."""
-        self._state.known = True
-        planned = self._planned_islands()
-        self._islands.update(planned)
-        return self._state.learn({number: island.entries for number, island in planned.items()})
-
-    def _planned_islands(self) -> dict[int, Island]:
-        started = self._state.started_entries()
-        starts: dict[Any, list[islands.Start]] = {}
-        if self.roots is not None and ROOT not in started:
-            starts[ROOT] = [_start(root) for root in self.roots.tensors]
-        with self.context.lock:
-            sends = list(self.context.sends.values())
-        for send in sends:
-            if send.message not in started:
-                begin = [_start(send.tokens[index]) for index in self._tensors_of(send)]
-                if begin:
-                    starts[send.message] = begin
-        wanted: dict[Node, list[int]] = {}
-        if self.roots is not None:
-            for number, edge in enumerate(self.roots.inputs):
-                wanted.setdefault(edge.node, []).append(number)
-        made = islands.plan(
-            starts,
-            # Hooks on AccumulateGrad cannot be seen from here, so where it is executed each leaf counts as having some.
-            leaves_are_common=self.about.leaves == INTO_GRAD or self._postman.accumulate_hooks,
-            wanted=wanted or None,
-        )
-        return {next(self._numbers): island for island in made}
-
-    def _tensors_of(self, send: SendRpcBackward) -> Sequence[int]:
-        """Which tensors of a send this pass runs: those reached; or alive; or, nothing being known yet, all."""
-        fed = self._fed.get(send.message)
-        if fed is not None:
-            return fed.reached
-        if self._state.known:
-            return sorted(self._live.get(send.message, ()))
-        return range(len(send))
-
-    def _grow(self, message: int) -> None:
-        """A send that was recorded after the plan. Called with the lock held."""
-        with self.context.lock:
-            send = self.context.sends.get(message)
-        if send is None:
-            raise TelegradError(f"context {self.context.id:#x} was left")
-        starts: dict[Any, list[islands.Start]] = {
-            message: [_start(send.tokens[index]) for index in self._tensors_of(send)]
-        }
-        number = next(self._numbers)
-        (self._islands[number],) = islands.plan(starts)
-        self._state.grow(number, [message])
+        self._graph.known = True
+        return self._state.learn(self._graph.plan(self._state.started_entries()))
 
     # -- the probe ----------------------------------------------------------------------------------------------
 
     def _begin_probe(self) -> None:
-        assert self.roots is not None
+        roots = self._graph.roots
+        assert roots is not None
         self._postman.count("probes")
-        self._probe_on([_start(root) for root in self.roots.tensors])
+        self._probe_on([start_of(root) for root in roots.tensors])
 
-    def _probe_on(self, starts: list[islands.Start]) -> None:
+    def _probe_on(self, starts: list[WalkFrom]) -> None:
         """Walk from these, and send the probe on to the workers behind the recvs that are met."""
         with self._lock:
-            reached = islands.reach(starts, self._probe_seen)
+            reached = self._graph.probe(starts)
             for _ in reached:
                 self._state.probe_sent()
         for node, indices in reached.items():
             recv: Recv = node.recv
-
             number = self._ask(self._state.probe_answered)
             self._send(recv.source, ProbeReq(number, self.about, recv.message, tuple(sorted(indices))))
         with self._lock:
@@ -382,15 +293,18 @@ class PassRun:
     # -- islands ------------------------------------------------------------------------------------------------
 
     def _run_island(self, start: Start) -> None:
-        island = self._islands[start.island]
+        graph = self._graph
+        island = graph.islands[start.island]
         interrupt: BaseException | None = None
-        with self._lock:
-            self._running += 1
         here, inside = running.set(self), current.set(self.context)
+        # User code that runs in here, a hook say, makes its calls from this worker.
+        agent, served = acting.set(self._postman.agent), serving.set(None)
         try:
             if self.failure is None:
-                with self._postman.acting():
-                    self._run_engine(island, set(start.waiting))
+                captured = graph.run(island, start.waiting, self._wait_for)
+                if self.failure is None:  # else nobody will ask for them, and another pass may have begun
+                    graph.take(island, captured)
+                del captured
         except PassAborted:
             self._postman.count("islands aborted")
         except BaseException as error:  # noqa: BLE001 - whatever user code raises ends the pass; its caller is told
@@ -399,142 +313,33 @@ class PassRun:
         finally:
             running.reset(here)
             current.reset(inside)
-            self._forget_gradients(island)
+            acting.reset(agent)
+            serving.reset(served)
+            graph.forget(island)
         with self._lock:
-            self._running -= 1
             effects = self._state.ended()
         self._carry_out(effects)
         if interrupt is not None and get_ident() == self._driver:
             raise interrupt  # Ctrl-C in an island that the user's own thread ran
 
-    def _forget_gradients(self, island: Island) -> None:
-        for entry in island.entries:
-            if entry != ROOT:
-                with self._lock:
-                    fed = self._fed.get(entry)  # type: ignore[call-overload]  # entries but ROOT are message ids
-                    grads = fed.grads if fed is not None else None
-                    if fed is not None:
-                        fed.grads = None
-                send = self.context.sends.get(entry)  # type: ignore[call-overload]  # as above
-                if send is not None and grads is not None:
-                    send.forget(grads)  # not those of a pass that began after this one had failed
-
-    def _run_engine(self, island: Island, waiting: set[Any]) -> None:
-        outputs: list[torch.Tensor] = []
-        grads: list[torch.Tensor | None] = []
-        gates: list[tuple[Callable[[], None], Sequence[torch.Tensor]]] = []
-        planned = True  # whether everything runs that the plan walked over
-        if ROOT in island.entries:
-            assert self.roots is not None
-            outputs += self.roots.tensors
-            grads += self.roots.grads
-        for send in self._sends_of(island):
-            indices = self._tensors_of(send)
-            tokens = [send.tokens[index] for index in indices]
-            if send.message in waiting:
-                gates.append((partial(self._wait_for, send), tokens))
-            else:
-                send.set_grads(self._fed[send.message].grads)
-                outputs += tokens
-                grads += [ONE] * len(tokens)
-                planned = planned and len(tokens) == len(send)
-        if not outputs and not gates:
-            return
-        if gates:
-            outputs.append(chain_gates(gates))
-            grads.append(ONE)
-        reached = island.reached
-        if gates or not planned:
-            seen: set[Node] = set()
-            reached = islands.reach([_start(output) for output in outputs], seen)
-            if gates:
-                _raise_from_zero([*seen, *reached])
-        with self._lock:
-            for node, outputs_reached in reached.items():
-                self._reached[node.recv.message] = outputs_reached
-        if gates:
-            with torch.autograd.set_multithreading_enabled(False), _compiled_autograd_off():
-                self._engine(island, outputs, grads)
-        else:
-            self._engine(island, outputs, grads)
-
-    def _engine(self, island: Island, outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
-        about = self.about
-
-        def run(inputs: Sequence[GradientEdge], accumulate: bool) -> Sequence[torch.Tensor | None]:
-            return run_backward(
-                outputs,
-                grads,
-                retain_graph=about.retain_graph or about.create_graph,
-                create_graph=about.create_graph,
-                inputs=inputs,
-                accumulate=accumulate,
-            )
-
-        anchor = [GradientEdge(ANCHOR_NODE, 0)] if island.reached else []
-        if about.leaves == INTO_GRAD:
-            run((), True)
-        elif about.leaves == INTO_CONTEXT:
-            nodes: list[Any] = list(island.leaves)
-            edges = [*(GradientEdge(node, 0) for node in nodes), *anchor]
-            if self._postman.accumulate_hooks or any(has_post_accumulate_hooks(node.variable) for node in nodes):
-                with self._postman.accumulate_through.into(self.context.gradients, nodes):
-                    run(edges, True)
-                return
-            captured = run(edges, False)
-            if self.failure is not None:
-                return  # nobody will ask for them, and another pass may have begun
-            for index, node in enumerate(nodes):
-                self.context.gradients.add(node.variable, captured, index)
-        else:
-            numbers = sorted(island.wanted)
-            wanted = [self.roots.inputs[number] for number in numbers] if self.roots is not None else []
-            if self.roots is not None and not self._leads_back(island):
-                anchor = []  # what lies behind the recvs has no part in the answer, and must not run
-            if not wanted and not anchor:
-                return
-            captured = run([*wanted, *anchor], False)
-            with self._lock, torch.enable_grad():
-                for number, grad in zip(numbers, captured, strict=False):
-                    there = self.captured[number]
-                    self.captured[number] = grad if there is None else there if grad is None else there + grad
-
-    def _leads_back(self, island: Island) -> bool:
-        """Whether gradients that leave through a recv of this island may come back to a tensor that is wanted.
-
-        They can only if a tensor was sent that depends on a wanted one, before the recv's message came.
-        """
-        with self.context.lock:
-            sends = list(self.context.sends.values())
-        wanted = {edge.node for edge in self.roots.inputs} if self.roots is not None else set()
-        sent = [send.order for send in sends if islands.meets([_start(token) for token in send.tokens], wanted)]
-        return bool(sent) and min(sent) < max((node.recv.order for node in island.reached), default=0)
-
-    def _sends_of(self, island: Island) -> list[SendRpcBackward]:
-        """The sends among its entries, in record order."""
-        with self.context.lock:
-            sends = [self.context.sends[entry] for entry in island.entries if entry != ROOT]  # type: ignore[index]
-        return sorted(sends, key=lambda send: send.order)
-
     def _wait_for(self, send: SendRpcBackward) -> None:
         """In a gate: wait for the gradient of a send that is sure to come."""
         with self._lock:
             event = None
-            if send.message not in self._fed and self.failure is None:
+            if send.message not in self._graph.fed and self.failure is None:
                 event = self._gates.setdefault(send.message, self._postman.runtime.event())
         if event is not None:
             self._postman.wait(event, None)
         with self._lock:
             if self.failure is not None:
                 raise PassAborted("the pass has failed")
-            send.set_grads(self._fed[send.message].grads)
+            send.set_grads(self._graph.fed[send.message].grads)
 
     # -- gradients out ------------------------------------------------------------------------------------------
 
     def propagate(self, recv: Recv, grads: Sequence[torch.Tensor | None]) -> None:
         """The engine executed a recv: its gradients go to the worker that it received from."""
-        with self._lock:
-            reached = self._reached.pop(recv.message, None)
+        reached = self._graph.reached.pop(recv.message, None)
         if reached is None:
             # Sending it would be a second gradient for one message, or one that the pass does not expect: lost.
             raise TelegradError(
@@ -542,11 +347,15 @@ class PassRun:
                 f"in context {recv.context_id:#x}. Only the pass itself can send its gradient back: detach the tensor "
                 "before the inner backward, or make the inner one part of the loss"
             )
-        states = tuple(
-            GRADIENT if grad is not None else NONE if index in reached else UNREACHED
-            for index, grad in enumerate(grads)
-        )
         there = [grad for grad in grads if grad is not None]
+        states = (GRADIENT,) * len(grads)
+        if len(there) < len(grads):
+            states = tuple(
+                [
+                    GRADIENT if grad is not None else NONE if index in reached else UNREACHED
+                    for index, grad in enumerate(grads)
+                ]
+            )
         metadata = self._postman.record_gradients(self.context, recv.source, there) if self.about.create_graph else None
         on_driver = get_ident() == self._driver
         with self._lock:
@@ -563,7 +372,7 @@ class PassRun:
             if reads:
                 self._reader_of = recv.source
 
-        def head(attachments: Any) -> PropagateGradientsReq:
+        def head(attachments: tuple[TensorDescriptor, ...]) -> PropagateGradientsReq:
             return PropagateGradientsReq(number, self.about, recv.message, states, known, attachments, metadata, reads)
 
         try:
@@ -619,7 +428,7 @@ class PassRun:
         if wake is not None:
             wake.set()
         self._postman.spread(self.context, self.about, self.failure)
-        if self.roots is None:
+        if not self._begun_here:
             self.let_go()
 
     def let_go(self) -> None:
@@ -637,9 +446,8 @@ class PassRun:
     def busy(self) -> bool:
         """Whether it may go on: a worker that is idle, but partly fed, has still part in it."""
         with self._lock:
-            begun_here = self.roots is not None
             return (
-                (begun_here or self._state.engaged or self._state.partly_fed())
+                (self._begun_here or self._state.engaged or self._state.partly_fed())
                 and self.failure is None
                 and not self._over
             )
@@ -647,32 +455,11 @@ class PassRun:
     def counts(self) -> tuple[int, int]:
         """Islands that run, and gates that wait in them."""
         with self._lock:
-            return self._running, len(self._gates)
+            return self._state.running, len(self._gates)
 
     def __repr__(self) -> str:
         with self._lock:
             return (
-                f"<pass {self.about.number:#x}: {len(self._islands)} islands, {len(self._fed)} sends fed, "
+                f"<pass {self.about.number:#x}: {len(self._graph.islands)} islands, {len(self._graph.fed)} sends fed, "
                 f"{len(self._gates)} gates waiting, {self._state.owed} messages unanswered>"
             )
-
-
-def _start(tensor: torch.Tensor) -> islands.Start:
-    node = tensor.grad_fn
-    if node is not None:  # get_gradient_edge would make a node to own this one; the tensor does, for as long as we need
-        return node, tensor.output_nr
-    return get_gradient_edge(tensor).node, 0
-
-
-def _raise_from_zero(nodes: Iterable[Node]) -> None:
-    """Only gates may have the lowest priority: an ordinary node that has it is raised."""
-    for node in nodes:
-        if sequence_number(node) == 0 and type(node).__name__ != "_GateBackward":
-            set_sequence_number(node, 1)
-
-
-def _compiled_autograd_off() -> Any:
-    """Compiled autograd ignores priorities, so it must not run gated islands."""
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    # Who has not imported it cannot have enabled it; and importing it takes seconds.
-    return contextlib.nullcontext() if compiled is None else compiled._disable()

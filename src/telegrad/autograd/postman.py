@@ -6,14 +6,12 @@ import logging
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.answers import RemoteTraceback
-from telegrad.agent.calls import acting, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.oneway import MakeHead, Wakeup
 from telegrad.autograd.contexts import DistAutogradContext
@@ -41,7 +39,7 @@ class Postman:
     """Carries what passes on one worker have to say."""
 
     def __init__(self, agent: Agent, record: Callable[[DistAutogradContext, int, Sequence[torch.Tensor]], int]) -> None:
-        self._agent = agent
+        self.agent = agent
         self._record = record
         self.me = agent.me.id
         self.accumulate_through = AccumulateThrough()
@@ -52,33 +50,23 @@ class Postman:
 
     @property
     def runtime(self) -> Runtime:
-        return self._agent.runtime
-
-    @contextmanager
-    def acting(self) -> Iterator[None]:
-        """User code that runs in here, a hook say, makes its calls from this worker."""
-        token, served = acting.set(self._agent), serving.set(None)
-        try:
-            yield
-        finally:
-            acting.reset(token)
-            serving.reset(served)
+        return self.agent.runtime
 
     def wait(self, event: Event, deadline: float | None) -> bool:
-        return self._agent.executor.wait(event, deadline)
+        return self.agent.executor.wait(event, deadline)
 
     def wait_for_messages(self, wakeup: Wakeup, channel: Channel | None, deadline: float | None) -> bool:
         """Wait for `wakeup`, and read `channel` meanwhile."""
-        return self._agent.oneway.wait(wakeup, channel, deadline)
+        return self.agent.oneway.wait(wakeup, channel, deadline)
 
     def submit(self, task: Callable[[], None]) -> None:
-        self._agent.executor.submit(task)
+        self.agent.executor.submit(task)
 
     def start_thread(self, role: str, task: Callable[[], None]) -> None:
-        self._agent.executor.start_thread(role, task)
+        self.agent.executor.start_thread(role, task)
 
     def name_of(self, worker: int) -> str:
-        return self._agent.peers.find(worker).record.name
+        return self.agent.peers.find(worker).record.name
 
     def count(self, what: str) -> None:
         """For debug info: this happened."""
@@ -95,7 +83,7 @@ class Postman:
         self, worker: int, head: MakeHead, attachments: Sequence[torch.Tensor] = (), back: Channel | None = None
     ) -> Channel:
         """Send a message, on `back` if that is given; returns the channel that took it."""
-        return self._agent.oneway.send(worker, head, attachments, back=back)
+        return self.agent.oneway.send(worker, head, attachments, back=back)
 
     def answer(
         self,
@@ -109,7 +97,7 @@ class Postman:
         told, data = (None, b"") if failure is None else self._pack_failure(failure)
         packed = tuple(WorkerReport(who, report.number, report.partly_fed) for who, report in reports.items())
         head = PropagateGradientsResp(about.context, about.number, call, count, packed, "", told)
-        self._agent.oneway.tell(worker, head, data, back=back)
+        self.agent.oneway.tell(worker, head, data, back=back)
 
     def record_gradients(
         self, context: DistAutogradContext, target: int, grads: Sequence[torch.Tensor]
@@ -152,7 +140,7 @@ class Postman:
         head = AbortPass(about, told)
         others = context.workers() | {about.number >> 48}
         for worker in sorted(others - {self.me}):
-            self._agent.tell(worker, head, data)
+            self.agent.tell(worker, head, data)
 
     def _pack_failure(self, failure: Exception) -> tuple[PassFailure, bytes]:
         cause = failure.__cause__

@@ -14,9 +14,10 @@ from telegrad.agent.agent import Agent
 from telegrad.agent.channel import Channel
 from telegrad.agent.group import WorkerRecord
 from telegrad.autograd.contexts import Contexts, DistAutogradContext
+from telegrad.autograd.engine import Roots
 from telegrad.autograd.functions import Recv
 from telegrad.autograd.gradients import add_to_grad, run_hooks_on_context
-from telegrad.autograd.passes import PassRun, Roots, running
+from telegrad.autograd.passes import PassRun, running
 from telegrad.autograd.postman import Postman
 from telegrad.autograd.record import AutogradRecorder
 from telegrad.errors import TelegradError, WorkerLost
@@ -137,14 +138,12 @@ class Autograd:
         run = PassRun(self.postman, context, about, roots)
         self._take_turn(context, run)
         try:
-            run.drive(deadline)
+            return run.drive(deadline)
         finally:
-            run.roots = None
             run.let_go()
             if run.failure is None:
                 with context.lock:
                     context.passes.pop(number, None)
-        return run.captured
 
     def _take_turn(self, context: DistAutogradContext, run: PassRun) -> None:
         """One pass at a time in a context."""

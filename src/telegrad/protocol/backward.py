@@ -24,8 +24,9 @@ Reports travel up to the worker that began the pass; each has a number, so an ol
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+import msgspec
 
 from telegrad.protocol.diffusion import Diffusion
 
@@ -35,65 +36,59 @@ ROOT = "root"
 Ticket = TypeVar("Ticket")
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """What a worker says of itself when it falls idle."""
 
     number: int
     partly_fed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[Ticket]):
+class Answer(msgspec.Struct, Generic[Ticket], frozen=True):
     """Answer this message now, with `reports`."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Run this island. `waiting` are its entries that have not arrived: they get gates."""
 
     island: int
     waiting: tuple[Entry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """Begin the probe: walk from the roots."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(msgspec.Struct, frozen=True):
     """The probe is over: tell these workers, and plan again."""
 
     workers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The pass is over, everywhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck:
+class Stuck(msgspec.Struct, frozen=True):
     """Rule 5: islands of these workers are partly fed, and nothing will come."""
 
     workers: tuple[int, ...]
 
 
+PROBE: Final = Probe()
+DONE: Final = Done()
+
 Effect = Answer[Ticket] | Start | Probe | Resume | Done | Stuck
 
 
-@dataclass
 class _Island:
-    entries: frozenset[Entry]
-    arrived: set[Entry] = field(default_factory=set)
-    started: bool = False
+    __slots__ = ("arrived", "entries", "started")
 
-    @property
-    def complete(self) -> bool:
-        return self.arrived >= self.entries
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = frozenset(entries)
+        self.arrived: set[Entry] = set()
+        self.started = False
 
     @property
     def partly_fed(self) -> bool:
@@ -122,20 +117,20 @@ class Pass(Generic[Ticket]):
     def plan(self, islands: Mapping[int, Iterable[Entry]]) -> None:
         """Say which entries form which islands; those that have started stay as they are."""
         self.planned = True
-        arrived = {entry for island in self._islands.values() for entry in island.arrived}
-        kept = {number: island for number, island in self._islands.items() if island.started}
-        self._islands = kept
-        self._island_of = {entry: number for number, island in kept.items() for entry in island.entries}
+        before = self._islands
+        self._islands = {number: island for number, island in before.items() if island.started}
+        self._island_of = {entry: number for number, island in self._islands.items() for entry in island.entries}
         for number, entries in islands.items():
-            fresh = _Island(frozenset(entries))
-            fresh.arrived = set(fresh.entries & arrived)
-            self._islands[number] = fresh
-            for entry in fresh.entries:
-                self._island_of[entry] = number
+            self.grow(number, entries)
+        for island in before.values():
+            for entry in island.arrived:
+                now = self._island_of.get(entry)
+                if now is not None:
+                    self._islands[now].arrived.add(entry)
 
     def grow(self, number: int, entries: Iterable[Entry]) -> None:
         """Add an island, of entries that did not exist when the others were planned."""
-        self._islands[number] = island = _Island(frozenset(entries))
+        self._islands[number] = island = _Island(entries)
         for entry in island.entries:
             self._island_of[entry] = number
 
@@ -153,12 +148,14 @@ class Pass(Generic[Ticket]):
 
     def _start(self, number: int) -> list[Effect[Ticket]]:
         island = self._islands[number]
-        if self._ended or island.started or not island.arrived or not (island.complete or self.known):
+        if self._ended or island.started or not island.arrived:
+            return []
+        complete = len(island.arrived) == len(island.entries)
+        if not complete and not self.known:
             return []
         island.started = True
         self._flow.busy()
-        waiting = tuple(sorted(island.entries - island.arrived, key=str))
-        return [Start(number, waiting)]
+        return [Start(number, () if complete else tuple(sorted(island.entries - island.arrived, key=str)))]
 
     # -- the flow of gradients --------------------------------------------------------------------------------
 
@@ -166,13 +163,16 @@ class Pass(Generic[Ticket]):
         """The pass starts here: the roots have arrived."""
         self._flow.start()
         effects = self._arrive(ROOT)
-        return [*effects, *self._settled(self._flow.idle())]
+        effects += self._settled(self._flow.idle())
+        return effects
 
     def gradient(self, ticket: Ticket | None, entry: Entry, sender: int | None = None) -> list[Effect[Ticket]]:
         """The gradient of one of our sends came; without a ticket it is counted, and not answered."""
         answers = self._received(ticket, sender)
         effects = self._arrive(entry)
-        return [*effects, *self._settled([*answers, *self._flow.settle()])]
+        answers += self._flow.settle()
+        effects += self._settled(answers)
+        return effects
 
     def _received(self, ticket: Ticket | None, sender: int | None) -> list[Ticket]:
         if ticket is not None:
@@ -191,7 +191,8 @@ class Pass(Generic[Ticket]):
     def nothing_new(self, ticket: Ticket | None, sender: int | None = None) -> list[Effect[Ticket]]:
         """A message came that changes nothing here (late, or twice)."""
         answers = self._received(ticket, sender)
-        return self._settled([*answers, *self._flow.settle()])
+        answers += self._flow.settle()
+        return self._settled(answers)
 
     def sent(self, to: int | None = None) -> bool:
         """A gradient, or word that the probe is over, leaves for another worker; says whether it is to be answered."""
@@ -222,10 +223,10 @@ class Pass(Generic[Ticket]):
                 effects.append(Stuck(unfed))
             elif unfed:
                 self._probe.start()
-                effects.append(Probe())
+                effects.append(PROBE)
             else:
                 self._ended = True
-                effects.append(Done())
+                effects.append(DONE)
         return effects
 
     # -- the probe --------------------------------------------------------------------------------------------
@@ -300,6 +301,11 @@ class Pass(Generic[Ticket]):
     def engaged(self) -> bool:
         """Whether this worker still has part in the pass."""
         return (self._flow.engaged or self._probe.engaged) and not self._ended
+
+    @property
+    def running(self) -> int:
+        """How many islands run here."""
+        return self._flow.active
 
     @property
     def owed(self) -> int:

@@ -17,7 +17,6 @@ A worker that gives up answers at once, first what engaged it and then whatever 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -61,8 +60,8 @@ class Diffusion(Generic[Ticket]):
         self._active = 0
         self._gave_up = False
         self._sender: Hashable = None
-        self._counted: Counter[Hashable] = Counter()  # sent to those that engaged us, ever, by worker
-        self._arrived: Counter[Hashable] = Counter()  # counted messages that came, ever, by worker
+        self._counted: dict[Hashable, int] = {}  # sent to those that engaged us, ever, by worker
+        self._arrived: dict[Hashable, int] = {}  # counted messages that came, ever, by worker
         self._held: list[tuple[Hashable, int]] = []  # answers that are ahead of counted messages
 
     def start(self) -> None:
@@ -82,26 +81,28 @@ class Diffusion(Generic[Ticket]):
 
     def received_counted(self, sender: Hashable) -> None:
         """A counted message came. Call `settle` when it was acted on."""
-        self._arrived[sender] += 1
-        waiting = [held for held in self._held if self._arrived[held[0]] < held[1]]
-        self._owed -= len(self._held) - len(waiting)
-        self._held = waiting
+        arrived = self._arrived
+        arrived[sender] = arrived.get(sender, 0) + 1
+        if self._held:
+            waiting = [held for held in self._held if arrived.get(held[0], 0) < held[1]]
+            self._owed -= len(self._held) - len(waiting)
+            self._held = waiting
 
     def sent(self, to: Hashable = None) -> bool:
         """A message leaves; says whether it is to be answered. If not, it is counted."""
         if to is not None and self._parent is not None and to == self._sender:
-            self._counted[to] += 1
+            self._counted[to] = self._counted.get(to, 0) + 1
             return False
         self._owed += 1
         return True
 
     def count_for(self, worker: Hashable) -> int:
         """What an answer to this worker says: how many counted messages it has been sent, ever."""
-        return self._counted[worker]
+        return self._counted.get(worker, 0)
 
     def answered(self, sender: Hashable = None, count: int = 0) -> list[Ticket]:
         """One of our messages was answered; returns the messages to answer now."""
-        if self._arrived[sender] < count:
+        if count and self._arrived.get(sender, 0) < count:
             self._held.append((sender, count))
             return []
         self._owed -= 1
@@ -118,9 +119,7 @@ class Diffusion(Generic[Ticket]):
 
     def settle(self) -> list[Ticket]:
         """Rule 1: returns the message that engaged this worker, if it is time to answer it."""
-        if not self.engaged or self._active or self._owed:
-            return []
-        if self.started_here:
+        if self._active or self._owed or not self.engaged or self.started_here:
             return []
         self.engaged = False
         parent, self._parent = self._parent, None
@@ -130,6 +129,11 @@ class Diffusion(Generic[Ticket]):
     def quiet(self) -> bool:
         """At the worker that started it: the computation is over, everywhere."""
         return self.started_here and not self._gave_up and not self._active and not self._owed
+
+    @property
+    def active(self) -> int:
+        """How much runs here."""
+        return self._active
 
     @property
     def owed(self) -> int:

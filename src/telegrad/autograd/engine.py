@@ -1,0 +1,310 @@
+"""The graph's side of a pass on one worker: plans its islands, and runs them with torch's engine."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from telegrad.autograd import islands
+from telegrad.autograd.contexts import DistAutogradContext
+from telegrad.autograd.functions import ANCHOR_NODE, ONE, SendRpcBackward, chain_gates
+from telegrad.autograd.gradients import AccumulateThrough
+from telegrad.autograd.islands import Island
+from telegrad.autograd.torch_private import (
+    has_post_accumulate_hooks,
+    run_backward,
+    sequence_number,
+    set_sequence_number,
+)
+from telegrad.errors import TelegradError
+from telegrad.protocol.backward import ROOT, Entry
+from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, PassInfo
+
+_ANCHOR = GradientEdge(ANCHOR_NODE, 0)
+
+
+@dataclass
+class Roots:
+    """Where the pass begins, and what its caller wants to have."""
+
+    tensors: Sequence[torch.Tensor]
+    grads: Sequence[torch.Tensor | None]
+    inputs: Sequence[GradientEdge] = ()
+
+
+class Fed:
+    """What arrived for one send."""
+
+    __slots__ = ("grads", "reached")
+
+    def __init__(self, grads: list[torch.Tensor | None], reached: Sequence[int]) -> None:
+        self.grads: list[torch.Tensor | None] | None = grads
+        """None when they have been used."""
+        self.reached = reached
+
+
+class PassGraph:
+    """What one pass knows of this worker's graph."""
+
+    __slots__ = (
+        "_about",
+        "_context",
+        "_hooks",
+        "_lock",
+        "_numbers",
+        "_seen",
+        "_through",
+        "captured",
+        "fed",
+        "islands",
+        "known",
+        "live",
+        "reached",
+        "roots",
+    )
+
+    def __init__(
+        self,
+        context: DistAutogradContext,
+        about: PassInfo,
+        roots: Roots | None,
+        lock: Lock,
+        through: AccumulateThrough,
+        accumulate_hooks: bool,
+    ) -> None:
+        self._context = context
+        self._about = about
+        # The lock of the pass, which protects everything below. Its holder calls all methods but `run`.
+        self._lock = lock
+        self._through = through
+        self._hooks = accumulate_hooks
+        self._numbers = itertools.count()
+        self._seen: set[Node] = set()
+        self.roots = roots
+        self.captured: list[torch.Tensor | None] = [None] * (len(roots.inputs) if roots is not None else 0)
+        self.islands: dict[int, Island] = {}
+        self.fed: dict[int, Fed] = {}
+        self.live: dict[int, set[int]] = {}
+        """The sent tensors that the probe has met."""
+        self.known = False
+        """The probe is over."""
+        self.reached: dict[int, set[int]] = {}
+        """Recvs that the engine is to execute, and which of their outputs; gone when it did. Without the lock, by
+        single operations."""
+
+    # -- plan ---------------------------------------------------------------------------------------------------
+
+    def plan(self, started: set[Entry]) -> dict[int, list[Entry]]:
+        """Plan all entries but those that have started; returns the entries of every new island."""
+        roots = self.roots
+        starts: dict[Any, Sequence[islands.Start]] = {}
+        wanted: dict[Node, list[int]] | None = None
+        if roots is not None:
+            if ROOT not in started:
+                starts[ROOT] = [start_of(root) for root in roots.tensors]
+            if roots.inputs:
+                wanted = {}
+                for number, edge in enumerate(roots.inputs):
+                    wanted.setdefault(edge.node, []).append(number)
+        with self._context.lock:
+            sends = list(self._context.sends.values())
+        for send in sends:
+            if send.message not in started:
+                tokens = send.tokens
+                begin = [start_of(tokens[index]) for index in self.tensors_of(send)]
+                if begin:
+                    starts[send.message] = begin
+        # Hooks on AccumulateGrad cannot be seen from here, so where it is executed each leaf counts as having some.
+        common = self._about.leaves == INTO_GRAD or self._hooks
+        planned = {}
+        for island in islands.plan(starts, leaves_are_common=common, wanted=wanted):
+            number = next(self._numbers)
+            self.islands[number] = island
+            planned[number] = island.entries
+        return planned
+
+    def grow(self, message: int) -> int:
+        """An island for a send that was recorded after the plan; returns its number."""
+        with self._context.lock:
+            send = self._context.sends.get(message)
+        if send is None:
+            raise TelegradError(f"context {self._context.id:#x} was left")
+        number = next(self._numbers)
+        begin = [start_of(send.tokens[index]) for index in self.tensors_of(send)]
+        (self.islands[number],) = islands.plan({message: begin})
+        return number
+
+    def tensors_of(self, send: SendRpcBackward) -> Sequence[int]:
+        """Which tensors of a send this pass runs: those reached; or alive; or, nothing being known yet, all."""
+        fed = self.fed.get(send.message)
+        if fed is not None:
+            return fed.reached
+        if self.known:
+            return sorted(self.live.get(send.message, ()))
+        return range(len(send.tokens))
+
+    # -- the probe ----------------------------------------------------------------------------------------------
+
+    def probe(self, starts: Iterable[islands.Start]) -> dict[Any, set[int]]:
+        """Walk on from these; returns the recv nodes that are met, and which of their outputs."""
+        return islands.reach(starts, self._seen)
+
+    def meet(self, send: SendRpcBackward, tensors: Iterable[int]) -> list[islands.Start]:
+        """The probe has met these tensors of a send; returns where to walk on."""
+        named = {index for index in tensors if 0 <= index < len(send)}
+        there = self.live.setdefault(send.message, set())
+        fresh = named - there
+        there |= fresh
+        return [start_of(send.tokens[index]) for index in sorted(fresh)]
+
+    # -- the engine ---------------------------------------------------------------------------------------------
+
+    def run(
+        self, island: Island, waiting: Sequence[Entry], wait_for: Callable[[SendRpcBackward], None]
+    ) -> Sequence[torch.Tensor | None]:
+        """Run an island; returns what was captured, for `take`. Gates call `wait_for`. Without the lock."""
+        outputs: list[torch.Tensor] = []
+        grads: list[torch.Tensor | None] = []
+        gates: list[tuple[Callable[[], None], Sequence[torch.Tensor]]] = []
+        planned = True  # whether everything runs that the plan walked over
+        if ROOT in island.entries:
+            assert self.roots is not None
+            outputs += self.roots.tensors
+            grads += self.roots.grads
+        for send in self._sends_of(island):
+            indices, tokens = self.tensors_of(send), send.tokens
+            whole = len(indices) == len(tokens)
+            if not whole:
+                tokens = [tokens[index] for index in indices]
+            if send.message in waiting:
+                gates.append((partial(wait_for, send), tokens))
+            else:
+                send.set_grads(self.fed[send.message].grads)
+                outputs += tokens
+                grads += [ONE] * len(tokens)
+                planned = planned and whole
+        if gates:
+            outputs.append(chain_gates(gates))
+            grads.append(ONE)
+        elif not outputs:
+            return ()
+        reached = island.reached
+        if gates or not planned:
+            seen: set[Node] = set()
+            reached = islands.reach([start_of(output) for output in outputs], seen)
+            if gates:
+                _raise_from_zero([*seen, *reached])
+        for node, outputs_reached in reached.items():
+            self.reached[node.recv.message] = outputs_reached
+        if gates:
+            with torch.autograd.set_multithreading_enabled(False), _compiled_autograd_off():
+                return self._run(island, outputs, grads)
+        return self._run(island, outputs, grads)
+
+    def _sends_of(self, island: Island) -> list[SendRpcBackward]:
+        """The sends among its entries, in record order."""
+        with self._context.lock:
+            there = self._context.sends
+            sends = [there[entry] for entry in island.entries if entry != ROOT]  # type: ignore[index]
+        if len(sends) > 1:
+            sends.sort(key=lambda send: send.order)
+        return sends
+
+    def _run(
+        self, island: Island, outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
+    ) -> Sequence[torch.Tensor | None]:
+        leaves = self._about.leaves
+        if leaves == INTO_GRAD:
+            self._backward(outputs, grads, (), True)
+            return ()
+        if leaves == INTO_CONTEXT:
+            nodes: list[Any] = list(island.leaves)
+            edges = [GradientEdge(node, 0) for node in nodes]
+            if island.reached:
+                edges.append(_ANCHOR)
+            if self._hooks or any(has_post_accumulate_hooks(node.variable) for node in nodes):
+                with self._through.into(self._context.gradients, nodes):
+                    self._backward(outputs, grads, edges, True)
+                return ()
+            return self._backward(outputs, grads, edges, False)
+        edges = [self.roots.inputs[number] for number in sorted(island.wanted)] if self.roots is not None else []
+        if island.reached and (self.roots is None or self._leads_back(island)):
+            edges.append(_ANCHOR)  # else what lies behind the recvs has no part in the answer, and must not run
+        return self._backward(outputs, grads, edges, False) if edges else ()
+
+    def _backward(
+        self,
+        outputs: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor | None],
+        inputs: Sequence[GradientEdge],
+        accumulate: bool,
+    ) -> Sequence[torch.Tensor | None]:
+        about = self._about
+        create = about.create_graph
+        return run_backward(outputs, grads, about.retain_graph or create, create, inputs, accumulate)
+
+    def take(self, island: Island, captured: Sequence[torch.Tensor | None]) -> None:
+        """Put what `run` captured to where the pass wants it. Without the lock."""
+        if not captured:
+            return
+        if self._about.leaves == INTO_CONTEXT:
+            gradients = self._context.gradients
+            for index, node in enumerate(island.leaves):
+                gradients.add(node.variable, captured, index)  # type: ignore[attr-defined]  # of AccumulateGrad
+            return
+        with self._lock, torch.enable_grad():
+            for number, grad in zip(sorted(island.wanted), captured, strict=False):
+                there = self.captured[number]
+                self.captured[number] = grad if there is None else there if grad is None else there + grad
+
+    def _leads_back(self, island: Island) -> bool:
+        """Whether gradients that leave through a recv of this island may come back to a tensor that is wanted.
+
+        They can only if a tensor was sent that depends on a wanted one, before the recv's message came.
+        """
+        with self._context.lock:
+            sends = list(self._context.sends.values())
+        wanted = {edge.node for edge in self.roots.inputs} if self.roots is not None else set()
+        sent = [send.order for send in sends if islands.meets([start_of(token) for token in send.tokens], wanted)]
+        return bool(sent) and min(sent) < max((node.recv.order for node in island.reached), default=0)
+
+    def forget(self, island: Island) -> None:
+        """Let go of the gradients that an island has used. Without the lock."""
+        for entry in island.entries:
+            fed = self.fed.get(entry)  # type: ignore[call-overload]  # entries but ROOT are message ids, and it has none
+            if fed is not None:
+                grads, fed.grads = fed.grads, None
+                send = self._context.sends.get(entry)  # type: ignore[call-overload]  # as above
+                if send is not None and grads is not None:
+                    send.forget(grads)  # not those of a pass that began after this one had failed
+
+
+def start_of(tensor: torch.Tensor) -> islands.Start:
+    """Where a walk from a tensor begins."""
+    node = tensor.grad_fn
+    if node is not None:  # get_gradient_edge would make a node to own this one; the tensor does, for as long as we need
+        return node, tensor.output_nr
+    return get_gradient_edge(tensor).node, 0
+
+
+def _raise_from_zero(nodes: Iterable[Node]) -> None:
+    """Only gates may have the lowest priority: an ordinary node that has it is raised."""
+    for node in nodes:
+        if sequence_number(node) == 0 and type(node).__name__ != "_GateBackward":
+            set_sequence_number(node, 1)
+
+
+def _compiled_autograd_off() -> Any:
+    """Compiled autograd ignores priorities, so it must not run gated islands."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    # Who has not imported it cannot have enabled it; and importing it takes seconds.
+    return contextlib.nullcontext() if compiled is None else compiled._disable()
