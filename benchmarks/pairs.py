@@ -67,7 +67,7 @@ class Place:
     transport: str
     directory: str
     token: str
-    socket: socket.socket
+    socket: socket.socket | None
     """Leads to the other worker of a pair, for a system that is nothing but that."""
 
     def meeting(self) -> str:
@@ -101,7 +101,7 @@ def join_torch(place: Place) -> Any:
 class System:
     """Something to measure: how its workers come together, and what they are called.
 
-    There are one or two, and one is the caller. `join` returns what cases are prepared with; it has a `shutdown`.
+    One is the caller. `join` returns what cases are prepared with; it has a `shutdown`.
     """
 
     join: Callable[[Place], Any]
@@ -148,16 +148,17 @@ class Workers:
         ends = list(socket.socketpair())
         for worker in system.names:
             mine, theirs = context.Pipe()
-            end = ends.pop()
+            end = ends.pop() if ends and len(system.names) <= 2 else None
             place = Place(name, worker, system.names, transport, directory, token, end)
             process = context.Process(target=_work, args=(place, system, cases, theirs), name=f"{name} {worker}")
             process.start()
             theirs.close()
-            end.close()
+            if end is not None:
+                end.close()
             self._controls[worker] = mine
             self._processes[worker] = process
-        for end in ends:  # of a worker that is alone
-            end.close()
+        for left_over in ends:
+            left_over.close()
 
     def join(self) -> None:
         """Wait until all are in their group, and stop them."""

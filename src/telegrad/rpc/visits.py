@@ -12,6 +12,7 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
+from telegrad.agent.serving import DEFERRED
 from telegrad.errors import ReferenceGone
 from telegrad.protocol.references import Id
 from telegrad.rpc.kept import Kept, show
@@ -85,34 +86,38 @@ class Visits:
         served, caller = self._visitor()
         kept = self._host.find_for(caller, rref, unconfirmed)
 
-        def run(answer: Answer) -> None:
+        def run(ended: Callable[[], None]) -> None:
+            deferred = False
+
+            def answer_and_end(value: object, error: BaseException | None) -> None:
+                try:
+                    answer(value, error)
+                finally:
+                    if not deferred:
+                        ended()
+
             try:
                 value = kept.get()
                 served.function = f"{type(value).__name__}.{name}"
                 served.check()
                 method = getattr(value, name)
                 result = method(*args, **kwargs)
+                deferred = getattr(method, DEFERRED, False)
             except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
-                answer(None, error)
-            else:
-                self._agent.serving.conclude(served, method, result, answer)
+                answer_and_end(None, error)
+                return
+            self._agent.serving.conclude(served, method, result, answer_and_end)
+            if deferred:
+                # Its answer may need what the object's next calls bring, so these must not wait for it.
+                ended()
 
-        def run_and_end(ended: Callable[[], None]) -> None:
-            def answer_and_end(value: object, error: BaseException | None) -> None:
-                try:
-                    answer(value, error)
-                finally:
-                    ended()
-
-            run(answer_and_end)
-
-        in_turn = _as_now(lambda ended: self._later(partial(run_and_end, ended)))
+        in_turn = _as_now(lambda ended: self._later(partial(run, ended)))
 
         def start() -> None:
             if turn is not None and kept.mailbox is not None:
                 kept.mailbox.put(caller, turn, in_turn)
             else:
-                run(answer)
+                run(lambda: None)
 
         resume = _as_now(partial(self._later, start))
         if kept.when_ready(resume):
