@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -15,6 +16,7 @@ from telegrad.wire.descriptors import (
     ALIGNMENT,
     BSR,
     BUFFER,
+    CODES,
     COMPRESSED_FORM,
     COO,
     COPIED_AS_BYTES,
@@ -31,6 +33,9 @@ from telegrad.wire.descriptors import (
 from telegrad.wire.neutral import neutral, nothing_intercepts
 
 SPAN_FACTOR = 2
+_COPIED_TWICE = 2048  # bytes up to which finding the region's address takes longer than a second copy
+_STRIDED_LAYOUT = torch.strided
+_string_at: Callable[[int, int], bytes] = ctypes.string_at
 _UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods no user code can intercept
 
 
@@ -59,6 +64,8 @@ class Layout:
         if not self.size:
             return
         view = memoryview(region)
+        if view.format != "B":
+            view = view.cast("B")
         if view.nbytes < self.size:
             raise ValueError(f"the region has {view.nbytes} bytes, but the layout needs {self.size}")
         if nothing_intercepts():
@@ -68,12 +75,16 @@ class Layout:
                 self._write(view)
 
     def _write(self, view: memoryview) -> None:
-        start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        start = 0
         for offset, tensor, nbytes in self._moves:
             address = tensor.data_ptr()
             if not address:
                 raise _no_contents(tensor)
-            ctypes.memmove(start + offset, address, nbytes)
+            if nbytes <= _COPIED_TWICE:
+                view[offset : offset + nbytes] = _string_at(address, nbytes)
+            else:
+                start = start or ctypes.addressof(ctypes.c_char.from_buffer(view))
+                ctypes.memmove(start + offset, address, nbytes)
         for copy in self._copies:
             copy.write(view)
 
@@ -124,11 +135,42 @@ def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer]) -> Layout
     layout = Layout()
     if attachments:
         if nothing_intercepts():
-            _describe_all(layout, attachments)
+            if not _describe_plain(layout, attachments):
+                _describe_all(layout, attachments)
         else:
             with neutral():
                 _describe_all(layout, attachments)
     return layout
+
+
+def _describe_plain(layout: Layout, attachments: Sequence[Any]) -> bool:
+    """Describe contiguous CPU tensors, as nearly all are. False, and nothing is done, if one is anything else.
+
+    What is described is the same as without this; it is only found faster.
+    """
+    descriptors, moves, storages, size = [], [], set(), 0
+    for x in attachments:
+        if type(x) not in _UNINTERCEPTED or x.layout is not _STRIDED_LAYOUT or not x.is_cpu or x.is_nested:
+            return False
+        dtype, shape, nbytes = x.dtype, tuple(x.shape), x.nbytes
+        if x.is_quantized or not x.is_contiguous() or dtype.is_complex or x.is_neg():
+            return False
+        code = CODES.get(dtype)
+        try:
+            if code is None or not nbytes or not x.data_ptr():
+                return False
+            storages.add(x.untyped_storage().data_ptr())
+        except RuntimeError:  # it has no memory of its own
+            return False
+        descriptors.append(
+            TensorDescriptor(STRIDED, code, size, shape, x.stride() if 1 in shape else (), x.requires_grad)
+        )
+        moves.append((size, x, nbytes))
+        size += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    if len(storages) < len(moves):
+        return False
+    layout.descriptors, layout.size, layout._moves = tuple(descriptors), size, moves
+    return True
 
 
 def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer]) -> None:

@@ -29,6 +29,7 @@ import msgspec
 import torch
 
 from telegrad.errors import FunctionNotFound, PayloadError, TelegradError
+from telegrad.wire import short
 from telegrad.wire.neutral import neutral, thread_is_neutral
 from telegrad.wire.torchscript import PREFIX, find_script, reducer_for, script_name
 
@@ -75,6 +76,9 @@ def encode(value: object, *, root: str | tuple[str, ...] = "value", main_by_name
     ``main_by_name`` says that the receiver runs the same program, so that what ``__main__`` defines can go by name.
     Raises PayloadError, which names the smallest part that cannot be sent, as in ``kwargs['model'].lock``.
     """
+    found = short.encode(value)
+    if found is not None:
+        return Encoded(*found)
     try:
         return _encode(value, main_by_name)
     except TelegradError:
@@ -95,6 +99,10 @@ def decode(
         attachments = list(attachments)
         for position, reference in references:
             attachments.insert(position, reference)
+    if len(data) <= short.LONGEST:
+        found = short.decode(bytes(data), attachments)
+        if found is not short.NOTHING:
+            return found
     try:
         if thread_is_neutral():
             return pickle.loads(data, buffers=attachments)
@@ -175,6 +183,8 @@ def resolve(name: str) -> Callable[..., Any]:
 def _at(module: str, path: str) -> object:
     """What the path leads to in a module that has been imported, or _MISSING."""
     found: object = sys.modules.get(module, _MISSING)
+    if "." not in path and found is not _MISSING:
+        return getattr(found, path, _MISSING)
     for part in path.split("."):
         if found is _MISSING:
             break
