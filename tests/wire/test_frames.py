@@ -106,7 +106,7 @@ def stream_of(*messages: tuple[bytes, bytes, bytes]) -> bytes:
     sequences = {CONTROL: 0, BULK: 0}
     stream = bytearray()
     for message in messages:
-        for kind, body in frames_of(*message):
+        for kind, body, _ in frames_of(*message):
             sequences[lane_of(kind)] += 1
             stream += pack_header(kind, len(body), sequences[lane_of(kind)], 3, 4) + bytes(body)
     return bytes(stream)
@@ -203,7 +203,7 @@ def test_a_small_message_passes_between_the_chunks_of_a_large_one() -> None:
     large = frames_of(b"large", b"", b"r" * (3 * CHUNK))
     (small,) = frames_of(b"small", b"", b"")
     stream = bytearray()
-    for number, (kind, body) in enumerate(large, start=1):
+    for number, (kind, body, _) in enumerate(large, start=1):
         stream += pack_header(kind, len(body), number, 0, 0) + bytes(body)
         stream += pack_header(small.kind, len(small.body), number, 0, 0) + bytes(small.body)
     receiver = Receiver()
@@ -249,7 +249,7 @@ def test_a_message_that_a_broken_connection_cut_goes_on_over_the_next_one(where:
 def test_half_a_chunk_is_written_again_at_the_same_place() -> None:
     region = bytes(range(256)) * (2 * CHUNK // 256)
     frames = frames_of(b"h", b"", region)
-    stream = [pack_header(kind, len(body), n, 0, 0) + bytes(body) for n, (kind, body) in enumerate(frames, start=1)]
+    stream = [pack_header(kind, len(body), n, 0, 0) + bytes(body) for n, (kind, body, _) in enumerate(frames, start=1)]
     receiver = Receiver()
     for frame in feed(receiver.connect(), b"".join([*stream[:2], stream[2][: CHUNK // 2]]), forever(65_536)):
         receiver.take(frame)
@@ -488,7 +488,8 @@ def test_a_chunk_smaller_than_what_is_due_is_refused(length: int) -> None:
 
 def test_reading_a_frame_changes_nothing() -> None:
     assembler = Assembler(Limits(), allocate)
-    head, chunk = (Frame(kind, n, 0, 0, body) for n, (kind, body) in enumerate(frames_of(b"h", b"", b"r" * CHUNK), 1))
+    frames = frames_of(b"h", b"", b"r" * CHUNK)
+    head, chunk = (Frame(kind, n, 0, 0, body) for n, (kind, body, _) in enumerate(frames, 1))
     for _ in range(3):
         assert assembler.read(head) is None
     assert assembler.add(head) is None

@@ -33,6 +33,7 @@ from telegrad.errors import (
 )
 from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.transport.buffers import BufferPool
+from telegrad.transport.slabs import SlabPool
 from telegrad.waiting import Runtime
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Answer, Cancel, Creation, Reply, Request, decode_head
@@ -70,6 +71,7 @@ class Agent:
         self.poller = poller
         self.token = token
         self.buffers = BufferPool()
+        self.slabs = SlabPool(self.settings.shared_memory)
         self.executor = Executor(runtime, poller, self._poll, name=name, most_running=self.settings.running)
         self.peers = Peers(self, [transport for transport, _ in transports])
         self.calling = Calling(self)

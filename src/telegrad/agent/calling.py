@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from telegrad.agent.answers import read_answer
 from telegrad.agent.calls import Call, Served, serving
+from telegrad.agent.channel import Channel
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE
 from telegrad.agent.group import WorkerRecord
@@ -88,7 +89,7 @@ class Calling:
         self.made += 1
         channel.calls[call.id] = call
         try:
-            channel.post(pack(encode_head(make_head(call.id)), b"", 0, None, self._owner.buffers.take))
+            channel.post(pack(encode_head(make_head(call.id)), b"", 0, None, channel.room))
         except BaseException:
             self._forget(call)
             raise
@@ -130,7 +131,7 @@ class Calling:
         if channel is None:
             channel = self._owner.peers.channel_to(peer, deadline)
         name, frames, forks = self._pack_request(
-            call_id := next(self._call_ids), peer, function, args, kwargs, deadline, parent, creation
+            call_id := next(self._call_ids), peer, channel, function, args, kwargs, deadline, parent, creation
         )
         call = Call(call_id, channel, peer.record.name, name, now)
         call.deadline = deadline
@@ -174,6 +175,7 @@ class Calling:
         self,
         call_id: int,
         peer: Peer,
+        channel: Channel,
         function: Callable[..., Any] | str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
@@ -205,11 +207,11 @@ class Calling:
         left = max(1e-3, deadline - self._owner.runtime.now()) if deadline is not None else 0.0
         if layout is None:
             head = encode_head(Request(call_id, name, left, parent is not None, (), autograd, forks, creation))
-            return name, pack(head, encoded.data, 0, None, self._owner.buffers.take), forks
+            return name, pack(head, encoded.data, 0, None, channel.room), forks
         head = encode_head(
             Request(call_id, name, left, parent is not None, layout.descriptors, autograd, forks, creation)
         )
-        return name, pack(head, encoded.data, layout.size, layout.write, self._owner.buffers.take), forks
+        return name, pack(head, encoded.data, layout.size, layout.write, channel.room), forks
 
     def _take_credit(self, call: Call, size: int) -> None:
         """Wait until the peer takes another request of this size."""
@@ -345,7 +347,7 @@ class Calling:
             call.channel.abandoned.pop(call.id, None)
             return False
         try:
-            call.channel.post(pack(encode_head(Cancel(call.id, reason)), b"", 0, None, self._owner.buffers.take))
+            call.channel.post(pack(encode_head(Cancel(call.id, reason)), b"", 0, None, call.channel.room))
         except TelegradError as lost:  # then there is nobody to tell
             _log.debug("%s was given up, but the worker is gone: %s", call, lost)
         return True

@@ -20,15 +20,17 @@ from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import Session
 from telegrad.protocol.verdicts import Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
 from telegrad.transport.base import Link, LinkClosed, Poller, Ready
+from telegrad.transport.slabs import SharedMemory, SlabPool
 from telegrad.waiting import Event, Runtime
 from telegrad.wire.frames import (
+    ABOUT_SLABS,
     BULK,
-    CONTROL,
-    MESSAGE,
+    BULK_HEAD,
     Assembler,
     Frame,
     Kind,
     Limits,
+    Loan,
     Message,
     Outgoing,
     lane_of,
@@ -60,6 +62,7 @@ class ChannelOwner(Protocol):
     poller: Poller
     executor: Executor
     limits: Limits
+    slabs: SlabPool
 
     def deliver(self, channel: Channel, message: Message) -> None:
         """Take a message that arrived. Must be short."""
@@ -96,6 +99,8 @@ class Channel:
         self.calls: dict[int, Call] = {}
         self.abandoned: dict[int, int] = {}  # calls that were given up -> credits that come back with their answers
         self.link: Link | None = None
+        self.memory: SharedMemory | None = None
+        """What the two ends of the link share, if they are on one host."""
         self.unwaited = 0  # calls under way whose answer no thread waits for
         self.inbox: deque[Callable[[], None]] | None = None
         """Where the one who reads wants the handlers of one-way messages; None: a runner runs them."""
@@ -108,6 +113,7 @@ class Channel:
             now=owner.runtime.now(),
             peer=f"worker {peer!r}",
         )
+        self._allocate = allocate
         self._assembler = Assembler(owner.limits, allocate)
         self._reading = False
         self._armed = False
@@ -118,15 +124,27 @@ class Channel:
 
     # -- sending ----------------------------------------------------------------------------------------------
 
+    def room(self, size: int) -> memoryview | Loan:
+        """Where the contents of a large message are put: memory that the peer sees, too, or a buffer to send from."""
+        memory = self.memory
+        loan = memory.take(size) if memory is not None else None
+        return self._allocate(size) if loan is None else loan
+
     def post(self, frames: Iterable[Outgoing]) -> None:
         """Send the frames of one message. Raises WorkerLost if the peer is gone."""
         with self.lock:
-            session, link = self.session, self.link
+            session, link, memory = self.session, self.link, self.memory
             for frame in frames:
-                kind, body = frame
-                sequence = session.send(CONTROL if kind == MESSAGE else BULK, frame, len(body))
-                if link is not None:
+                kind, body, loan = frame
+                sequence = session.send(lane_of(kind), frame, len(body))
+                if link is None:
+                    continue
+                if memory is None:
                     link.send(kind, body, sequence, *session.acks())
+                else:
+                    if loan is not None:
+                        memory.hand_over(loan)
+                    link.send(kind, body, sequence, *memory.riding())
 
     def take_credit(self, size: int, wake: Callable[[], None]) -> bool:
         """Take credits for a request. If there are none, `wake` is called when there may be."""
@@ -247,13 +265,20 @@ class Channel:
             if self.resumable and self.session.state is State.CONNECTED:  # else the owner says that the peer is lost
                 _log.warning("closed the connection with worker %r (%s): %s", self.peer, link.peer, error)
             self.link_ended(link, f"it broke the protocol: {error}")
+        if self.memory is not None:
+            self.memory.give_back()
         if self.resumable:
             self._schedule()
 
     def _take(self, frame: Frame) -> None:
         kind, sequence, ack_control, ack_bulk, body = frame
-        session = self.session
+        session, memory = self.session, self.memory
         now = self.owner.runtime.now() if self.resumable else 0.0
+        if memory is not None:
+            if ack_control:
+                memory.came_back(ack_control, ack_bulk)
+            if kind == BULK_HEAD:  # the peer found no room in shared memory
+                memory.give_back(at_least=1)
         if sequence:
             message = self._assembler.read(frame)
             with self.lock:
@@ -271,6 +296,11 @@ class Channel:
                     raise
             elif verdict is _GAP:
                 raise ProtocolError(f"frame {sequence} of lane {lane_of(kind)} came before those in front of it")
+            return
+        if kind in ABOUT_SLABS:
+            if memory is None:
+                raise ProtocolError(f"a frame of kind {kind}, about shared memory, where none can be shared")
+            memory.heard(kind, body)
             return
         sent = unpack_sent(body) if kind in (Kind.PING, Kind.GOODBYE) else None
         with self.lock:
@@ -293,9 +323,12 @@ class Channel:
     def attach(self, link: Link, peer_received: tuple[int, int]) -> None:
         """Go on over `link`, which is through its handshake."""
         link.admit(self.owner.limits, self.place)
+        memory = SharedMemory(self.owner.slabs, link) if link.shares_memory else None
+        if memory is not None:
+            self._assembler.borrow = memory.region
         with self.lock:
             again = self.session.connected(peer_received, self.owner.runtime.now())
-            self.link = link
+            self.link, self.memory = link, memory
             link.owner = self
             for _, sequence, frame in again:
                 assert isinstance(frame, Outgoing)
@@ -313,13 +346,13 @@ class Channel:
             effects = self.session.disconnected(reason, self.owner.runtime.now()) if link is not None else []
             received = self.session.received_up_to()
         if link is not None:
-            link.close()
+            self._close(link)
         self._apply(effects)
         return received
 
     def link_ended(self, link: Link, reason: str) -> None:
         """The link is gone, by itself or by our will."""
-        link.close()
+        self._close(link)
         with self.lock:
             if self.link is not link:
                 return
@@ -331,6 +364,12 @@ class Channel:
         if lost is not None and not any(isinstance(effect, Lost) for effect in effects):
             self.owner.channel_lost(self, lost)
         self._schedule()
+
+    def _close(self, link: Link) -> None:
+        link.close()
+        memory = self.memory
+        if memory is not None:  # there is one link only where memory is shared
+            memory.close()
 
     def connect_failed(self, reason: str, *, refused: bool) -> None:
         """An attempt to open a link came to nothing."""
@@ -352,7 +391,7 @@ class Channel:
                     with self.lock:
                         link, self.link, self._armed = self.link, None, False
                     if link is not None:
-                        link.close()
+                        self._close(link)
                 case Reconnect():
                     self.owner.reconnect(self)
                 case Lost(reason):
@@ -407,7 +446,7 @@ class Channel:
             followers = list(self._followers)
             self._followers.clear()
         if link is not None:
-            link.close()
+            self._close(link)
         for wake in starved:
             wake()
         for call in followers:

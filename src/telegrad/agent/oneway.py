@@ -105,9 +105,9 @@ class OneWay:
         if attachments:
             layout = lay_out(attachments)
             head = encode_head(make_head(layout.descriptors))
-            channel.post(pack(head, data, layout.size, layout.write, owner.buffers.take))
+            channel.post(pack(head, data, layout.size, layout.write, channel.room))
         else:
-            channel.post(pack(encode_head(make_head(())), data, 0, None, owner.buffers.take))
+            channel.post(pack(encode_head(make_head(())), data, 0, None, channel.room))
         return channel
 
     def tell(self, to: int, head: Any, data: bytes = b"", *, back: Channel | None = None) -> None:

@@ -132,9 +132,9 @@ class Serving:
         token = serving.set(served)
         try:
             run()
-            frames = pack(encode_head(done), b"", 0, None, self._owner.buffers.take)
+            frames = pack(encode_head(done), b"", 0, None, channel.room)
         except BaseException as error:  # noqa: BLE001 - whatever it raises belongs to the caller
-            frames = self._pack_failure(served, error)
+            frames = self._pack_failure(channel, served, error)
         finally:
             serving.reset(token)
             self.active.pop((channel, call), None)
@@ -241,9 +241,9 @@ class Serving:
                 try:
                     frames = self._pack_reply(channel, served, value)
                 except (PayloadError, TelegradError) as failure:
-                    frames = self._pack_failure(served, failure)
+                    frames = self._pack_failure(channel, served, failure)
             else:
-                frames = self._pack_failure(served, error)
+                frames = self._pack_failure(channel, served, error)
             with channel.lock:
                 if served.charge:
                     channel.session.request_answered(served.charge)
@@ -261,7 +261,7 @@ class Serving:
         by_name = bool(self._owner.me.main) and caller.record.main == self._owner.me.main
         encoded = payload.encode(value, main_by_name=by_name, root="result")
         if not encoded.attachments and not encoded.references:
-            return pack(encode_head(Reply(served.id)), encoded.data, 0, None, self._owner.buffers.take)
+            return pack(encode_head(Reply(served.id)), encoded.data, 0, None, channel.room)
         recorder, autograd = self._owner.recorder, None
         if served.scope is not None and recorder is not None:
             autograd = recorder.outgoing(served.scope, caller.record, encoded, request=False)
@@ -270,9 +270,9 @@ class Serving:
         if encoded.references and self._owner.keeper is not None:
             forks = self._owner.keeper.outgoing(caller.record.id, encoded.references)
         head = encode_head(Reply(served.id, layout.descriptors, autograd, forks))
-        return pack(head, encoded.data, layout.size, layout.write, self._owner.buffers.take)
+        return pack(head, encoded.data, layout.size, layout.write, channel.room)
 
-    def _pack_failure(self, served: Served, error: BaseException) -> Any:
+    def _pack_failure(self, channel: Channel, served: Served, error: BaseException) -> Any:
         # The first entry is the line in this module that called the function.
         trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
         text = _traceback_of(error, trace)
@@ -297,7 +297,7 @@ class Serving:
             data,
             layout.size if layout is not None else 0,
             layout.write if layout is not None else None,
-            self._owner.buffers.take,
+            channel.room,
         )
 
     # -- cancelling -------------------------------------------------------------------------------------------

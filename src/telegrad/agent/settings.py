@@ -20,5 +20,7 @@ class AgentSettings:
     """Seconds that opening a connection, with its handshake, may take."""
     stop_timeout: float = 5.0
     """Seconds that shutdown waits for functions that are still running, once everything else is done."""
+    shared_memory: int = 1 << 30
+    """Bytes of memory that this worker may share with others of its host, for large messages; 0: none."""
     session: SessionSettings = field(default_factory=SessionSettings)
     limits: Limits = field(default_factory=Limits)

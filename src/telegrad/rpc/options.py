@@ -41,6 +41,9 @@ class Options:
     """The address that others connect to; default: the one with which this host reaches the rendezvous."""
     interface: str | None = None
     """The network interface whose address to use, instead of the two above."""
+    shared_memory: int | None = None
+    """Bytes of memory to share with workers of this host, for large messages, 0 for none; default:
+    TELEGRAD_SHARED_MEMORY, else 1 GiB."""
     init_timeout: float = 300.0
     """Seconds to wait for all workers to come."""
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -53,8 +56,23 @@ class Options:
         if self.num_worker_threads < 1:
             raise ValueError(f"num_worker_threads must be at least 1, not {self.num_worker_threads}")
         return AgentSettings(
-            rpc_timeout=self.rpc_timeout, running=self.num_worker_threads, session=self.session, limits=self.limits
+            rpc_timeout=self.rpc_timeout,
+            running=self.num_worker_threads,
+            shared_memory=self._shared_memory(),
+            session=self.session,
+            limits=self.limits,
         )
+
+    def _shared_memory(self, environ: Mapping[str, str] = os.environ) -> int:
+        size, source = self.shared_memory, "the option shared_memory"
+        if size is None:
+            text = environ.get("TELEGRAD_SHARED_MEMORY", "").strip()
+            if not text:
+                return AgentSettings.shared_memory
+            size, source = int(text) if text.isdecimal() else -1, f"TELEGRAD_SHARED_MEMORY ({text!r})"
+        if size < 0:
+            raise ValueError(f"{source} must be a number of bytes, or 0 to share none")
+        return size
 
     def allowed_transports(self, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         """The transports that may be used, from the option or the environment."""

@@ -37,6 +37,8 @@ class Link(ABC):
     """The other end, for people."""
     owner: Any = None
     """Whoever is to be told when the poller finds it ready."""
+    shares_memory: bool = False
+    """Whether `offer` and `take_fd` work: both ends are on one host."""
 
     @abstractmethod
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
@@ -48,6 +50,15 @@ class Link(ABC):
     ) -> None:
         """Take a frame, in order within its lane, and send it now or when there is room. Never waits, never raises:
         if the link is closed, reading says so."""
+
+    def offer(self, body: bytes, fd: int) -> bool:
+        """Send an OFFER together with a file descriptor, which stays the caller's to close. False: not now, because
+        others wait to be sent, or not at all."""
+        return False
+
+    def take_fd(self) -> int | None:
+        """The file descriptor that came with the OFFER received last; the caller closes it."""
+        return None
 
     @abstractmethod
     def receive(self) -> Iterable[Frame]:

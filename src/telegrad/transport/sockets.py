@@ -38,6 +38,7 @@ class SocketLink(Link):
         self._socket = sock
         self._fd = sock.fileno()
         self._reader = FrameReader(HANDSHAKE_LIMITS)
+        self._recv_into: Callable[[memoryview], int] = sock.recv_into
         # protects _closed, _started, _control, _bulk and the order of writes. It is held during a system call that
         # cannot wait.
         self._lock = threading.Lock()
@@ -82,7 +83,7 @@ class SocketLink(Link):
             except OSError:  # reading will say so
                 return
             if sent < len(header) + len(body):
-                self._started = _after([memoryview(header), memoryview(body)], sent)
+                self._started = after([memoryview(header), memoryview(body)], sent)
                 self._watch()
 
     def flush(self) -> None:
@@ -102,7 +103,7 @@ class SocketLink(Link):
                     self._control.clear()
                     self._bulk.clear()
                     break
-                self._started = _after(self._started, sent)
+                self._started = after(self._started, sent)
             self._watch()
 
     def unsent(self) -> bool:
@@ -116,7 +117,7 @@ class SocketLink(Link):
             return self._receive(-1, 0)
         buffer = reader.buffer()
         try:
-            count = self._socket.recv_into(buffer)
+            count = self._recv_into(buffer)
         except BlockingIOError:
             return ()
         except OSError as error:
@@ -139,7 +140,7 @@ class SocketLink(Link):
             buffer = reader.buffer()
             room = len(buffer)
             try:
-                count = self._socket.recv_into(buffer)
+                count = self._recv_into(buffer)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -284,7 +285,7 @@ class _Waiter:
         self.writes = False
 
 
-def _after(parts: list[memoryview], sent: int) -> list[memoryview]:
+def after(parts: list[memoryview], sent: int) -> list[memoryview]:
     """What is left of `parts` after their first `sent` bytes."""
     rest = []
     for part in parts:

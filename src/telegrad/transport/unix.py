@@ -12,15 +12,23 @@ import os
 import socket
 import struct
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
-from telegrad.errors import AuthenticationError
+from telegrad.errors import AuthenticationError, ProtocolError
 from telegrad.transport.base import Link, Listener, Transport
-from telegrad.transport.sockets import SocketLink, SocketListener
+from telegrad.transport.mapping import IS_POSSIBLE
+from telegrad.transport.sockets import SocketLink, SocketListener, after
+from telegrad.wire.frames import Kind, Limits, pack_header
 
 _log = logging.getLogger("telegrad")
 _CREDENTIALS = struct.Struct("iII")
 _BACKLOG = 1024
+_FD = struct.Struct("i")
+_FD_SPACE = socket.CMSG_SPACE(_FD.size)
+_MOST_FDS = 16
+"""File descriptors that may have come before the frames that they belong to are read."""
 
 
 class UnixTransport(Transport):
@@ -61,7 +69,7 @@ class UnixTransport(Transport):
             pid, uid = _who(sock)
             if uid != os.getuid():
                 raise AuthenticationError(f"the process behind {path} belongs to user {uid}, not to {os.getuid()}")
-            return SocketLink(sock, peer=f"{path} (pid {pid})", resumable=False)
+            return UnixLink(sock, peer=f"{path} (pid {pid})")
         except BaseException:
             sock.close()
             raise
@@ -71,6 +79,67 @@ class UnixTransport(Transport):
         path = _path(address)
         if _answers(path) is False:
             path.unlink(missing_ok=True)
+
+
+class UnixLink(SocketLink):
+    """A connected unix socket: file descriptors can be passed through it."""
+
+    shares_memory = IS_POSSIBLE
+
+    def __init__(self, sock: socket.socket, *, peer: str) -> None:
+        super().__init__(sock, peer=peer, resumable=False)
+        self._fds: deque[int] = deque()
+
+    def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
+        super().admit(limits, place)
+        if self.shares_memory:  # of a stranger, the kernel discards them
+            self._recv_into = self._recv_with_fds
+
+    def _recv_with_fds(self, buffer: memoryview) -> int:
+        count, ancillary, _, _ = self._socket.recvmsg_into((buffer,), _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(fd for (fd,) in _FD.iter_unpack(data[: len(data) // _FD.size * _FD.size]))
+        if len(self._fds) > _MOST_FDS:
+            raise ProtocolError(f"{len(self._fds)} file descriptors came without the frames that they belong to")
+        return count
+
+    def offer(self, body: bytes, fd: int) -> bool:
+        header = pack_header(Kind.OFFER, len(body), 0, 0, 0)
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(fd))]
+        with self._lock:
+            if self._closed or self.unsent():
+                return False
+            try:
+                sent = self._socket.sendmsg((header, body), passed)
+            except OSError:  # no room, or closed: then reading will say so
+                return False
+            if sent < len(header) + len(body):
+                self._started = after([memoryview(header), memoryview(body)], sent)
+                self._watch()
+        return True
+
+    def take_fd(self) -> int | None:
+        try:
+            return self._fds.popleft()
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        super().close()
+        self._close_fds()
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._close_fds()
+
+    def __del__(self) -> None:
+        super().__del__()
+        self._close_fds()
+
+    def _close_fds(self) -> None:
+        while (fd := self.take_fd()) is not None:
+            os.close(fd)
 
 
 class _UnixListener(SocketListener):
@@ -84,7 +153,7 @@ class _UnixListener(SocketListener):
             _log.warning("refused a connection to %s: process %d belongs to user %d", self._path, pid, uid)
             sock.close()
             return None
-        return SocketLink(sock, peer=f"pid {pid}", resumable=False)
+        return UnixLink(sock, peer=f"pid {pid}")
 
     def close(self) -> None:
         super().close()

@@ -7,7 +7,11 @@ Every frame has a header of 32 bytes::
 
 A message is a *head* (a msgspec struct, see `messages`), its pickled *data* and its *region* (the contents of its
 tensors, see `tensors`). A small message is one MESSAGE frame. A large one is a BULK_HEAD frame, which announces the
-lengths, followed by BULK_CHUNK frames that carry data and region; small messages pass between its chunks.
+lengths, followed by BULK_CHUNK frames that carry data and region; small messages pass between its chunks. Between
+processes of one host it is, where possible, one LENT frame, whose data and region are in shared memory (see `lending`).
+
+The two acks are numbers of frames that came, one for each lane. Where connections are not resumable nothing is
+acknowledged; there each of the two, if it is not 0, gives back a region of shared memory.
 
 Every length is checked against `Limits` before memory is taken for it.
 """
@@ -19,12 +23,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
+from telegrad.wire.lending import PLACE_SIZE, pack_place, unpack_place
 
 MAGIC = b"tg"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<2sBBIQQQ")
 HEADER_SIZE = HEADER.size
 _pack_header, _unpack_header = HEADER.pack, HEADER.unpack_from
@@ -51,11 +56,17 @@ class Kind(IntEnum):
     ACK = 5
     PING = 6
     GOODBYE = 7  # an orderly end; the body says why
+    LENT = 8  # a message in shared memory; the four others see to that memory
+    OFFER = 9
+    ANSWER = 10
+    RETURN = 11
+    FORGET = 12
 
 
 _LANE = {int(Kind.MESSAGE): CONTROL, int(Kind.BULK_HEAD): BULK, int(Kind.BULK_CHUNK): BULK}
 _KINDS = frozenset(int(kind) for kind in Kind)
-MESSAGE, BULK_HEAD, BULK_CHUNK = int(Kind.MESSAGE), int(Kind.BULK_HEAD), int(Kind.BULK_CHUNK)
+MESSAGE, BULK_HEAD, BULK_CHUNK, LENT = int(Kind.MESSAGE), int(Kind.BULK_HEAD), int(Kind.BULK_CHUNK), int(Kind.LENT)
+ABOUT_SLABS = frozenset(int(kind) for kind in (Kind.OFFER, Kind.ANSWER, Kind.RETURN, Kind.FORGET))
 
 
 def lane_of(kind: int) -> int:
@@ -96,18 +107,30 @@ class Message(NamedTuple):
     size: int
 
 
+class Loan(Protocol):
+    """A region of shared memory that is being filled for a peer."""
+
+    view: memoryview
+    slab: int
+    offset: int
+    number: int
+
+
 class Outgoing(NamedTuple):
     """One frame to send, still without sequence and acks."""
 
     kind: int
     body: bytes | bytearray | memoryview
+    loan: Any = None
+    """The region that the frame hands over, as its lender gave it out."""
 
 
 # The constructors of named tuples are Python functions, which take longer than all else that makes a small message.
 _new_frame: Callable[[tuple[int, int, int, int, bytes | bytearray | memoryview]], Frame]
 _new_frame = partial(tuple.__new__, Frame)
 _new_message: Callable[[tuple[memoryview, memoryview, memoryview, int]], Message] = partial(tuple.__new__, Message)
-_new_outgoing: Callable[[tuple[int, bytes | bytearray | memoryview]], Outgoing] = partial(tuple.__new__, Outgoing)
+_new_outgoing: Callable[[tuple[int, bytes | bytearray | memoryview, None]], Outgoing]
+_new_outgoing = partial(tuple.__new__, Outgoing)
 
 
 def pack_header(kind: int, length: int, sequence: int, ack_control: int, ack_bulk: int) -> bytes:
@@ -146,7 +169,7 @@ def pack_small(
     """One frame for the whole message. `write` fills the region, which starts at a multiple of 16."""
     prefix = _PREFIX.pack(len(head), len(data), region_size)
     if write is None or not region_size:
-        return _new_outgoing((MESSAGE, prefix + head + data))
+        return _new_outgoing((MESSAGE, prefix + head + data, None))
     start = _aligned(PREFIX_SIZE + len(head) + len(data))
     body = bytearray(start + region_size)
     body[:PREFIX_SIZE] = prefix
@@ -154,7 +177,7 @@ def pack_small(
     body[PREFIX_SIZE:middle] = head
     body[middle : middle + len(data)] = data
     write(memoryview(body)[start:])
-    return _new_outgoing((MESSAGE, body))
+    return _new_outgoing((MESSAGE, body, None))
 
 
 def bulk_size(data: bytes, region_size: int) -> int:
@@ -175,17 +198,32 @@ def pack_bulk(
         yield Outgoing(BULK_CHUNK, buffer[offset : min(offset + CHUNK, start + region_size)])
 
 
+def pack_lent(
+    head: bytes, data: bytes, region_size: int, write: Callable[[memoryview], None] | None, loan: Loan
+) -> Outgoing:
+    """The one frame of a message whose region and data, in this order, are put into shared memory here."""
+    memory = loan.view
+    if write is not None:
+        write(memory[:region_size])
+    memory[region_size : region_size + len(data)] = data
+    prefix = _PREFIX.pack(len(head), len(data), region_size)
+    return Outgoing(LENT, prefix + pack_place(loan.slab, loan.offset, loan.number) + head, loan)
+
+
 def pack(
     head: bytes,
     data: bytes,
     region_size: int,
     write: Callable[[memoryview], None] | None,
-    allocate: Callable[[int], memoryview],
+    allocate: Callable[[int], memoryview | Loan],
 ) -> tuple[Outgoing, ...]:
     """The frames of a message. What is in them is a snapshot: the sender may change its tensors now."""
     if message_size(head, data, region_size) <= INLINE_LIMIT:
         return (pack_small(head, data, region_size, write),)
-    return tuple(pack_bulk(head, data, region_size, write, allocate(bulk_size(data, region_size))))
+    room = allocate(bulk_size(data, region_size))
+    if isinstance(room, memoryview):
+        return tuple(pack_bulk(head, data, region_size, write, room))
+    return (pack_lent(head, data, region_size, write, room),)
 
 
 # -- frames in ------------------------------------------------------------------------------------------------
@@ -207,6 +245,10 @@ def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limi
     return kind, length, sequence, ack_control, ack_bulk
 
 
+def _nothing_is_lent(slab: int, offset: int, size: int, number: int) -> memoryview:
+    raise ProtocolError("a message in shared memory came over a connection that shares none")
+
+
 class Assembler:
     """Puts the messages of one session together, across connections.
 
@@ -215,6 +257,8 @@ class Assembler:
     """
 
     def __init__(self, limits: Limits, allocate: Callable[[int], memoryview]) -> None:
+        self.borrow: Callable[[int, int, int, int], memoryview] = _nothing_is_lent
+        """Gives the region that a peer lent: slab, offset, size and number."""
         self._limits = limits
         self._allocate = allocate
         self._head: bytes | bytearray | memoryview = b""
@@ -250,9 +294,20 @@ class Assembler:
             head, _, _ = self._read_prefix(body)
             if len(body) != PREFIX_SIZE + head:
                 raise ProtocolError(f"a BULK_HEAD of {len(body)} bytes announces a head of {head}")
+        elif kind == LENT:
+            return self._read_lent(body)
         elif kind != BULK_CHUNK:
             raise ProtocolError(f"a frame of kind {kind} is not part of a message")
         return None
+
+    def _read_lent(self, body: bytes | bytearray | memoryview) -> Message:
+        head, data, region = self._read_prefix(body)
+        start = PREFIX_SIZE + PLACE_SIZE
+        if len(body) != start + head:
+            raise ProtocolError(f"a LENT of {len(body)} bytes announces a head of {head}")
+        slab, offset, number = unpack_place(body, PREFIX_SIZE)
+        memory = self.borrow(slab, offset, data + region, number)
+        return Message(memoryview(body)[start:], memory[region:], memory[:region], len(body))
 
     def add(self, frame: Frame) -> Message | None:
         """Take a part of a large message, which the session let through; return the message that it completes."""
@@ -350,7 +405,7 @@ class FrameReader:
             return None
         scratch = self._scratch
         magic, version, kind, length, sequence, ack_control, ack_bulk = _unpack_header(scratch, 0)
-        if kind != MESSAGE or length + HEADER_SIZE != count or length > self.limits.frame:
+        if (kind != MESSAGE and kind != LENT) or length + HEADER_SIZE != count or length > self.limits.frame:
             return None
         if magic != MAGIC or version != VERSION:
             return None
