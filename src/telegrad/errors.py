@@ -13,6 +13,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   ├── FunctionNotFound        the callee has no such function
     │   ├── RemoteError             the callee raised something that cannot be rebuilt here
     │   └── BackwardError           a backward pass failed; its cause says where and why
+    ├── WorkersFailed               what several workers were asked to do failed on more than one of them
     ├── ReferenceGone               a reference was released, or names nothing any more
     ├── PayloadError                a value cannot be sent, or what came cannot be read
     ├── ProtocolError               a peer broke the rules of the wire or of the session
@@ -98,6 +99,14 @@ class RemoteError(CallError):
 
 class BackwardError(CallError):
     """A backward pass failed on some worker. The text keeps PyTorch's "Error on Node N:"."""
+
+
+class WorkersFailed(TelegradError):
+    """Something that was asked of several workers at once failed on more than one. ``errors`` has each, by worker."""
+
+    def __init__(self, message: str, *, errors: dict[str, Exception] | None = None) -> None:
+        super().__init__(message)
+        self.errors: dict[str, Exception] = errors or {}
 
 
 class ReferenceGone(TelegradError):

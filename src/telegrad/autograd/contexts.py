@@ -41,6 +41,8 @@ class DistAutogradContext:
         self.cleanups: dict[int, int] = {}
         """Callers that have left it, and how many calls they made to us."""
         self.passes: dict[int, PassRun] = {}
+        self.stepped: set[int] = set()
+        """Optimizers whose steps were done in passes that began here."""
         self.released = False
         self.gradients = Gradients()
 
@@ -119,6 +121,13 @@ class Contexts:
     def get(self, context_id: int) -> DistAutogradContext | None:
         """The context of that id, if it is alive here."""
         return self._alive.get(context_id)
+
+    def has_ended(self, context_id: int) -> bool:
+        """Whether the context of that id was left."""
+        with self._lock:
+            return context_id in self._ended or (
+                context_id >> _COUNTER_BITS == self._worker and context_id not in self._alive
+            )
 
     def retrieve(self, context_id: int) -> DistAutogradContext:
         """The context of that id; an error if there is none."""

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from telegrad.autograd.torch_private import (
@@ -132,19 +131,20 @@ class AccumulateThrough:
         gives it itself to the last one."""
 
     @contextmanager
-    def into(self, gradients: Gradients, nodes: Sequence[Node]) -> Iterator[None]:
+    def into(self, gradients: Gradients, nodes: Sequence[Any]) -> Iterator[None]:
         """While this is open, AccumulateGrad of these nodes, run by this thread, adds to `gradients`."""
         given: set[int] | None = set() if self.copies_shared else None
-        swaps = [_Swap(node, gradients, self._lock_of(node), given) for node in nodes]
+        swaps = [_Swap(node, gradients, self.lock_of(node.variable), given) for node in nodes]
         try:
             yield
         finally:
             for swap in swaps:
                 swap.end()
 
-    def _lock_of(self, node: Any) -> threading.Lock:
+    def lock_of(self, leaf: torch.Tensor) -> threading.Lock:
+        """Held by whoever has swapped the leaf's ``.grad`` for another."""
         with self._lock:
-            return self._locks.setdefault(node.variable, threading.Lock())
+            return self._locks.setdefault(leaf, threading.Lock())
 
 
 class _Swap:

@@ -15,8 +15,10 @@ from telegrad.agent.channel import Channel
 from telegrad.agent.group import WorkerRecord
 from telegrad.autograd.contexts import Contexts, DistAutogradContext
 from telegrad.autograd.engine import Roots
+from telegrad.autograd.folding import Folding
 from telegrad.autograd.functions import Recv
 from telegrad.autograd.gradients import add_to_grad, run_hooks_on_context
+from telegrad.autograd.lending import Lending
 from telegrad.autograd.passes import PassRun, running
 from telegrad.autograd.postman import Postman
 from telegrad.autograd.record import AutogradRecorder
@@ -53,6 +55,8 @@ class Autograd:
         self.contexts = Contexts(agent.me.id, first, self._released)
         self.recorder = AutogradRecorder(self.contexts, self._propagate)
         self.postman = Postman(agent, self.recorder.record)
+        self.lending = Lending(agent, self.contexts, self.postman.accumulate_through)
+        self.folding = Folding(self.contexts.new_message)
         self._passes = itertools.count(first)
         self._turns = threading.Lock()  # protects the passes of every context; taken before locks of passes
         agent.recorder = self.recorder
@@ -133,7 +137,7 @@ class Autograd:
         timeout: float | None,
     ) -> list[torch.Tensor | None]:
         number = self._agent.me.id << 48 | next(self._passes) & ((1 << 48) - 1)
-        about = PassInfo(context.id, number, retain_graph, create_graph, leaves)
+        about = PassInfo(context.id, number, retain_graph, create_graph, leaves, self.folding.steps(leaves))
         deadline = self._agent.runtime.now() + timeout if timeout else None
         run = PassRun(self.postman, context, about, roots)
         self._take_turn(context, run)
@@ -144,6 +148,7 @@ class Autograd:
             if run.failure is None:
                 with context.lock:
                     context.passes.pop(number, None)
+                    context.stepped.update(step.optimizer for step in about.steps)
 
     def _take_turn(self, context: DistAutogradContext, run: PassRun) -> None:
         """One pass at a time in a context."""

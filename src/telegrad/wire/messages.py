@@ -100,6 +100,13 @@ INTO_CONTEXT, INTO_GRAD, NOWHERE = 0, 1, 2
 """Where a pass puts the gradients of leaves: into the context, into ``.grad``, or nowhere."""
 
 
+class StepInPass(msgspec.Struct, frozen=True, array_like=True):
+    """An optimizer that steps in a pass, wherever the gradient of one of its leaves becomes final."""
+
+    optimizer: int
+    hyperparameters: bytes
+
+
 class PassInfo(msgspec.Struct, frozen=True, array_like=True):
     """One pass, the same on every worker that takes part."""
 
@@ -109,6 +116,7 @@ class PassInfo(msgspec.Struct, frozen=True, array_like=True):
     retain_graph: bool
     create_graph: bool
     leaves: int
+    steps: tuple[StepInPass, ...] = ()
 
 
 class WorkerReport(msgspec.Struct, frozen=True, array_like=True):

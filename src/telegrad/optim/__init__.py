@@ -1,0 +1,6 @@
+"""Optimizers of parameters that live on several workers."""
+
+from telegrad.optim.clipping import clip_grad_norm_
+from telegrad.optim.distributed import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer", "clip_grad_norm_"]

@@ -1,0 +1,100 @@
+"""Gradient clipping by the norm over the parameters of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from telegrad.errors import TelegradError
+from telegrad.optim.everywhere import on_all
+from telegrad.optim.placement import by_owner, checked
+from telegrad.optim.share import norms_of, parameter, scale_grads
+from telegrad.rpc.api import default_agent, rpc_async
+from telegrad.rpc.futures import Future
+from telegrad.rpc.rref import RRef
+
+
+def clip_grad_norm_(
+    context_id: int | None,
+    params_rref: Iterable[RRef[Any]],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """Scale a context's gradients down so that their norm, over all parameters on all workers, is at most `max_norm`.
+
+    Returns the norm that there was. With None for a context, the gradients in ``.grad`` are meant.
+    """
+    if context_id is not None:
+        default_agent().autograd.contexts.retrieve(context_id)
+    owners = by_owner(checked(params_rref, "params_rref"))
+    owned = [(worker, [rref for _, rref in pairs]) for worker, pairs in owners.items()]
+
+    def norms(worker: str, rrefs: list[RRef[Any]]) -> Future[Any]:
+        return rpc_async(worker, _norms, (context_id, rrefs, float(norm_type)))
+
+    def scale(number: int, factor: float) -> tuple[str, Callable[[], Future[Any]]]:
+        worker, rrefs = owned[number]
+        return worker, partial(rpc_async, worker, _scale, (context_id, rrefs, factor))
+
+    return clip(
+        [(worker, partial(norms, worker, rrefs)) for worker, rrefs in owned],
+        scale,
+        [[number for number, _ in pairs] for pairs in owners.values()],
+        max_norm,
+        norm_type,
+        error_if_nonfinite,
+    )
+
+
+def clip(
+    norms: Sequence[tuple[str, Callable[[], Future[Any]]]],
+    scale: Callable[[int, float], tuple[str, Callable[[], Future[Any]]]],
+    positions: Sequence[Sequence[int]],
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+) -> torch.Tensor:
+    """Ask all owners for norms, and tell those that have gradients by how much to scale.
+
+    `positions` says for each owner where its parameters stand among all, so that the sum is made in the same order as
+    in one process.
+    """
+    answers: list[tuple[list[int], torch.Tensor]] = on_all("clip_grad_norm_()", norms)
+    found = [
+        (positions[owner][number], norm)
+        for owner, (numbers, norms_there) in enumerate(answers)
+        for number, norm in zip(numbers, norms_there, strict=True)
+    ]
+    if not found:
+        return torch.tensor(0.0)
+    found.sort(key=lambda pair: pair[0])
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm for _, norm in found]), norm_type)
+    if error_if_nonfinite and not torch.isfinite(total):
+        asked = zip(norms, answers, strict=True)
+        bad = ", ".join(repr(worker) for (worker, _), (_, there) in asked if not there.isfinite().all())
+        raise TelegradError(
+            f"The total norm of order {float(norm_type)} for gradients from `parameters` is non-finite, so it cannot "
+            f"be clipped; look at the gradients on worker {bad}. To disable this error and scale the gradients by the "
+            "non-finite norm anyway, set `error_if_nonfinite=False`"
+        )
+    factor = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0).item()
+    if factor != 1.0:
+        concerned = [scale(owner, factor) for owner, (numbers, _) in enumerate(answers) if numbers]
+        on_all("clip_grad_norm_()", concerned)
+    return total
+
+
+def _norms(context_id: int | None, rrefs: Sequence[RRef[Any]], norm_type: float) -> tuple[list[int], torch.Tensor]:
+    leaves = [parameter(rref) for rref in rrefs]
+    with default_agent().autograd.lending.loan(leaves).of(context_id):
+        return norms_of(leaves, norm_type)
+
+
+def _scale(context_id: int | None, rrefs: Sequence[RRef[Any]], factor: float) -> None:
+    leaves = [parameter(rref) for rref in rrefs]
+    with default_agent().autograd.lending.loan(leaves).of(context_id):
+        scale_grads(leaves, factor)

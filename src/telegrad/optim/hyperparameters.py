@@ -1,0 +1,62 @@
+"""Learning rates and the like: what `param_groups` holds beside the parameters, as it travels between workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+Hyperparameters = dict[str, Any]
+
+
+def plain(group: Mapping[str, Any]) -> Hyperparameters:
+    """A copy of a group without its parameters. A learning rate that is a tensor travels as a number."""
+    return {key: _plain(value) for key, value in group.items() if key != "params"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.dim() == 0 else value.detach().clone()
+    return list(value) if isinstance(value, list) else value
+
+
+class Dirty:
+    """Which hyperparameters somebody has changed here, of groups that live elsewhere.
+
+    Only these are pushed: an optimizer may change others itself, where it is.
+    """
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        self._before = [plain(group) for group in groups]
+        self._keys: list[set[str]] = [set() for _ in groups]
+
+    def values(self, groups: Sequence[Mapping[str, Any]]) -> dict[int, Hyperparameters]:
+        """Group -> the current values of what was changed in it at any time."""
+        found = {}
+        for number, (group, before, keys) in enumerate(zip(groups, self._before, self._keys, strict=True)):
+            now = plain(group)
+            keys.update(key for key, value in now.items() if key not in before or not same(value, before[key]))
+            if keys:
+                found[number] = {key: now[key] for key in keys if key in now}
+        return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two hyperparameters, or dicts of them, are equal; tensors by value."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def put(group: dict[str, Any], values: Hyperparameters) -> None:
+    """Set values in a group. A tensor stays the tensor that it is, since others may hold it, and gets the value."""
+    for key, value in values.items():
+        there = group.get(key)
+        if isinstance(there, torch.Tensor) and isinstance(value, int | float) and not isinstance(value, bool):
+            with torch.no_grad():
+                there.fill_(value)
+        else:
+            group[key] = value

@@ -1,0 +1,65 @@
+"""Which worker has which parameter, by the references that were given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from telegrad.rpc.api import default_agent
+from telegrad.rpc.rref import RRef
+
+
+def checked(params: Iterable[Any], name: str) -> list[RRef[Any]]:
+    """These parameters as a list of references; an error says which is none."""
+    if isinstance(params, RRef | torch.Tensor):
+        raise TypeError(f"{name} is a list of RRefs, not a single {type(params).__name__}")
+    listed = list(params)
+    if not listed:
+        raise ValueError(f"optimizer got an empty parameter list: {name} has no RRefs")
+    me = default_agent()
+    seen: dict[Any, int] = {}
+    for number, rref in enumerate(listed):
+        if not isinstance(rref, RRef):
+            remedy = ": wrap a parameter of this worker as telegrad.RRef(parameter)" if _is_tensor(rref) else ""
+            raise TypeError(f"{name}[{number}] is a {type(rref).__name__}, not an RRef{remedy}")
+        if rref._book.agent is not me:
+            raise ValueError(
+                f"{name}[{number}], {rref!r}, is held by worker {rref._book.agent.me.name!r}, and used on worker "
+                f"{me.me.name!r}: send it there in a call first"
+            )
+        other = seen.setdefault(rref._id, number)
+        if other != number:
+            raise ValueError(
+                f"some parameters appear more than once: {name}[{other}] and {name}[{number}] are {rref!r}"
+            )
+    return listed
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def checked_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
+    """Groups as torch's optimizers take them: one for a list of references, or those that are given as dicts."""
+    if isinstance(params, RRef | torch.Tensor | Mapping):
+        raise TypeError(f"params_rref is a list of RRefs or of dicts, not a single {type(params).__name__}")
+    given = list(params)
+    if not given or not all(isinstance(group, Mapping) for group in given):
+        return [{"params": checked(given, "params_rref")}]
+    groups = []
+    for number, group in enumerate(given):
+        if "params" not in group:
+            raise ValueError(f"params_rref[{number}] has no 'params'")
+        groups.append({**group, "params": checked(group["params"], f"params_rref[{number}]['params']")})
+    checked([rref for group in groups for rref in group["params"]], "params_rref")
+    return groups
+
+
+def by_owner(rrefs: Iterable[RRef[Any]]) -> dict[str, list[tuple[int, RRef[Any]]]]:
+    """Owner -> its references, each with its place among all."""
+    owners: dict[str, list[tuple[int, RRef[Any]]]] = {}
+    for number, rref in enumerate(rrefs):
+        owners.setdefault(rref.owner_name(), []).append((number, rref))
+    return owners
