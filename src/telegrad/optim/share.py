@@ -148,7 +148,13 @@ class Share:
         handles: list[RemovableHandle] = []
         share = weakref.ref(self)  # the hooks must not keep alive what nobody refers to any more
         for number, leaf in enumerate(self.leaves):
-            handles.append(leaf.register_post_accumulate_grad_hook(_step_in_pass(share, folded, number)))
+            if not leaf.requires_grad:
+                raise ValueError(
+                    f"step_in_backward=True needs parameters that require grad, and number {number} of worker "
+                    f"{default_agent().me.name!r}, {list(leaf.shape)}, does not"
+                )
+            hook = _step_in_pass(share, folded, number)
+            handles.append(leaf.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]  # torch's
         weakref.finalize(self, _remove, handles).atexit = False
 
     # -- hyperparameters ------------------------------------------------------------------------------------------
@@ -241,7 +247,9 @@ class Share:
         """The gradient of a parameter is final, and stands in its ``.grad``; it is not kept."""
         with self._lock:
             if hyperparameters != self._read:
-                self._put(payload.decode(memoryview(hyperparameters), ()))
+                push = payload.decode(memoryview(hyperparameters), ())
+                assert isinstance(push, Push)
+                self._put(push)
                 self._read = hyperparameters
         self._parts[number].optimizer.step()
         self.leaves[number].grad = None
