@@ -36,7 +36,7 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.transport.slabs import SlabPool
 from telegrad.waiting import Runtime
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, Cancel, Creation, Reply, Request, decode_head
+from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, decode_head
 
 _log = logging.getLogger("telegrad")
 
@@ -201,7 +201,7 @@ class Agent:
         """Take a message that arrived on a channel."""
         head = decode_head(message.head)
         if channel.outgoing:
-            if isinstance(head, Answer):
+            if isinstance(head, ANSWERS):
                 call = channel.calls.get(head.call)
                 if isinstance(head, Reply) and head.references and self.keeper is not None:
                     # Also where nobody wants the answer any more: its sender must hear that they have been dropped.
@@ -209,15 +209,16 @@ class Agent:
                     if call is not None:
                         call.references = references
                 if call is not None:
-                    self.calling.finish(call, answer=head, message=message)
+                    self.calling.finish(call, head, message)
                 else:
                     charge = channel.abandoned.pop(head.call, 0)
                     if charge:
                         channel.return_credit(charge)
                 return
         elif isinstance(head, Request):
-            with channel.lock:
-                channel.session.request_arrived(message.size, head.nested)
+            if not head.nested:
+                with channel.lock:
+                    channel.credits.arrived(message.size)
             self.executor.submit(partial(self.serving.serve, channel, head, message))
             return
         elif isinstance(head, Cancel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from telegrad.agent.calls import Call
-from telegrad.agent.group import WorkerRecord
+from telegrad.agent.peers import Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.errors import FunctionNotFound, PayloadError, RemoteError
 from telegrad.wire import payload
@@ -26,13 +26,13 @@ class RemoteTraceback(Exception):
         return f"on worker {self.worker!r}:\n\n{self.text}"
 
 
-def read_answer(call: Call, answer: Answer, message: Message, recorder: Recorder | None, peer: WorkerRecord) -> Any:
+def read_answer(call: Call, answer: Answer, message: Message, recorder: Recorder | None, peers: Peers) -> Any:
     """The value of a Reply; the exception of a Failure is raised."""
     if isinstance(answer, Reply):
-        attachments: list[Any] = build(answer.attachments, message.region)
+        attachments: list[Any] = build(answer.attachments, message.region) if answer.attachments else []
         if answer.autograd is not None and answer.autograd.message and recorder is not None:
-            attachments = recorder.incoming(peer, answer.autograd, attachments)
-        references, call.references = call.references, []
+            attachments = recorder.incoming(peers.find(call.worker).record, answer.autograd, attachments)
+        references, call.references = call.references, ()
         return payload.decode(message.data, attachments, references)
     if isinstance(answer, Failure):
         raise _error(call, answer, message)

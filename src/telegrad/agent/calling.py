@@ -10,8 +10,7 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from telegrad.agent.answers import read_answer
-from telegrad.agent.calls import Call, Served, serving
-from telegrad.agent.channel import Channel
+from telegrad.agent.calls import Call, serving
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE
 from telegrad.agent.group import WorkerRecord
@@ -26,10 +25,12 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
 from telegrad.wire.frames import Message, Outgoing, pack
-from telegrad.wire.messages import Answer, Cancel, Creation, ForkInfo, Request, encode_head
+from telegrad.wire.messages import Answer, Cancel, Creation, Request, encode_head
 from telegrad.wire.tensors import lay_out
 
 _log = logging.getLogger("telegrad")
+_READ = Ready.READ
+_ROOT = ("args", "kwargs")
 
 
 class CallingOwner(Protocol):
@@ -73,7 +74,8 @@ class Calling:
     def complete(self, call: Call) -> Any:
         """Wait for a call, and return its result."""
         try:
-            self.wait(call)
+            if call.answer is None:
+                self.wait(call)
         except BaseException:
             self.cancel(call, "the caller was interrupted")
             raise
@@ -84,14 +86,13 @@ class Calling:
         now = self._owner.runtime.now()
         peer, deadline = self._target(to, now, timeout)
         channel = peer.outgoing or self._owner.peers.channel_to(peer, deadline)
-        call = Call(next(self._call_ids), channel, peer.record.name, what, now)
-        call.deadline = deadline
+        call = Call(next(self._call_ids), channel, peer.record.name, what, now, deadline)
         self.made += 1
         channel.calls[call.id] = call
         try:
             channel.post(pack(encode_head(make_head(call.id)), b"", 0, None, channel.room))
         except BaseException:
-            self._forget(call)
+            self._forget(call, peer)
             raise
         return call
 
@@ -130,30 +131,23 @@ class Calling:
         channel = peer.outgoing
         if channel is None:
             channel = self._owner.peers.channel_to(peer, deadline)
-        name, frames, forks = self._pack_request(
-            call_id := next(self._call_ids), peer, channel, function, args, kwargs, deadline, parent, creation
-        )
-        call = Call(call_id, channel, peer.record.name, name, now)
-        call.deadline = deadline
+        call = Call(next(self._call_ids), channel, peer.record.name, "", now, deadline, parent, on_done)
         try:
+            frames = self._pack_request(call, peer, function, args, kwargs, creation)
             if parent is None:
-                self._take_credit(call, sum(len(frame.body) for frame in frames))
+                call.charge = len(frames[0].body) if len(frames) == 1 else sum([len(frame.body) for frame in frames])
             else:
-                call.parent = parent
                 parent.children[call.id] = call
-            if name != SERVICE:
+            if call.function != SERVICE:
                 self.made += 1
-            channel.calls[call_id] = call
+            channel.calls[call.id] = call
+            if not channel.post(frames, call.charge):
+                self._take_credit(call)
+                channel.post(frames)
             if on_done is not None:
-                call.on_done = partial(on_done, call)
-                channel.post(frames)
                 channel.expect(1)
-            else:
-                channel.post(frames)
         except BaseException:
-            self._forget(call)
-            if forks and self._owner.keeper is not None:
-                self._owner.keeper.not_sent(peer.record.id, forks)
+            self._forget(call, peer)
             raise
         return call
 
@@ -173,53 +167,51 @@ class Calling:
 
     def _pack_request(
         self,
-        call_id: int,
+        call: Call,
         peer: Peer,
-        channel: Channel,
         function: Callable[..., Any] | str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
-        deadline: float | None,
-        parent: Served | None,
         creation: Creation | None,
-    ) -> tuple[str, tuple[Outgoing, ...], tuple[ForkInfo, ...]]:
-        by_name = peer.record.main == self._owner.me.main and bool(self._owner.me.main)
+    ) -> tuple[Outgoing, ...]:
+        owner = self._owner
+        by_name = peer.record.main == owner.me.main and bool(owner.me.main)
         values: tuple[Any, ...] = (args, kwargs or {})
-        root: tuple[str, ...] = ("args", "kwargs")
+        root: tuple[str, ...] = _ROOT
         if isinstance(function, str):
             name = function
         else:
             name = payload.function_name(function, main_by_name=by_name) or ""
             if not name:
                 values, root = (function, *values), ("function", *root)
+        call.function = name
         encoded = payload.encode(values, root=root, main_by_name=by_name)
-        # Before the recorder counts the call: a context ends when all calls that were counted have been answered.
         layout = lay_out(encoded.attachments) if encoded.attachments else None
-        autograd = None
-        if self._owner.recorder is not None:
-            scope = self._owner.recorder.scope()
+        if owner.recorder is not None:
+            scope = owner.recorder.scope()
             if scope is not None:
-                autograd = self._owner.recorder.outgoing(scope, peer.record, encoded, request=True)
-        forks: tuple[ForkInfo, ...] = ()
-        if encoded.references and self._owner.keeper is not None:
-            forks = self._owner.keeper.outgoing(peer.record.id, encoded.references)
+                call.recorded = owner.recorder.outgoing(scope, peer.record, encoded, request=True)
+        if encoded.references and owner.keeper is not None:
+            call.forks = owner.keeper.outgoing(peer.record.id, encoded.references)
         # The deadline travels as what is left of it: clocks differ between hosts.
-        left = max(1e-3, deadline - self._owner.runtime.now()) if deadline is not None else 0.0
+        left = max(1e-3, call.deadline - owner.runtime.now()) if call.deadline is not None else 0.0
+        descriptors = () if layout is None else layout.descriptors
+        nested = call.parent is not None
+        head = encode_head(Request(call.id, name, left, nested, descriptors, call.recorded, call.forks, creation))
         if layout is None:
-            head = encode_head(Request(call_id, name, left, parent is not None, (), autograd, forks, creation))
-            return name, pack(head, encoded.data, 0, None, channel.room), forks
-        head = encode_head(
-            Request(call_id, name, left, parent is not None, layout.descriptors, autograd, forks, creation)
-        )
-        return name, pack(head, encoded.data, layout.size, layout.write, channel.room), forks
+            return pack(head, encoded.data, 0, None, call.channel.room)
+        return pack(head, encoded.data, layout.size, layout.write, call.channel.room)
 
-    def _take_credit(self, call: Call, size: int) -> None:
+    def _take_credit(self, call: Call) -> None:
         """Wait until the peer takes another request of this size."""
-        channel = call.channel
+        channel, size = call.channel, call.charge
+        call.charge = 0
+        channel.calls.pop(call.id, None)  # it is not under way
         while True:
             event = self._owner.runtime.event()
             if channel.take_credit(size, event.set):
                 call.charge = size
+                channel.calls[call.id] = call
                 return
             if channel.session.state in (State.CLOSED, State.LOST):
                 return  # posting says what happened
@@ -240,7 +232,7 @@ class Calling:
         until = call.deadline if deadline is None else deadline
         if deadline is not None and call.deadline is not None:
             until = min(deadline, call.deadline)
-        while not call.done():
+        while call.answer is None and call.error is None:
             link = channel.lead(call, thread)
             if link is None:
                 event = call.event
@@ -251,8 +243,8 @@ class Calling:
                     return call.done()
                 continue
             try:
-                while not call.done() and channel.link is link:
-                    if executor.wait_for_link(link, until) & Ready.READ:
+                while call.answer is None and call.error is None and channel.link is link:
+                    if executor.wait_for_link(link, until) & _READ:
                         channel.pump()
                     elif until is not None and self._owner.runtime.now() >= until and not self._time_is_up(call):
                         return call.done()
@@ -275,21 +267,19 @@ class Calling:
         assert answer is not None
         assert message is not None
         call.message = None
-        return read_answer(call, answer, message, self._owner.recorder, self._owner.peers.find(call.worker).record)
+        return read_answer(call, answer, message, self._owner.recorder, self._owner.peers)
 
     def finish(
-        self,
-        call: Call,
-        *,
-        answer: Answer | None = None,
-        message: Message | None = None,
-        error: Exception | None = None,
+        self, call: Call, answer: Answer | None = None, message: Message | None = None, error: Exception | None = None
     ) -> bool:
         """End a call; only the first end counts."""
-        if call.channel.calls.pop(call.id, None) is None:
+        channel = call.channel
+        if channel.calls.pop(call.id, None) is None:
             return False
-        if answer is not None:
-            self._settle(call)
+        charge = call.charge
+        if charge and answer is not None:
+            call.charge = 0
+            channel.return_credit(charge)
         call.message, call.error = message, error
         call.answer = answer
         if call.timer is not None:
@@ -297,30 +287,31 @@ class Calling:
         if call.parent is not None:
             call.parent.children.pop(call.id, None)
         if call.on_done is not None:
-            call.channel.expect(-1)
-            self._owner.executor.submit(call.on_done)
+            channel.expect(-1)
+            self._owner.executor.submit(partial(call.on_done, call))
         # A thread may wait for an asynchronous call, too.
         if call.event is not None:
             call.event.set()
         elif call.leading and call.leading != get_ident():
-            link = call.channel.link
+            link = channel.link
             if link is not None:
                 link.wake()
         if self._owner.draining:
             self._owner.activity_ended()
         return True
 
-    def _settle(self, call: Call) -> None:
+    def _forget(self, call: Call, peer: Peer) -> None:
+        """The request never left: take back all that was done for it."""
+        call.channel.calls.pop(call.id, None)
         charge, call.charge = call.charge, 0
         if charge:
             call.channel.return_credit(charge)
-
-    def _forget(self, call: Call) -> None:
-        """The request never left."""
-        call.channel.calls.pop(call.id, None)
-        self._settle(call)
         if call.parent is not None:
             call.parent.children.pop(call.id, None)
+        if call.recorded is not None and self._owner.recorder is not None:
+            self._owner.recorder.not_sent(peer.record, call.recorded)
+        if call.forks and self._owner.keeper is not None:
+            self._owner.keeper.not_sent(peer.record.id, call.forks)
 
     def _expire(self, call: Call) -> None:
         elapsed = self._owner.runtime.now() - call.started

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from telegrad.agent.executor import Timer
 from telegrad.agent.keeper import Placed
@@ -12,52 +14,40 @@ from telegrad.agent.recorder import Scope
 from telegrad.errors import CallCancelled
 from telegrad.waiting import Event
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, AutogradMetadata
+from telegrad.wire.messages import Answer, AutogradMetadata, ForkInfo
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
     from telegrad.agent.channel import Channel
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """A call that this worker made. It ends once: with an answer, or with an error."""
 
-    __slots__ = (
-        "answer",
-        "channel",
-        "charge",
-        "deadline",
-        "error",
-        "event",
-        "function",
-        "id",
-        "leading",
-        "message",
-        "on_done",
-        "parent",
-        "references",
-        "started",
-        "timer",
-        "worker",
-    )
-
-    def __init__(self, call_id: int, channel: Channel, worker: str, function: str, started: float) -> None:
-        self.id = call_id
-        self.channel = channel
-        self.worker = worker
-        self.function = function
-        self.started = started
-        self.deadline: float | None = None
-        self.charge = 0  # credits taken for it, in bytes; 0 if nested
-        self.parent: Served | None = None
-        self.on_done: Callable[[], None] | None = None  # asynchronous calls only; run by a runner
-        self.timer: Timer | None = None
-        self.event: Event | None = None  # set while a thread waits for another to read the answer
-        self.leading = 0  # the thread that reads the link for this call
-        self.answer: Answer | None = None
-        self.message: Message | None = None
-        self.references: list[Placed] = []
-        self.error: Exception | None = None
+    id: int
+    channel: Channel
+    worker: str
+    function: str
+    started: float
+    deadline: float | None = None
+    parent: Served | None = None
+    on_done: Callable[[Call], None] | None = None
+    """Asynchronous calls only; run by a runner."""
+    charge: int = 0
+    """Credits taken for it, in bytes; 0 if nested."""
+    recorded: AutogradMetadata | None = None
+    """What the recorder made of it."""
+    forks: tuple[ForkInfo, ...] = ()
+    """What the keeper made of it."""
+    timer: Timer | None = None
+    event: Event | None = None
+    """Set while a thread waits for another to read the answer."""
+    leading: int = 0
+    """The thread that reads the link for this call."""
+    answer: Answer | None = None
+    message: Message | None = None
+    references: Sequence[Placed] = ()
+    error: Exception | None = None
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -67,48 +57,23 @@ class Call:
         return f"call {self.id} of {self.function or 'a function by value'} on worker {self.worker!r}"
 
 
-class Served:
+class Served(msgspec.Struct, eq=False):
     """A call that this worker runs for another."""
 
-    __slots__ = (
-        "agent",
-        "autograd",
-        "caller",
-        "cancelled",
-        "charge",
-        "children",
-        "deadline",
-        "function",
-        "id",
-        "on_cancel",
-        "scope",
-        "started",
-    )
-
-    def __init__(
-        self,
-        agent: Agent,
-        call_id: int,
-        caller: str,
-        function: str,
-        started: float,
-        deadline: float | None,
-        charge: int,
-    ) -> None:
-        self.agent = agent
-        self.id = call_id
-        self.caller = caller
-        self.function = function
-        self.started = started
-        self.deadline = deadline
-        self.charge = charge
-        self.autograd: AutogradMetadata | None = None
-        self.scope: Scope | None = None
-        """The recorder's context that the call was made in."""
-        self.cancelled = ""
-        """Why the caller no longer wants the answer; empty if it does."""
-        self.children: dict[int, Call] = {}
-        self.on_cancel: Callable[[], None] | None = None
+    agent: Agent
+    id: int
+    caller: str
+    function: str
+    started: float
+    deadline: float | None
+    charge: int
+    autograd: AutogradMetadata | None = None
+    scope: Scope | None = None
+    """The recorder's context that the call was made in."""
+    cancelled: str = ""
+    """Why the caller no longer wants the answer; empty if it does."""
+    children: dict[int, Call] = msgspec.field(default_factory=dict)
+    on_cancel: Callable[[], None] | None = None
 
     def check(self) -> None:
         """Raise CallCancelled if the caller no longer wants the answer: long functions may call this now and then."""

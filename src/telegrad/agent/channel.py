@@ -16,6 +16,7 @@ from typing import Protocol
 from telegrad.agent.calls import Call
 from telegrad.agent.executor import Executor, Timer
 from telegrad.errors import ProtocolError
+from telegrad.protocol.credits import Credits
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import Session
 from telegrad.protocol.verdicts import Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
@@ -26,6 +27,8 @@ from telegrad.wire.frames import (
     ABOUT_SLABS,
     BULK,
     BULK_HEAD,
+    CONTROL,
+    MESSAGE,
     Assembler,
     Frame,
     Kind,
@@ -104,8 +107,10 @@ class Channel:
         self.unwaited = 0  # calls under way whose answer no thread waits for
         self.inbox: deque[Callable[[], None]] | None = None
         """Where the one who reads wants the handlers of one-way messages; None: a runner runs them."""
-        # protects session, link, unwaited, _reading, _armed, _never_unread, _followers, _starved and _tick
+        # protects session, credits, link, unwaited, _reading, _armed, _spent, _never_unread, _followers, _starved and
+        # _tick
         self.lock = threading.Lock()
+        self.credits = Credits(settings, f"worker {peer!r}")
         self.session = Session(
             resumable=resumable,
             initiator=outgoing,
@@ -117,6 +122,7 @@ class Channel:
         self._assembler = Assembler(owner.limits, allocate)
         self._reading = False
         self._armed = False
+        self._spent = False  # the poller has reported the link, which it does once
         self._never_unread = False
         self._followers: deque[Reader] = deque()
         self._starved: deque[Callable[[], None]] = deque()  # wake those that wait for credits
@@ -130,13 +136,18 @@ class Channel:
         loan = memory.take(size) if memory is not None else None
         return self._allocate(size) if loan is None else loan
 
-    def post(self, frames: Iterable[Outgoing]) -> None:
-        """Send the frames of one message. Raises WorkerLost if the peer is gone."""
+    def post(self, frames: Iterable[Outgoing], charge: int = 0) -> bool:
+        """Send the frames of one message. Raises WorkerLost if the peer is gone.
+
+        A request that is not nested has a `charge`, its size. False: there are no credits for it, and it was not sent.
+        """
         with self.lock:
             session, link, memory = self.session, self.link, self.memory
+            if charge and not self.credits.ask(charge):
+                return False
             for frame in frames:
                 kind, body, loan = frame
-                sequence = session.send(lane_of(kind), frame, len(body))
+                sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, len(body))
                 if link is None:
                     continue
                 if memory is None:
@@ -145,12 +156,12 @@ class Channel:
                     if loan is not None:
                         memory.hand_over(loan)
                     link.send(kind, body, sequence, *memory.riding())
+            return True
 
     def take_credit(self, size: int, wake: Callable[[], None]) -> bool:
         """Take credits for a request. If there are none, `wake` is called when there may be."""
         with self.lock:
-            if self.session.may_request(size, False):
-                self.session.request_sent(size)
+            if self.credits.ask(size):
                 return True
             self._starved.append(wake)
             return False
@@ -158,7 +169,7 @@ class Channel:
     def return_credit(self, size: int) -> None:
         """A request was answered, or given up."""
         with self.lock:
-            self.session.request_done(size)
+            self.credits.done(size)
             starved = self._starved.popleft() if self._starved else None
         if starved is not None:
             starved()
@@ -184,7 +195,9 @@ class Channel:
     def stop_leading(self, call: Reader) -> None:
         """Let another thread read."""
         call.leading = 0
-        self._stop_reading()
+        with self.lock:
+            self._reading = False
+            self._appoint()
 
     def stop_following(self, call: Reader) -> None:
         """Do not wait for another thread that reads any more."""
@@ -207,9 +220,11 @@ class Channel:
             if not call.done() and call.event is not None:
                 call.event.set()
                 return
-        if self.outgoing and self.link is not None and not self._armed:
-            self._armed = self._needs_reader()
-            self.owner.poller.arm(self.link, read=self._armed)
+        if self.outgoing and self.link is not None:
+            armed = self.unwaited > 0 or self.resumable or self._never_unread
+            if armed is not self._armed or self._spent:
+                self._armed, self._spent = armed, False
+                self.owner.poller.arm(self.link, read=armed)
 
     def _needs_reader(self) -> bool:
         """Whether the poller must read while no thread does: for futures, and for the pings of a resumable session."""
@@ -244,7 +259,7 @@ class Channel:
             link.flush()
         if ready & Ready.READ:
             with self.lock:
-                self._armed = False
+                self._armed, self._spent = False, True
                 if self._reading:
                     return  # the one who reads will see it
                 self._reading = True
@@ -281,8 +296,9 @@ class Channel:
                 memory.give_back(at_least=1)
         if sequence:
             message = self._assembler.read(frame)
+            lane = CONTROL if kind == MESSAGE else lane_of(kind)
             with self.lock:
-                verdict = session.received(lane_of(kind), sequence, ack_control, ack_bulk, now, len(body))
+                verdict = session.received(lane, sequence, ack_control, ack_bulk, now, len(body))
             if verdict is _DELIVER:
                 try:
                     if message is None:
@@ -295,7 +311,7 @@ class Channel:
                         session.lost(f"it broke the protocol: {error}")
                     raise
             elif verdict is _GAP:
-                raise ProtocolError(f"frame {sequence} of lane {lane_of(kind)} came before those in front of it")
+                raise ProtocolError(f"frame {sequence} of lane {lane} came before those in front of it")
             return
         if kind in ABOUT_SLABS:
             if memory is None:
@@ -333,7 +349,7 @@ class Channel:
             for _, sequence, frame in again:
                 assert isinstance(frame, Outgoing)
                 link.send(frame.kind, frame.body, sequence, *self.session.acks())
-            self._armed = self._needs_reader()
+            self._armed, self._spent = self._needs_reader(), False
             self.owner.poller.add(link, read=self._armed, once=self.outgoing)
             if not self._reading:
                 self._appoint()

@@ -186,7 +186,7 @@ class Executor:
         current.mine = True
         current.number = number
         torch.get_num_threads()  # or torch would start a pool of threads of its own for this one, whatever was set
-        lock, urgent, ready, poll = self._lock, self._urgent, self._ready, self._poll
+        lock, urgent, ready, poll, now = self._lock, self._urgent, self._ready, self._poll, self._runtime.now
         counted = False
         try:
             while True:
@@ -222,8 +222,10 @@ class Executor:
                         _log.exception("worker %s: a task failed", self._name)
                 elif event is None:
                     try:
-                        poll(self._next_timer())
-                        if self._timers:
+                        timers = self._timers  # see _next_timer
+                        poll(timers[0][0] if timers else None)
+                        timers = self._timers
+                        if timers and timers[0][0] <= now():
                             self._run_timers()
                     finally:
                         self._polling = False

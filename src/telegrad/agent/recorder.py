@@ -26,6 +26,9 @@ class Recorder(Protocol):
     ) -> AutogradMetadata | None:
         """A call or a reply leaves for `peer`. The tensors have been collected, and none has left yet."""
 
+    def not_sent(self, peer: WorkerRecord, metadata: AutogradMetadata) -> None:
+        """A call for which `outgoing` returned this did not leave."""
+
     def incoming(self, peer: WorkerRecord, metadata: AutogradMetadata, attachments: list[Any]) -> list[Any]:
         """The attachments of a call or a reply from `peer`, with edges where they need them."""
 

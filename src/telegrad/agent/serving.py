@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import traceback
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("telegrad")
 
+_is_grad_enabled = torch.is_grad_enabled
+_AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
+"""Types of results that are the answer themselves, as nearly all are."""
+
 DEFERRED = "_telegrad_answers_later"
 """Functions with this attribute return a future; its result is the answer."""
 
@@ -62,6 +67,7 @@ class Serving:
 
     def __init__(self, owner: ServingOwner, loop: EventLoop) -> None:
         self._owner = owner
+        self._agent = owner.as_agent()
         self._loop = loop
         self._lock = threading.Lock()  # protects _services
         self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
@@ -80,7 +86,7 @@ class Serving:
         """Run the function, and answer."""
         now = self._owner.runtime.now()
         served = Served(
-            self._owner.as_agent(),
+            self._agent,
             request.call,
             channel.peer,
             request.function,
@@ -89,8 +95,9 @@ class Serving:
             0 if request.nested else message.size,
         )
         self.active[channel, request.call] = served
-        keeper, references = self._owner.keeper, []
-        if keeper is not None:
+        keeper = self._owner.keeper
+        references: list[Placed] | tuple[()] = ()
+        if keeper is not None and (request.creation is not None or request.references):
             caller = self._owner.peers.find(channel.peer).record.id
             if request.creation is not None:
                 keeper.creating(request.creation, caller)
@@ -102,24 +109,25 @@ class Serving:
         self._serve(channel, served, request, message, references)
 
     def _serve(
-        self, channel: Channel, served: Served, request: Request, message: Message, references: list[Placed]
+        self, channel: Channel, served: Served, request: Request, message: Message, references: list[Placed] | tuple[()]
     ) -> None:
-        if not torch.is_grad_enabled():  # a function that ran on this thread before left it so
+        if not _is_grad_enabled():  # a function that ran on this thread before left it so
             torch.set_grad_enabled(True)
         token = serving.set(served)
         recorder, entered = self._owner.recorder, None
         try:
-            if request.autograd is not None and recorder is not None:
-                served.autograd = request.autograd
-                served.scope, entered = recorder.enter(request.autograd, self._owner.peers.find(channel.peer).record)
-            if request.autograd is not None and not request.autograd.grad_mode:
-                with torch.no_grad():
-                    self._run(channel, served, request, message, references)
-            else:
+            if request.autograd is None:
                 self._run(channel, served, request, message, references)
+            else:
+                if recorder is not None:
+                    caller = self._owner.peers.find(channel.peer).record
+                    served.autograd = request.autograd
+                    served.scope, entered = recorder.enter(request.autograd, caller)
+                with contextlib.nullcontext() if request.autograd.grad_mode else torch.no_grad():
+                    self._run(channel, served, request, message, references)
         except Exception as error:  # noqa: BLE001 - a fault of ours, and the caller must not wait for it
             _log.exception("worker %r failed to serve %s", self._owner.me.name, request.function)
-            self._answer(channel, served, None, error, request.creation)
+            self._answer(channel, served, request.creation, None, error)
         finally:
             serving.reset(token)
             if entered is not None and recorder is not None:
@@ -127,7 +135,7 @@ class Serving:
 
     def serve_message(self, channel: Channel, call: int, what: str, run: Callable[[], None], done: Any) -> None:
         """Serve a call that is a message of its own kind: `run` it, and answer with the head `done`, or the error."""
-        served = Served(self._owner.as_agent(), call, channel.peer, what, self._owner.runtime.now(), None, 0)
+        served = Served(self._agent, call, channel.peer, what, self._owner.runtime.now(), None, 0)
         self.active[channel, call] = served
         token = serving.set(served)
         try:
@@ -145,25 +153,22 @@ class Serving:
         self._owner.activity_ended()
 
     def _run(
-        self, channel: Channel, served: Served, request: Request, message: Message, references: list[Placed]
+        self, channel: Channel, served: Served, request: Request, message: Message, references: list[Placed] | tuple[()]
     ) -> None:
         creation = request.creation
-
-        def answer(value: object, error: BaseException | None) -> None:
-            self._answer(channel, served, value, error, creation)
-
         try:
             name = request.function
-            attachments = build(request.attachments, message.region)
+            attachments = build(request.attachments, message.region) if request.attachments else []
             if served.autograd is not None and served.autograd.message:
                 attachments = self._incoming(channel, served.autograd, attachments)
             values: Any = payload.decode(message.data, attachments, references)
             del message  # or the region would live as long as the function runs
-            references.clear()
+            if references:
+                references.clear()
             if name.startswith("@"):
                 function, deferred = self._service(name)
                 if deferred:
-                    function(answer, *values[0], **values[1])
+                    function(partial(self._answer, channel, served, creation), *values[0], **values[1])
                     return
                 args, kwargs = values
             elif name:
@@ -172,14 +177,18 @@ class Serving:
             else:
                 function, args, kwargs = values
                 served.function = getattr(function, "__qualname__", repr(function))
-            served.check()
+            if served.cancelled:
+                served.check()
             result = function(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
             if self.on_failure is not None:
                 self.on_failure(error)
-            answer(None, error)
+            self._answer(channel, served, creation, None, error)
             return
-        self.conclude(served, function, result, answer)
+        if type(result) in _AT_ONCE:
+            self._answer(channel, served, creation, result, None)
+        else:
+            self.conclude(served, function, result, partial(self._answer, channel, served, creation))
 
     def conclude(
         self, served: Served, function: object, result: Any, answer: Callable[[object, BaseException | None], None]
@@ -227,9 +236,9 @@ class Serving:
         self,
         channel: Channel,
         served: Served,
+        creation: Creation | None,
         value: object,
         error: BaseException | None,
-        creation: Creation | None = None,
     ) -> None:
         if creation is not None and self._owner.keeper is not None:
             self._owner.keeper.computed(creation, value, error)
@@ -244,9 +253,9 @@ class Serving:
                     frames = self._pack_failure(channel, served, failure)
             else:
                 frames = self._pack_failure(channel, served, error)
-            with channel.lock:
-                if served.charge:
-                    channel.session.request_answered(served.charge)
+            if served.charge:
+                with channel.lock:
+                    channel.credits.answered(served.charge)
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
             _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)

@@ -52,6 +52,19 @@ class AutogradRecorder:
                 scope.made[peer.id] += 1
         return AutogradMetadata(scope.id, message, tuple(indices), grad_mode)
 
+    def not_sent(self, peer: WorkerRecord, metadata: AutogradMetadata) -> None:
+        """Take back what `outgoing` did: the callee must not wait for a call that never comes."""
+        scope = self._contexts.get(metadata.context)
+        if scope is None:
+            return
+        with scope.lock:
+            scope.made[peer.id] -= 1
+            if not scope.made[peer.id]:
+                del scope.made[peer.id]
+            send = scope.sends.pop(metadata.message, None)
+        if send is not None:
+            send.release()
+
     def record(self, scope: DistAutogradContext, target: int, tensors: Sequence[Any]) -> int:
         """Make the send of a message with these tensors, and return the message's id."""
         message = self._contexts.new_message()

@@ -1,4 +1,4 @@
-"""How long a session waits, how much it keeps, and how many requests may be under way: its settings and its credits."""
+"""How long a session waits, how much it keeps, and how many requests may be under way: its settings."""
 
 from __future__ import annotations
 
@@ -37,30 +37,3 @@ class SessionSettings:
                 f"silence_limit ({self.silence_limit:g} s) must be more than twice heartbeat_interval "
                 f"({self.heartbeat_interval:g} s), or healthy idle connections are cut"
             )
-
-
-class Window:
-    """Requests under way in one direction, and whether there is room for another."""
-
-    __slots__ = ("bytes", "max_bytes", "max_requests", "requests")
-
-    def __init__(self, settings: SessionSettings) -> None:
-        self.max_requests = settings.request_credits
-        self.max_bytes = settings.request_bytes
-        self.requests = 0
-        self.bytes = 0
-
-    def has_room_for(self, size: int) -> bool:
-        # A request above the limit could never pass if it had to fit: it passes alone.
-        return self.requests == 0 or (self.requests < self.max_requests and self.bytes + size <= self.max_bytes)
-
-    def take(self, size: int) -> None:
-        self.requests += 1
-        self.bytes += size
-
-    def give_back(self, size: int) -> bool:
-        if self.requests < 1 or self.bytes < size:
-            return False
-        self.requests -= 1
-        self.bytes -= size
-        return True

@@ -14,7 +14,7 @@ The rules:
 5. A goodbye is no flush. What is not acknowledged when the connection then ends is dropped. Who cares says it when
    `kept` is (0, 0). But it must not hide a gap: GOODBYE (or a PING right before it) carries `sent_up_to()`, and `heard`
    checks that all of it came.
-6. Requests are bounded, by credits. Replies, gradients, answers and acks never are.
+6. Requests are bounded (see `credits`). Replies, gradients, answers and acks never are.
 
 Two kinds. *Resumable* (tcp): frames are kept until acknowledged, sent again on the next connection, dropped where they
 come twice. *Not resumable* (unix sockets): a broken connection means a dead process, so nothing is acknowledged or
@@ -41,7 +41,7 @@ from collections import deque
 from typing import Final
 
 from telegrad.errors import NotInitialized, ProtocolError, TelegradError, WorkerLost
-from telegrad.protocol.limits import SessionSettings, Window
+from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.verdicts import TRANSITIONS, Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
 
 CONTROL: Final = 0
@@ -74,7 +74,6 @@ class Session:
         "_ack_at",
         "_ack_delay",
         "_acked",
-        "_asked",
         "_attempt_at",
         "_attempting",
         "_backoff",
@@ -100,7 +99,6 @@ class Session:
         "_resumable",
         "_sent",
         "_sent_at_look",
-        "_serving",
         "_settings",
         "_state",
         "_waiting_since",
@@ -146,9 +144,6 @@ class Session:
         self._attempting = False
         self._backoff = settings.reconnect_backoff
         self._refused_since: float | None = None
-
-        self._asked = Window(settings)
-        self._serving = Window(settings)
 
     # Sending
 
@@ -502,40 +497,3 @@ class Session:
     def kept(self) -> tuple[int, int]:
         """How many frames, and bytes, are kept because they may have to be sent again."""
         return (sum(map(len, self._kept)), sum(size for kept in self._kept for _, size in kept))
-
-    # Credits
-
-    def may_request(self, size: int, nested: bool) -> bool:
-        """Whether a request of `size` bytes may be sent now.
-
-        Nested requests, made while serving another call, always may, and take no credits: report none of them to
-        `request_sent` or `request_done`. Bounding them would deadlock: each of two workers could wait for a
-        credit that only the end of the other's outer call gives back.
-        """
-        return nested or self._asked.has_room_for(size)
-
-    def request_sent(self, size: int) -> None:
-        """Take credits for a request that is not nested."""
-        self._asked.take(size)
-
-    def request_done(self, size: int) -> None:
-        """Give back what `request_sent` took: the reply came."""
-        if not self._asked.give_back(size):
-            raise ProtocolError(f"{self._peer} answered more than it was asked")
-
-    def request_arrived(self, size: int, nested: bool) -> None:
-        """Hold the peer to the bound that it holds itself to."""
-        if nested:
-            return
-        if not self._serving.has_room_for(size):
-            raise ProtocolError(
-                f"{self._peer} sent a request of {size} bytes beyond its credits: {self._serving.requests} requests of "
-                f"{self._serving.bytes} bytes are unanswered, and the limits here are "
-                f"{self._settings.request_credits} and {self._settings.request_bytes}; every worker needs the same ones"
-            )
-        self._serving.take(size)
-
-    def request_answered(self, size: int) -> None:
-        """Give back what `request_arrived` took. Call it before the reply leaves, or the peer seems to overdraw."""
-        if not self._serving.give_back(size):
-            raise TelegradError(f"more requests of {self._peer} were answered than came; this is a bug in telegrad")

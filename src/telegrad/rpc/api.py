@@ -256,7 +256,14 @@ def rpc_sync(
     `func` may also be a name that the worker registered (`register`), with an ``@`` before it. An exception that it
     raises there is raised here, with the remote traceback.
     """
-    return default_agent().call(_target(to), func, tuple(args or ()), kwargs, timeout=given_timeout(timeout))
+    calling = default_agent().calling
+    return calling.call(
+        to.name if isinstance(to, WorkerInfo) else to,
+        func,
+        tuple(args) if args else (),
+        kwargs,
+        None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
+    )
 
 
 def rpc_async(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import select
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
 
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Readiness, Ready
 from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Kind, Limits, pack_header
@@ -22,10 +21,6 @@ _JOINED = 16 * 1024  # up to here, joining header and body is cheaper than handi
 
 _READ, _WRITE, _POLLER = Ready.READ, Ready.WRITE, Ready.POLLER
 _POLLIN, _POLLOUT, _EPOLLIN, _EPOLLOUT = select.POLLIN, select.POLLOUT, select.EPOLLIN, select.EPOLLOUT
-
-
-def _milliseconds(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, math.ceil((deadline - time.monotonic()) * 1000))
 
 
 class SocketLink(Link):
@@ -161,7 +156,8 @@ class SocketLink(Link):
             waiter.writes = writes
             waiter.poll.register(self._fd, _POLLIN | _POLLOUT if writes else _POLLIN)
         ready = 0
-        for fd, mask in waiter.poll.poll(_milliseconds(deadline)):
+        left = None if deadline is None else (deadline - monotonic()) * 1000
+        for fd, mask in waiter.poll.poll(0 if left is not None and left < 0 else left):
             if fd == self._fd:
                 if mask & ~_POLLOUT:
                     ready |= _READ
@@ -387,7 +383,7 @@ class SocketPoller(Poller):
 
     def wait(self, deadline: float | None) -> list[Readiness]:
         found = []
-        for fd, mask in self._epoll.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
+        for fd, mask in self._epoll.poll(None if deadline is None else max(0.0, deadline - monotonic())):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 continue

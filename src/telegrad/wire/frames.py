@@ -35,6 +35,7 @@ HEADER_SIZE = HEADER.size
 _pack_header, _unpack_header = HEADER.pack, HEADER.unpack_from
 _PREFIX = struct.Struct("<IIQ")  # lengths of head, data and region
 PREFIX_SIZE = _PREFIX.size
+_pack_prefix, _unpack_prefix = _PREFIX.pack, _PREFIX.unpack_from
 _SENT = struct.Struct("<QQ")  # the body of a PING
 
 INLINE_LIMIT = 64 * 1024
@@ -167,10 +168,10 @@ def pack_small(
     head: bytes, data: bytes, region_size: int = 0, write: Callable[[memoryview], None] | None = None
 ) -> Outgoing:
     """One frame for the whole message. `write` fills the region, which starts at a multiple of 16."""
-    prefix = _PREFIX.pack(len(head), len(data), region_size)
+    prefix = _pack_prefix(len(head), len(data), region_size)
     if write is None or not region_size:
         return _new_outgoing((MESSAGE, prefix + head + data, None))
-    start = _aligned(PREFIX_SIZE + len(head) + len(data))
+    start = (PREFIX_SIZE + len(head) + len(data) + 15) & ~15
     body = bytearray(start + region_size)
     body[:PREFIX_SIZE] = prefix
     middle = PREFIX_SIZE + len(head)
@@ -218,7 +219,7 @@ def pack(
     allocate: Callable[[int], memoryview | Loan],
 ) -> tuple[Outgoing, ...]:
     """The frames of a message. What is in them is a snapshot: the sender may change its tensors now."""
-    if message_size(head, data, region_size) <= INLINE_LIMIT:
+    if ((PREFIX_SIZE + len(head) + len(data) + 15) & ~15) + region_size <= INLINE_LIMIT:
         return (pack_small(head, data, region_size, write),)
     room = allocate(bulk_size(data, region_size))
     if isinstance(room, memoryview):
@@ -283,10 +284,14 @@ class Assembler:
         """
         kind, _, _, _, body = frame
         if kind == MESSAGE:
-            head, data, region = self._read_prefix(body)
-            size, start = len(body), PREFIX_SIZE + head
+            size = len(body)
+            if size < PREFIX_SIZE or size > self._limits.message:
+                self._read_prefix(body)  # which says what is wrong with it, if anything is
+            head, data, region = _unpack_prefix(body)
+            start = PREFIX_SIZE + head
             end = start + data
             if size != ((end + 15) & ~15) + region if region else size != end:
+                self._read_prefix(body)
                 raise ProtocolError(f"a message of {head} + {data} + {region} bytes in a frame of {size}")
             view = memoryview(body)
             return _new_message((view[PREFIX_SIZE:start], view[start:end], view[size - region :], size))

@@ -271,6 +271,7 @@ Head = (
     | RRefBackwardReq
     | RRefBackwardResp
 )
+ANSWERS = (Reply, Failure, RRefBackwardResp)
 Answer = Reply | Failure | RRefBackwardResp
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,77 @@
+"""A sender that asks for credits never overdraws, and a receiver notices one that does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telegrad.errors import ProtocolError, TelegradError
+from telegrad.protocol.credits import Credits
+from telegrad.protocol.limits import SessionSettings
+
+
+def make(requests: int = 1024, size: int = 1 << 20) -> Credits:
+    return Credits(SessionSettings(request_credits=requests, request_bytes=size), "b")
+
+
+def test_requests_are_bounded_by_number() -> None:
+    credits = make(requests=2)
+    assert credits.ask(1)
+    assert credits.ask(1)
+    assert not credits.ask(1)
+    credits.done(1)
+    assert credits.ask(1)
+
+
+def test_requests_are_bounded_by_bytes_but_a_larger_one_passes_alone() -> None:
+    credits = make(size=100)
+    assert credits.ask(60)
+    assert not credits.ask(41)
+    assert credits.ask(40)
+    credits.done(60)
+    credits.done(40)
+    assert credits.ask(1000)
+    assert not credits.ask(1)
+
+
+def test_a_peer_that_overdraws_its_credits_broke_the_protocol() -> None:
+    credits = make(requests=1)
+    credits.arrived(5)
+    with pytest.raises(ProtocolError, match="b sent a request of 7 bytes beyond its credits: 1 requests of 5 bytes"):
+        credits.arrived(7)
+    credits.answered(5)
+    credits.arrived(7)
+
+
+def test_what_is_asked_and_what_is_served_are_counted_apart() -> None:
+    credits = make(requests=1)
+    assert credits.ask(1)
+    credits.arrived(1)
+    credits.answered(1)
+    assert not credits.ask(1)
+
+
+def test_answers_without_a_request_are_told_apart_by_whose_fault_they_are() -> None:
+    credits = make()
+    with pytest.raises(ProtocolError, match="b answered more than it was asked"):
+        credits.done(1)
+    with pytest.raises(TelegradError, match="bug in telegrad") as error:
+        credits.answered(1)
+    assert not isinstance(error.value, ProtocolError)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 120)), max_size=60))
+def test_a_sender_that_asks_never_overdraws(steps: list[tuple[bool, int]]) -> None:
+    sender, receiver = make(4, 100), make(4, 100)
+    waiting: list[int] = []
+    for answer, size in steps:
+        if answer and waiting:
+            done = waiting.pop(0)
+            receiver.answered(done)
+            sender.done(done)
+        elif sender.ask(size):
+            receiver.arrived(size)
+            waiting.append(size)
+    assert len(waiting) <= 4
+    assert len(waiting) <= 1 or sum(waiting) <= 100
