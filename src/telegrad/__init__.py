@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-_FOLDERS = frozenset(("autograd", "errors", "launch", "optim", "rpc", "testing"))
+_FOLDERS = frozenset(("autograd", "errors", "launch", "nn", "optim", "rpc", "testing"))
 
 
 def __getattr__(name: str) -> Any:

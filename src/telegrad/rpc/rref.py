@@ -221,7 +221,10 @@ class RRef(Reference, Generic[T]):
         return self._book.future_of(self)
 
 
-Way = Callable[[RRef[Any], float, str, tuple[Any, ...], dict[str, Any]], Any]
+Method = str | Callable[..., Any]
+"""The name of a method of the value, or a function that gets the value as its first argument."""
+
+Way = Callable[[RRef[Any], float, Method, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Proxy:
@@ -242,15 +245,25 @@ class Proxy:
         return method
 
 
-def _call_sync(rref: RRef[Any], timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_through(proxy: Proxy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run ``function(value, *args, **kwargs)`` where the value lives, in the way of the proxy, in one round trip."""
+    return proxy._way(proxy._rref, proxy._timeout, function, args, kwargs)
+
+
+def shown(method: Method) -> str:
+    """What is called, for people."""
+    return method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
+
+
+def _call_sync(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def begin(values: tuple[Any, ...]) -> Call:
         return rref._book.agent.begin(rref._owner, METHOD, values, timeout=given_timeout(timeout))
 
-    return rref._complete(_in_turn(rref, timeout, name, args, kwargs, begin), f"{name}()")
+    return rref._complete(_in_turn(rref, timeout, name, args, kwargs, begin), f"{shown(name)}()")
 
 
 def _call_async(
-    rref: RRef[Any], timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Future[Any]:
     def begin(values: tuple[Any, ...]) -> Future[Any]:
         future: Future[Any] = Future(rref._book.agent, keeps=rref)
@@ -260,7 +273,7 @@ def _call_async(
 
 
 def _call_remote(
-    rref: RRef[Any], timeout: float, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> RRef[Any]:
     def begin(values: tuple[Any, ...]) -> RRef[Any]:
         return rref._book.create(rref._owner, METHOD, values, None, given_timeout(timeout), keeps=rref)
@@ -274,7 +287,7 @@ R = TypeVar("R")
 def _in_turn(
     rref: RRef[Any],
     timeout: float,
-    name: str,
+    name: Method,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     begin: Callable[[tuple[Any, ...]], R],

@@ -17,7 +17,7 @@ from telegrad.errors import ReferenceGone
 from telegrad.protocol.references import Id
 from telegrad.rpc.kept import Kept, show
 from telegrad.rpc.mailbox import Turn
-from telegrad.rpc.rref import FETCH, METHOD
+from telegrad.rpc.rref import FETCH, METHOD, Method, shown
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import RRefBackwardReq, RRefBackwardResp, RRefSkip
 
@@ -78,7 +78,7 @@ class Visits:
         answer: Answer,
         rref: Id,
         unconfirmed: bool,
-        name: str,
+        name: Method,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         turn: Turn | None,
@@ -98,9 +98,9 @@ class Visits:
 
             try:
                 value = kept.get()
-                served.function = f"{type(value).__name__}.{name}"
+                served.function = f"{type(value).__name__}.{name}" if isinstance(name, str) else shown(name)
                 served.check()
-                method = getattr(value, name)
+                method = getattr(value, name) if isinstance(name, str) else partial(name, value)
                 result = method(*args, **kwargs)
                 deferred = getattr(method, DEFERRED, False)
             except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller

@@ -248,7 +248,8 @@ class _Reducers(dict[type, Any]):
         if script is not None:
             return script
         if issubclass(cls, torch.nn.Module):
-            return self._module
+            # A module that stands for one elsewhere says itself how it is sent.
+            return getattr(cls, "__reduce_in_call__", None) or self._module
         if issubclass(cls, Reference):
             return self._reference
         raise KeyError(cls)  # pickle then goes on as if there were no table

@@ -1,0 +1,7 @@
+"""Modules that live on other workers, and models whose parts do."""
+
+from telegrad.nn.parameters import gradients, named_parameter_rrefs, parameter_rrefs, remote_modules
+from telegrad.nn.remote_module import RemoteModule
+from telegrad.nn.splitting import split
+
+__all__ = ["RemoteModule", "gradients", "named_parameter_rrefs", "parameter_rrefs", "remote_modules", "split"]

@@ -1,0 +1,97 @@
+"""Where a module is to live, as people write it: "worker", "worker/cuda:0", "rank:1/cpu"; and values on devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from telegrad.errors import TelegradError
+from telegrad.rpc.api import default_agent, get_worker_info
+
+_RANK = re.compile(r"rank:(\d+)\Z")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A device of a worker."""
+
+    on: str | int
+    """The worker's name, or its id if the place was given as a rank."""
+    device: str
+
+
+def parse_place(text: str | torch.device) -> Place:
+    """Read a place. A device alone ("cpu", "cuda:1") is one of this worker; a worker alone means its CPU.
+
+    A worker that is not in the group is an error, and so is what cannot be a device. Whether the worker has the device
+    is for the worker to say.
+    """
+    if isinstance(text, torch.device):
+        return Place(get_worker_info().name, str(text))
+    if not isinstance(text, str):
+        raise TypeError(f"a place is a string, as 'worker1/cpu', and not {text!r}")
+    worker, slash, device = text.partition("/")
+    if not worker or "/" in device:
+        raise ValueError(
+            f"Could not parse remote_device: {text}. The valid format is '<workername>/<device>' or "
+            "'rank:<rank>/<device>' or '<device>'"
+        )
+    agent = default_agent()
+    names = {record.name for record in agent.peers.records()}
+    if not slash and worker not in names and _is_device(worker):
+        return Place(agent.me.name, str(torch.device(worker)))
+    rank = _RANK.match(worker) if worker not in names else None
+    on = int(rank[1]) if rank else worker
+    agent.peers.find(on)  # if there is none, it says which there are
+    return Place(on, str(torch.device(device if slash else "cpu")))
+
+
+def _is_device(text: str) -> bool:
+    try:
+        torch.device(text)
+    except RuntimeError:  # torch's word for "no device"
+        return False
+    return True
+
+
+def check_device(device: str) -> torch.device:
+    """The device, if this worker has it."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # each is what some kind of device raises
+        accelerator = torch.accelerator.current_accelerator()
+        there = ["cpu"]
+        if accelerator is not None:
+            there += [f"{accelerator.type}:{number}" for number in range(torch.accelerator.device_count())]
+        raise TelegradError(
+            f"worker {get_worker_info().name!r} has no device {device!r} to put a module on: {error}. It has "
+            f"{', '.join(there)}"
+        ) from error
+    return torch.device(device)
+
+
+def moved(value: Any, device: str | torch.device) -> Any:
+    """The value with its tensors on the device, also those in lists, tuples, sets and dicts."""
+    # A meta tensor has nothing to be moved.
+    return mapped(value, lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+
+
+def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The value with a function applied to its tensors, also those in lists, tuples, sets and dicts."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    kind = type(value)
+    if kind in (list, set, frozenset):
+        return kind(mapped(item, function) for item in value)
+    if isinstance(value, tuple):
+        items = [mapped(item, function) for item in value]
+        return kind(*items) if hasattr(value, "_fields") else kind(items)
+    if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections"):
+        result: Any = value.copy()  # type: ignore[attr-defined]  # dict, OrderedDict and defaultdict have it
+        for key, item in value.items():
+            result[key] = mapped(item, function)
+        return result
+    return value
