@@ -54,11 +54,11 @@ def gradients(model: torch.nn.Module, context_id: int) -> dict[str, torch.Tensor
 
     A parameter that no pass reached is not in it.
     """
+    here = get_gradients(context_id)  # first: a context that is over is an error
     asked = {
         name: call_through(module.module_rref.rpc_async(), there.gradients_of, int(context_id))
         for name, module in remote_modules(model)
     }
-    here = get_gradients(context_id)
     found: dict[str, torch.Tensor] = {}
     seen: set[torch.nn.Parameter] = set()
     for prefix, module in model.named_modules():

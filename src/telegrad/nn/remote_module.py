@@ -97,7 +97,7 @@ class RemoteModule(torch.nn.Module):
         if current.get() is None and not torch.is_grad_enabled():
             return call_through(proxy, there.call_without_grad, "__call__", self.device, args, kwargs)
         if self.device == "cpu":
-            return getattr(proxy, "__call__")(*args, **kwargs)  # noqa: B004 - the method of the module, not of the proxy
+            return proxy.__call__(*args, **kwargs)  # the module's: a proxy has none
         return call_through(proxy, there.call, "__call__", self.device, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -282,9 +282,9 @@ class OutsideContext(torch.autograd.Function):
     """Stands where the graph of a call would go on, had the call been made in an autograd context."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, source: str) -> torch.Tensor:
+    def forward(ctx: Any, leaf: torch.Tensor, value: list[torch.Tensor], source: str) -> torch.Tensor:
         ctx.source = source
-        return value.view_as(value)
+        return value[0]  # not an argument itself: it would come back as a view, which cannot be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> NoReturn:
@@ -300,7 +300,9 @@ def _guarded(value: Any, module: RemoteModule) -> Any:
     source = f"RemoteModule({module.extra_repr()})"
     if not torch.is_grad_enabled():
         return mapped(value, torch.Tensor.detach)
-    return mapped(value, lambda x: OutsideContext.apply(x, source) if x.requires_grad else x)  # type: ignore[no-any-return]
+    guard: Callable[..., Any] = OutsideContext.apply  # torch gives it no types
+    leaf = torch.empty(0, requires_grad=True)
+    return mapped(value, lambda x: guard(leaf, [x.detach()], source) if x.requires_grad else x)
 
 
 def _refuse(name: str) -> NoReturn:

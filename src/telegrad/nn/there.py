@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from telegrad.nn.places import check_device, moved
-from telegrad.rpc.api import get_worker_info
+from telegrad.rpc.api import default_agent, get_worker_info
 from telegrad.rpc.dist_autograd import get_gradients
 from telegrad.rpc.rref import RRef
 
@@ -93,6 +93,8 @@ def buffers(module: torch.nn.Module, recurse: bool, duplicates: bool) -> list[tu
 
 def gradients_of(module: torch.nn.Module, context_id: int) -> dict[str, torch.Tensor]:
     """What passes in a context have left for the parameters of the module, by name."""
+    if default_agent().autograd.contexts.get(context_id) is None:
+        return {}  # it never came here
     left = get_gradients(context_id)
     return {name: left[p].detach().cpu() for name, p in module.named_parameters() if p in left}
 
