@@ -158,7 +158,7 @@ class Town:
         assert "\n" not in line
         self.goes_on()
         assert self.log.is_empty(), f"a second line: {self.log.next()}"
-        assert not self.a.peers._guests
+        assert not self.a.guests.inside()
 
 
 the_end = threading.Event()
@@ -314,7 +314,7 @@ def test_a_crowd_of_strangers_leaves_nothing_behind(town: Town) -> None:
     town.goes_on()
     assert len(os.listdir("/proc/self/fd")) <= before
     assert town.log.is_empty()
-    assert not town.a.peers._guests
+    assert not town.a.guests.inside()
     assert threading.active_count() <= town.threads + SPARE
 
 

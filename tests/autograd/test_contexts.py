@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from one_process import Group, assert_as_in_one_process, assert_equal, gradients_on, leaf, remotely
+from one_process import Group, assert_as_in_one_process, assert_equal, gradients_on, leaf, nothing_left, remotely
 
 from telegrad import autograd, rpc
-from telegrad.errors import TelegradError
+from telegrad.agent.settings import AgentSettings
+from telegrad.errors import DeadlineExceeded, TelegradError
+from telegrad.protocol.limits import SessionSettings
+from telegrad.testing.group import local_group
 
 weights: dict[str, torch.Tensor] = {}
 
@@ -292,3 +295,30 @@ def test_a_context_prints_what_it_holds(group: Group) -> None:
         assert repr(autograd._current_context()) == (
             f"<context {int(context):#x}: 1 sends, 1 recvs, 1 gradients, 0 passes>"
         )
+
+
+# -- calls that never leave ---------------------------------------------------------------------------------------
+
+hold = threading.Event()
+
+
+def hold_on() -> None:
+    hold.wait(20)
+
+
+def test_nobody_waits_for_a_call_that_was_never_sent() -> None:
+    hold.clear()
+    settings = AgentSettings(session=SessionSettings(request_credits=1))
+    with local_group(["a", "b"], settings=settings) as agents, rpc.api.acting_as(agents["a"]):
+        blocked = rpc.rpc_async("b", hold_on)
+        with autograd.context() as context:
+            here = agents["a"].autograd.contexts.get(context)
+            with pytest.raises(DeadlineExceeded, match="was not sent"):
+                rpc.rpc_sync("b", times_weight, (leaf(3),), timeout=0.05)
+            assert not here.made
+            assert not here._send_functions()
+            hold.set()
+            blocked.wait()
+            rpc.rpc_sync("b", times_weight, (leaf(3),))
+            assert agents["b"].autograd.contexts.get(context) is not None
+        nothing_left(agents)

@@ -20,9 +20,10 @@ from telegrad.agent.ending import Ending
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
 from telegrad.agent.group import WorkerRecord, check_id, check_name
+from telegrad.agent.guests import Guests
 from telegrad.agent.keeper import Keeper
 from telegrad.agent.oneway import Handler, MakeHead, OneWay
-from telegrad.agent.peers import Door, Peer, Peers
+from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.agent.serving import Serving
 from telegrad.agent.settings import AgentSettings
@@ -74,6 +75,7 @@ class Agent:
         self.slabs = SlabPool(self.settings.shared_memory)
         self.executor = Executor(runtime, poller, self._poll, name=name, most_running=self.settings.running)
         self.peers = Peers(self, [transport for transport, _ in transports])
+        self.guests = Guests(self, self.peers)
         self.calling = Calling(self)
         self.serving = Serving(self, EventLoop(runtime, self.executor))
         self.gatherings = Gatherings(self)
@@ -113,8 +115,7 @@ class Agent:
         """Begin to serve, in a group of these workers (this one among them)."""
         self.peers.set_group(group)
         for listener in self.listeners:
-            listener.owner = Door(self.peers, listener)
-            self.poller.add(listener, read=True)
+            self.guests.watch(listener)
         self.executor.start()
 
     # -- calling ----------------------------------------------------------------------------------------------
@@ -352,6 +353,7 @@ class Agent:
         self.closed = "this process is a fork of the worker's; a fork cannot use its agent"
         for listener in self.listeners:
             listener.abandon()
+        self.guests.abandon()
         self.peers.abandon()
         self.poller.abandon()
 

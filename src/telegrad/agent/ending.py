@@ -10,6 +10,7 @@ from telegrad.agent.channel import Channel
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
 from telegrad.agent.group import WorkerRecord
+from telegrad.agent.guests import Guests
 from telegrad.agent.keeper import Keeper
 from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.serving import Serving
@@ -36,6 +37,7 @@ class EndingOwner(Protocol):
     peers: Peers
     serving: Serving
     gatherings: Gatherings
+    guests: Guests
     listeners: list[Listener]
     keeper: Keeper | None
 
@@ -129,7 +131,7 @@ class Ending:
         for channel in channels:
             channel.say_goodbye()
         self._flush(channels)
-        owner.peers.close()
+        owner.guests.close()
         for peer in owner.peers.all():
             owner.peer_lost(peer, "this worker has shut down", left=True)
         owner.serving.close()

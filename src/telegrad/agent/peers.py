@@ -11,10 +11,9 @@ import msgspec
 
 from telegrad.agent.channel import Channel, ChannelOwner
 from telegrad.agent.group import WorkerRecord, check_id, check_name
-from telegrad.agent.handshake import NONCE_SIZE, Acceptor, Opener, Rejected
+from telegrad.agent.handshake import NONCE_SIZE, Opener, Rejected
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import (
-    AuthenticationError,
     DeadlineExceeded,
     OtherVersion,
     ProtocolError,
@@ -22,7 +21,7 @@ from telegrad.errors import (
     WorkerLost,
 )
 from telegrad.protocol.verdicts import State
-from telegrad.transport.base import Link, LinkClosed, Listener, Ready, Transport
+from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Event
 from telegrad.wire.frames import Kind
@@ -68,12 +67,10 @@ class Peers:
     def __init__(self, owner: PeersOwner, transports: Iterable[Transport]) -> None:
         self._owner = owner
         self._transports = {transport.scheme: transport for transport in transports}
-        self._lock = threading.Lock()  # protects the three below
+        self._lock = threading.Lock()  # protects the two below
         self._by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}
-        self._guests: set[Guest] = set()
         self._greeted: list[Link] = []  # opened by us, and not through their handshake
-        self._closed = False
 
     # -- who --------------------------------------------------------------------------------------------------
 
@@ -110,7 +107,7 @@ class Peers:
 
     def abandon(self) -> None:
         """Close the child's copies of all connections after a fork. No locks: one may be held there for ever."""
-        links = [guest.link for guest in list(self._guests)] + list(self._greeted)
+        links = list(self._greeted)
         for peer in list(self._by_id.values()):
             links += [channel.link for channel in peer.channels() if channel.link is not None]
         for link in links:
@@ -235,7 +232,7 @@ class Peers:
             received=channel.session.received_up_to(),
             fresh=fresh,
         )
-        _send_greeting(link, opener.start())
+        send_greeting(link, opener.start())
         while True:
             if not owner.executor.wait_for_link(link, deadline) & Ready.READ and owner.runtime.now() >= deadline:
                 raise TimeoutError(f"no answer within {owner.settings.connect_timeout:g} s")
@@ -243,11 +240,11 @@ class Peers:
                 try:
                     answer = opener.take(decode_greeting(frame.body))
                 except Rejected as error:
-                    _send_greeting(link, error.greeting)
+                    send_greeting(link, error.greeting)
                     raise
                 if isinstance(answer, tuple):
                     return answer
-                _send_greeting(link, answer)
+                send_greeting(link, answer)
 
     def _way_to(self, record: WorkerRecord) -> tuple[Transport, str]:
         """The best transport and address that both sides have."""
@@ -268,22 +265,7 @@ class Peers:
             f"worker {peer.record.name!r} could not be connected to before the deadline", worker=peer.record.name
         )
 
-    # -- accepting --------------------------------------------------------------------------------------------
-
-    def accept(self, listener: Listener) -> None:
-        """Let those that wait at `listener` start their handshake."""
-        while (link := listener.accept()) is not None:
-            guest = Guest(self, link)
-            with self._lock:
-                if not self._closed:
-                    self._guests.add(guest)
-            if self._closed:
-                link.close()
-
-    def dismiss(self, guest: Guest) -> None:
-        """The handshake is over, one way or the other."""
-        with self._lock:
-            self._guests.discard(guest)
+    # -- letting in -------------------------------------------------------------------------------------------
 
     def check(self, hello: Hello) -> None:
         """Look at who a proved opener says it is; a life of a worker that we do not know yet is taken up."""
@@ -343,105 +325,7 @@ class Peers:
             if remove is not None and record.host == self._owner.me.host:
                 remove(address)
 
-    def close(self) -> None:
-        """Refuse everybody from now on."""
-        with self._lock:
-            self._closed = True
-            guests = list(self._guests)
-        for guest in guests:
-            guest.end()
 
-
-class Door:
-    """A listener, and who is told when somebody waits there."""
-
-    def __init__(self, peers: Peers, listener: Listener) -> None:
-        self._peers = peers
-        self._listener = listener
-
-    def on_ready(self, ready: int) -> None:
-        """The poller found somebody."""
-        self._peers.accept(self._listener)
-
-
-class Guest:
-    """A connection that somebody opened to us, until its handshake is over."""
-
-    def __init__(self, peers: Peers, link: Link) -> None:
-        self._peers = peers
-        self.link = link
-        owner = peers._owner
-        self._owner = owner
-        self._acceptor = Acceptor(
-            owner.me,
-            owner.token,
-            owner.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
-            check=peers.check,
-            resume=lambda hello, proof: peers.resume(link, hello, proof),
-        )
-        self._timer = owner.executor.at(owner.runtime.now() + owner.settings.connect_timeout, self._too_slow)
-        link.owner = self
-        owner.poller.add(link, read=True)
-
-    def on_ready(self, ready: int) -> None:
-        """The poller found the link ready."""
-        if ready & Ready.WRITE:
-            self.link.flush()
-        try:
-            for frame in self.link.receive():
-                answer = self._acceptor.take(decode_greeting(frame.body))
-                _send_greeting(self.link, answer)
-                if self._acceptor.proof is not None:
-                    self._admit()
-                    return
-        except Rejected as error:
-            _send_greeting(self.link, error.greeting)
-            self._refuse(str(error))
-        except LinkClosed as error:
-            _log.debug("%s left during its handshake: %s", self.link.peer, error)
-            self.end()
-        except (AuthenticationError, ProtocolError, UnknownWorker) as error:
-            self._refuse(str(error))
-
-    def _admit(self) -> None:
-        hello, proof = self._acceptor.hello, self._acceptor.proof
-        assert hello is not None
-        assert proof is not None
-        self._over()
-        channel = self._peers.find(hello.name).incoming
-        if channel is None or channel.session_id != proof.session:  # overtaken by a newer connection
-            self.link.close()
-            return
-        try:
-            channel.attach(self.link, proof.received)
-        except ProtocolError as error:
-            self.link.close()
-            with channel.lock:
-                channel.session.lost(str(error))
-            self._owner.channel_lost(channel, str(error))
-            return
-        channel.on_ready(Ready.READ)  # what came with the proof
-
-    def _refuse(self, reason: str) -> None:
-        who = f"worker {self._acceptor.hello.name!r}" if self._acceptor.hello is not None else "somebody"
-        _log.warning(
-            "worker %r refused a connection from %s (%s): %s", self._owner.me.name, who, self.link.peer, reason
-        )
-        self.end()
-
-    def _too_slow(self) -> None:
-        self._refuse(f"no proof within {self._owner.settings.connect_timeout:g} s")
-
-    def _over(self) -> None:
-        self._owner.executor.cancel(self._timer)
-        self._peers.dismiss(self)
-
-    def end(self) -> None:
-        """Close the connection."""
-        self._over()
-        self.link.owner = None  # or the two would keep each other, and what was read, until the next collection
-        self.link.close()
-
-
-def _send_greeting(link: Link, greeting: Greeting) -> None:
+def send_greeting(link: Link, greeting: Greeting) -> None:
+    """Send a message of the handshake."""
     link.send(Kind.HANDSHAKE, msgspec.msgpack.encode(greeting), 0, 0, 0)

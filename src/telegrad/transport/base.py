@@ -99,7 +99,8 @@ class Listener(ABC):
 
     @abstractmethod
     def accept(self) -> Link | None:
-        """The next connection, or None if nobody waits. Never waits."""
+        """The next connection, or None if nobody waits. Never waits; an OSError means that this process cannot take it
+        now (it has no file descriptor left), and that it still waits."""
 
     @abstractmethod
     def close(self) -> None:

@@ -17,6 +17,7 @@ from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Kind, Lim
 # PING and GOODBYE say how much was sent before them, so they pass nothing.
 _BEHIND_BULK = frozenset(int(kind) for kind in (Kind.BULK_HEAD, Kind.BULK_CHUNK, Kind.PING, Kind.GOODBYE))
 _READ_AT_ONCE = 16 * 1024 * 1024  # then the poller gets to look at the other links
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _JOINED = 16 * 1024  # up to here, joining header and body is cheaper than handing the kernel a list of two
 
 _READ, _WRITE, _POLLER = Ready.READ, Ready.WRITE, Ready.POLLER
@@ -315,8 +316,10 @@ class SocketListener(Listener):
         while True:
             try:
                 sock, _ = self._socket.accept()
-            except OSError:  # nobody waits, or the one that did has gone
-                return None
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    raise
+                return None  # nobody waits, or the one that did has gone
             link = self._make_link(sock)
             if link is not None:
                 return link
