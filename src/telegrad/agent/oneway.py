@@ -95,33 +95,37 @@ class OneWay:
 
         `back` is the channel of a message that is answered, if its sender reads there.
         """
+        channel = back or self._channel_to(to)
+        if attachments:
+            layout = lay_out(attachments)
+            frames = pack(encode_head(make_head(layout.descriptors)), data, layout.size, layout.write, channel.room)
+        else:
+            frames = pack(encode_head(make_head(())), data, 0, None, channel.room)
+        channel.post(frames)
+        return channel
+
+    def _channel_to(self, worker: int) -> Channel:
         owner = self._owner
         if owner.closed:
             raise NotInitialized(f"worker {owner.me.name!r} cannot send: {owner.closed}")
-        channel = back
-        if channel is None:
-            peer = owner.peers.find(to)
-            channel = peer.outgoing or owner.peers.channel_to(peer, None)
-        if attachments:
-            layout = lay_out(attachments)
-            head = encode_head(make_head(layout.descriptors))
-            channel.post(pack(head, data, layout.size, layout.write, channel.room))
-        else:
-            channel.post(pack(encode_head(make_head(())), data, 0, None, channel.room))
-        return channel
+        peer = owner.peers.find(worker)
+        return peer.outgoing or owner.peers.channel_to(peer, None)
 
     def tell(self, to: int, head: Any, data: bytes = b"", *, back: Channel | None = None) -> None:
         """The same, for what a worker that is gone need not know: that is no error."""
-        if back is None and self._owner.peers.find(to).outgoing is None:
-            # Whoever tells may be the runner that polls, and connecting waits for the poller of the other side: workers
-            # in a ring that tell each other something for the first time would wait for each other.
-            self._owner.executor.submit(partial(self._tell, to, head, data, None), urgent=True)
-        else:
-            self._tell(to, head, data, back)
+        if back is None:
+            back = self._owner.peers.find(to).outgoing
+            if back is None:
+                # Whoever tells may be the runner that polls, and connecting waits for the poller of the other side:
+                # workers in a ring that tell each other something for the first time would wait for each other.
+                self._owner.executor.submit(partial(self._tell, to, head, data, None), urgent=True)
+                return
+        self._tell(to, head, data, back)
 
-    def _tell(self, to: int, head: Any, data: bytes, back: Channel | None) -> None:
+    def _tell(self, to: int, head: Any, data: bytes, channel: Channel | None) -> None:
         try:
-            self.send(to, lambda _: head, (), data, back=back)
+            channel = channel or self._channel_to(to)
+            channel.post(pack(encode_head(head), data, 0, None, channel.room))
         except (WorkerLost, NotInitialized, AuthenticationError) as error:
             _log.debug("%s for worker %d was not sent: %s", type(head).__name__, to, error)
 

@@ -30,5 +30,6 @@ def __getattr__(name: str) -> Any:
     if name in __all__ or name in _PYTORCHS_PRIVATE_NAMES:
         from telegrad.rpc import dist_autograd  # late: the arrow points up, for this facade only
 
-        return getattr(dist_autograd, name)
+        found = globals()[name] = getattr(dist_autograd, name)  # so that it is looked for once
+        return found
     raise AttributeError(f"module 'telegrad.autograd' has no attribute {name!r}")

@@ -20,6 +20,7 @@ from telegrad.autograd.functions import ANCHOR_NODE, ONE, SendRpcBackward, chain
 from telegrad.autograd.gradients import AccumulateThrough
 from telegrad.autograd.islands import Island
 from telegrad.autograd.torch_private import (
+    has_hooks,
     has_post_accumulate_hooks,
     run_backward,
     sequence_number,
@@ -167,6 +168,24 @@ class PassGraph:
         return [start_of(send.tokens[index]) for index in sorted(fresh)]
 
     # -- the engine ---------------------------------------------------------------------------------------------
+
+    def hand_over(self, island: Island) -> bool:
+        """Give leaves that were sent as they are their gradients, which the engine has no part in; False: it has.
+
+        Without the lock.
+        """
+        if self._about.leaves != INTO_CONTEXT or ROOT in island.entries:
+            return False
+        (send,) = self._sends_of(island)
+        fed = self.fed.get(send.message)
+        if fed is None or fed.grads is None:
+            return False  # it has a gate
+        leaves = [(index, send.leaf(index)) for index in fed.reached]
+        if any(has_hooks(leaf) for _, leaf in leaves):
+            return False  # they have come since the plan
+        for index, leaf in leaves:
+            self._context.gradients.add(leaf, fed.grads, index)
+        return True
 
     def run(
         self, island: Island, waiting: Sequence[Entry], wait_for: Callable[[SendRpcBackward], None]

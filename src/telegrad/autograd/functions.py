@@ -8,6 +8,7 @@ gradient.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,19 @@ ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 ANCHOR_NODE: Node = torch.autograd.graph.get_gradient_edge(ANCHOR).node
 ONE = torch.ones((), device="cpu")
 _NOTHING = torch.zeros((), device="cpu")
+
+
+_AS_IT_IS = contextlib.nullcontext()
+
+
+def _recording() -> contextlib.AbstractContextManager[object]:
+    """Torch's modes in which nodes can be made. Most threads are in them, and to enter them is dear."""
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        return _AS_IT_IS
+    modes = contextlib.ExitStack()
+    modes.enter_context(torch.inference_mode(False))
+    modes.enter_context(torch.enable_grad())
+    return modes
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -60,7 +74,7 @@ class SendRpcBackward:
         """The worker it went to."""
         self._expected = [(tensor.shape, tensor.dtype, tensor.layout) for tensor in tensors]
         self._grads: list[torch.Tensor | None] | None = None
-        with torch.inference_mode(False), torch.enable_grad():
+        with _recording():
             self.tokens = [_apply(SendRpc, self, index, tensor) for index, tensor in enumerate(tensors)]
 
     def __len__(self) -> int:
@@ -79,6 +93,11 @@ class SendRpcBackward:
     def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
         """Where the gradients go, as PyTorch shows it: the tensors' own nodes."""
         return tuple(token.grad_fn.next_functions[0] for token in self.tokens)
+
+    def leaf(self, index: int) -> torch.Tensor:
+        """The tensor that was sent, which must be a leaf: of others the token keeps the graph only."""
+        leaf: torch.Tensor = self.tokens[index].grad_fn.next_functions[0][0].variable
+        return leaf
 
     def check(
         self, grads: Sequence[torch.Tensor | None], sender: int, receiver: int, name_of: Callable[[int], str]
@@ -169,7 +188,7 @@ def receive(
     recv: Recv, propagate: Callable[[Any, Sequence[torch.Tensor | None]], None], tensors: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """The tensors of a received message, as outputs of one `RecvRpcBackward` node."""
-    with torch.inference_mode(False), torch.enable_grad():
+    with _recording():
         outputs: tuple[torch.Tensor, ...] = _apply(RecvRpcBackward, ANCHOR, recv, propagate, *tensors)
         return outputs
 
@@ -193,7 +212,7 @@ def chain_gates(waits: Sequence[tuple[Callable[[], None], Sequence[torch.Tensor]
     They have the lowest priority that the engine knows, so it does all it can before it waits.
     """
     before: list[torch.Tensor] = []
-    with torch.inference_mode(False), torch.enable_grad():
+    with _recording():
         for wait, tokens in waits:
             gate: torch.Tensor = _apply(_Gate, wait, *tokens, *before)
             assert gate.grad_fn is not None

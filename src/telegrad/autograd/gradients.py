@@ -32,9 +32,14 @@ class Gradients:
         grad = captured[index]
         if grad is None:
             return
+        ours = _is_ours(grad)
+        with self._lock:
+            if ours and leaf not in self._grads:
+                self._grads[leaf] = grad
+                return
         # Whatever mode the thread is in: with create_graph a gradient has a graph, which copy and sum must not lose.
         with torch.enable_grad():
-            if not _is_ours(grad):
+            if not ours:
                 grad = grad.clone() if grad.layout != torch.strided else _clone_like(grad, leaf)
             with self._lock:
                 there = self._grads.get(leaf)
@@ -79,7 +84,9 @@ def add_to_grad(tensor: torch.Tensor, captured: Sequence[torch.Tensor | None], i
 def _is_ours(grad: torch.Tensor) -> bool:
     # Held by: the tuple that the engine returned, `grad` in the caller, and the argument here. A tensor that is not
     # strided has no memory of its own to ask about.
-    return grad.layout == torch.strided and _is_dense(grad) and nobody_else_holds(grad, 3)
+    if grad.layout != torch.strided:
+        return False
+    return (grad.is_contiguous() or _is_dense(grad)) and nobody_else_holds(grad, 3)
 
 
 def _is_dense(x: torch.Tensor) -> bool:

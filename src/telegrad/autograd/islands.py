@@ -8,29 +8,41 @@ must see the whole gradient once.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch.autograd.graph import Node
 
 from telegrad.autograd.functions import RECV_NODE
-from telegrad.autograd.torch_private import has_post_accumulate_hooks, has_tensor_hooks
+from telegrad.autograd.torch_private import has_hooks
 
 Start = tuple[Node, int]
 """A node, and which of its outputs."""
 
 
-@dataclass
 class Island:
     """Entries, and what they lead to."""
 
-    entries: list[Hashable] = field(default_factory=list)
-    leaves: dict[Node, None] = field(default_factory=dict)
-    """The AccumulateGrad nodes."""
-    reached: dict[Any, set[int]] = field(default_factory=dict)
-    """The recv nodes, and which of their outputs."""
-    wanted: set[int] = field(default_factory=set)
-    """Which of the tensors that the caller asked for lie in it."""
+    __slots__ = ("direct", "entries", "leaves", "reached", "wanted")
+
+    def __init__(self, entry: Hashable) -> None:
+        self.entries: list[Hashable] = [entry]
+        self.leaves: dict[Node, None] = {}
+        """The AccumulateGrad nodes."""
+        self.reached: dict[Any, set[int]] = {}
+        """The recv nodes, and which of their outputs."""
+        self.wanted: set[int] = set()
+        """Which of the tensors that the caller asked for lie in it."""
+        self.direct = True
+        """From each place where it is entered one step leads to a leaf, another one each, without hooks."""
+
+    def take_in(self, other: Island) -> None:
+        """Become one with another."""
+        self.entries += other.entries
+        self.leaves.update(other.leaves)
+        for node, indices in other.reached.items():
+            self.reached.setdefault(node, set()).update(indices)
+        self.wanted |= other.wanted
+        self.direct = False
 
 
 def plan(
@@ -43,6 +55,7 @@ def plan(
     parent: dict[Hashable, Hashable] = {}
     owner: dict[Node, Hashable] = {}
     parts: dict[Hashable, Island] = {}
+    united = False
 
     def find(entry: Hashable) -> Hashable:
         while parent[entry] != entry:
@@ -51,50 +64,62 @@ def plan(
 
     for entry, begin in starts.items():
         parent[entry] = entry
-        part = parts[entry] = Island([entry])
-        stack: list[Node] = []
+        part = parts[entry] = Island(entry)
+        stack: list[Iterable[tuple[Node | None, int]]] = []
         leaves, reached = part.leaves, part.reached
         edges: Iterable[tuple[Node | None, int]] = begin
+        steps = 0
         while True:
             for node, index in edges:
                 if node is None or node in leaves:
                     continue
-                is_recv = type(node) is RECV_NODE
-                if is_recv:
-                    reached.setdefault(node, set()).add(index)
                 holder = owner.get(node)
-                if holder is not None:
-                    if holder != entry:
-                        parent[find(holder)] = find(entry)
-                    continue
-                if not is_recv:
-                    if node.next_functions:
-                        stack.append(node)
+                if holder is None:
+                    if type(node) is RECV_NODE:
+                        reached[node] = {index}
                     else:
-                        leaves[node] = None
-                        if not leaves_are_common and not _has_hooks(node):
-                            continue
-                owner[node] = entry
+                        following = node.next_functions
+                        if following:
+                            stack.append(following)
+                        else:
+                            leaves[node] = None
+                            if not leaves_are_common and not _has_hooks(node):
+                                continue
+                            part.direct = False
+                    owner[node] = entry
+                else:
+                    if holder is not entry:
+                        united = True
+                        parent[find(holder)] = find(entry)
+                    if type(node) is RECV_NODE:
+                        reached.setdefault(node, set()).add(index)
             if not stack:
                 break
-            edges = stack.pop().next_functions
+            edges = stack.pop()
+            steps += 1
+        part.direct = part.direct and not reached and steps == len(begin) == len(leaves)
+    if wanted is not None:
+        for node, numbers in wanted.items():
+            for part in parts.values():
+                if node in part.leaves:
+                    part.wanted.update(numbers)
+            if node in owner:
+                parts[owner[node]].wanted.update(numbers)
+    if not united:
+        return list(parts.values())
     islands: dict[Hashable, Island] = {}
     for entry, part in parts.items():
-        island = islands.setdefault(find(entry), Island())
-        island.entries.append(entry)
-        island.leaves.update(part.leaves)
-        for node, indices in part.reached.items():
-            island.reached.setdefault(node, set()).update(indices)
-        if wanted is not None:
-            for node, numbers in wanted.items():
-                if node in part.leaves or (node in owner and find(owner[node]) == find(entry)):
-                    island.wanted.update(numbers)
+        first = find(entry)
+        if first in islands:
+            islands[first].take_in(part)
+        else:
+            islands[first] = part
     return list(islands.values())
 
 
 def _has_hooks(node: Node) -> bool:
     leaf = getattr(node, "variable", None)
-    return leaf is not None and (has_tensor_hooks(leaf) or has_post_accumulate_hooks(leaf))
+    return leaf is not None and has_hooks(leaf)
 
 
 def reach(starts: Iterable[Start], seen: set[Node]) -> dict[Any, set[int]]:

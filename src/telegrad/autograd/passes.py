@@ -24,6 +24,7 @@ from telegrad.agent.oneway import Wakeup
 from telegrad.autograd.contexts import DistAutogradContext, current
 from telegrad.autograd.engine import Fed, PassGraph, Roots, start_of
 from telegrad.autograd.functions import Recv, SendRpcBackward
+from telegrad.autograd.islands import Island
 from telegrad.autograd.islands import Start as WalkFrom
 from telegrad.autograd.postman import Postman, Ticket
 from telegrad.errors import TelegradError
@@ -217,7 +218,8 @@ class PassRun:
             gate = self._gates.pop(message, None) if self._gates else None
         if gate is not None:
             gate.set()
-        self._carry_out(effects)
+        if effects:
+            self._carry_out(effects)
 
     def refuse(self, ticket: Ticket, error: Exception) -> None:
         """A message could not be taken. It may have been answered already; whoever gets a second answer drops it."""
@@ -296,6 +298,9 @@ class PassRun:
         graph = self._graph
         island = graph.islands[start.island]
         interrupt: BaseException | None = None
+        if island.direct and self.failure is None and graph.hand_over(island):
+            self._island_ended(island)
+            return
         here, inside = running.set(self), current.set(self.context)
         # User code that runs in here, a hook say, makes its calls from this worker.
         agent, served = acting.set(self._postman.agent), serving.set(None)
@@ -315,12 +320,16 @@ class PassRun:
             current.reset(inside)
             acting.reset(agent)
             serving.reset(served)
-            graph.forget(island)
-        with self._lock:
-            effects = self._state.ended()
-        self._carry_out(effects)
+        self._island_ended(island)
         if interrupt is not None and get_ident() == self._driver:
             raise interrupt  # Ctrl-C in an island that the user's own thread ran
+
+    def _island_ended(self, island: Island) -> None:
+        self._graph.forget(island)
+        with self._lock:
+            effects = self._state.ended()
+        if effects:
+            self._carry_out(effects)
 
     def _wait_for(self, send: SendRpcBackward) -> None:
         """In a gate: wait for the gradient of a send that is sure to come."""

@@ -16,7 +16,7 @@ from telegrad.agent.group import WorkerRecord
 from telegrad.autograd.contexts import Contexts, DistAutogradContext
 from telegrad.autograd.engine import Roots
 from telegrad.autograd.folding import Folding
-from telegrad.autograd.functions import Recv
+from telegrad.autograd.functions import ONE, Recv
 from telegrad.autograd.gradients import add_to_grad, run_hooks_on_context
 from telegrad.autograd.lending import Lending
 from telegrad.autograd.passes import PassRun, running
@@ -153,7 +153,7 @@ class Autograd:
     def _take_turn(self, context: DistAutogradContext, run: PassRun) -> None:
         """One pass at a time in a context."""
         with self._turns:
-            if any(other.busy for other in context.passes.values()):
+            if context.passes and any(other.busy for other in context.passes.values()):
                 raise TelegradError(
                     f"a backward pass of context {context.id:#x} is running on this worker already; run passes of one "
                     "context one after the other, or give each a context of its own"
@@ -206,19 +206,24 @@ class Autograd:
             refusal = f"context {about.context:#x} is not known on worker {self._agent.me.name!r} (any more)"
             self._refuse(sender, call, about, refusal)
             return None
+        run = context.passes.get(about.number)
+        if run is not None:
+            return run
         refusal = ""
+        stale: list[PassRun] = []
         with self._turns:
             run = context.passes.get(about.number)
             if run is not None:
                 return run
-            others = list(context.passes.values())
-            # A worker begins its passes of a context one after the other, with growing numbers.
-            stale = [other for other in others if other.about.number >> 48 == about.number >> 48]
-            if any(other.about.number > about.number for other in stale):
-                refusal = f"a pass of context {about.context:#x} that began after this one has come there"
-            elif any(other.busy for other in others if other not in stale):
-                refusal = f"another pass of context {about.context:#x} is running there"
-            else:
+            if context.passes:
+                others = list(context.passes.values())
+                # A worker begins its passes of a context one after the other, with growing numbers.
+                stale = [other for other in others if other.about.number >> 48 == about.number >> 48]
+                if any(other.about.number > about.number for other in stale):
+                    refusal = f"a pass of context {about.context:#x} that began after this one has come there"
+                elif any(other.busy for other in others if other not in stale):
+                    refusal = f"another pass of context {about.context:#x} is running there"
+            if not refusal:
                 run = PassRun(self.postman, context, about)
                 context.passes = {about.number: run}
         if run is None:
@@ -231,7 +236,7 @@ class Autograd:
         return run
 
     def _refuse(self, sender: int, call: int, about: PassInfo, refusal: str) -> None:
-        self._agent.tell(sender, PropagateGradientsResp(about.context, about.number, call, 0, (), refusal))
+        self._agent.oneway.tell(sender, PropagateGradientsResp(about.context, about.number, call, 0, (), refusal))
 
     def _on_answer(self, channel: Channel, answer: PropagateGradientsResp, message: Message) -> None:
         context = self.contexts.get(answer.context)
@@ -257,13 +262,9 @@ class Autograd:
         if request.autograd is not None:
             peer = self._agent.peers.find(channel.peer).record
             there = self.recorder.incoming(peer, request.autograd, there)
-        rest = iter(there)
-        try:
-            grads = [next(rest) if state == GRADIENT else None for state in request.states]
-        except (StopIteration, RuntimeError):
-            grads = []  # fewer than announced: the check in `gradient` names it
-        del there, rest  # the gradients belong to the pass alone
-        run.gradient(sender, request, grads, channel if request.back else None)
+        if len(there) < len(request.states):
+            there = _spread(request.states, there)
+        run.gradient(sender, request, there, channel if request.back else None)
 
     def _on_probe(self, channel: Channel, request: ProbeReq, message: Message) -> None:
         sender = self._sender(channel)
@@ -338,6 +339,15 @@ class Autograd:
         self.contexts.worker_lost(record.id)
 
 
+def _spread(states: Sequence[int], there: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """The gradients that came, each at the place of its tensor."""
+    rest = iter(there)
+    try:
+        return [next(rest) if state == GRADIENT else None for state in states]
+    except (StopIteration, RuntimeError):
+        return []  # fewer than announced: the check in `PassRun.gradient` names it
+
+
 def _listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
@@ -382,7 +392,9 @@ def _check_roots(roots: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | N
                     f"grad can be implicitly created only for real scalar outputs but roots[{number}] is {root.dtype}: "
                     "give grad_tensors"
                 )
-            grad = torch.ones_like(root)
+            # A copy costs less: sending tensors has just made some, and their code is in the caches.
+            plain = type(root) is torch.Tensor and root.dtype is torch.float32 and root.is_cpu and root.dim() == 0
+            grad = ONE.clone() if plain else torch.ones_like(root)
         elif grad.shape != root.shape:
             raise TelegradError(f"grad_tensors[{number}] is {list(grad.shape)}, and roots[{number}] {list(root.shape)}")
         made.append(grad)

@@ -80,9 +80,9 @@ def run_post_accumulate_hooks(leaf: torch.Tensor) -> None:
         hook(leaf)
 
 
-def has_tensor_hooks(leaf: torch.Tensor) -> bool:
-    """Whether `register_hook` was called on a leaf."""
-    return bool(leaf._backward_hooks)
+def has_hooks(leaf: torch.Tensor) -> bool:
+    """Whether `register_hook` or `register_post_accumulate_grad_hook` was called on a leaf."""
+    return bool(leaf._backward_hooks) or bool(leaf._post_accumulate_grad_hooks)
 
 
 def backward_class(function: type[torch.autograd.Function]) -> type[Any]:

@@ -214,7 +214,7 @@ class Pass(Generic[Ticket]):
         return self._settled(self._flow.idle())
 
     def _settled(self, tickets: list[Ticket]) -> list[Effect[Ticket]]:
-        effects: list[Effect[Ticket]] = [Answer(ticket) for ticket in tickets]
+        effects: list[Effect[Ticket]] = [Answer(ticket) for ticket in tickets] if tickets else []
         if self._flow.quiet and not self._ended and not self._probe.engaged:
             self._report()
             unfed = tuple(sorted(worker for worker, report in self._reports.items() if report.partly_fed))
