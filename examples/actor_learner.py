@@ -96,5 +96,4 @@ if __name__ == "__main__":
         if me == "learner":
             losses, expected = learner.rpc_sync().report(), train_alone()
             far = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
-            print(f"loss after {ROUNDS} rounds: {losses[-1]:.4f}")
-            print(f"largest difference to one process: {far:.1e}")
+            print(f"loss after {ROUNDS} rounds: {losses[-1]:.4f}\nlargest difference to one process: {far:.1e}")

@@ -1,0 +1,189 @@
+"""Does training with remote parts go faster than with torch's RPC? Both run the same programs, alternately.
+
+    python benchmarks/training.py [--transport unix|tcp] [--cases server ...] [--blocks N] [--quick] [--json FILE]
+
+Times are per step (of all trainers, or of all micro-batches); steps per second are their inverse.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import command
+import torch
+from pairs import (
+    CALLER,
+    TELEGRAD,
+    TORCH,
+    Action,
+    BenchmarkError,
+    Case,
+    System,
+    Workers,
+    join_telegrad,
+    join_torch,
+)
+from torch.distributed import autograd as torch_autograd
+from torch.distributed import rpc as torch_rpc
+
+from telegrad import autograd as telegrad_autograd
+from telegrad import optim as telegrad_optim
+from telegrad import rpc as telegrad_rpc
+
+TRAINERS = tuple(f"trainer{number}" for number in range(4))
+SERVER = "server"
+STAGES = ("stage0", "stage1", "stage2")
+NAMES = (CALLER, SERVER, *STAGES, *TRAINERS)
+WIDTH, ROWS, MICRO_BATCHES = 64, 32, 4
+
+
+def _modules(system: str) -> tuple[Any, Any, Any]:
+    """The calls, the autograd and the optimizer of a system."""
+    if system == TORCH:
+        from torch.distributed.optim import DistributedOptimizer  # it warns when it is imported
+
+        return torch_rpc, torch_autograd, DistributedOptimizer
+    return telegrad_rpc, telegrad_autograd, telegrad_optim.DistributedOptimizer
+
+
+# -- what runs on the workers ---------------------------------------------------------------------------------
+
+
+class Part(torch.nn.Module):
+    """Some layers that live on one worker."""
+
+    def __init__(self, system: str, layers: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self._rref = _modules(system)[0].RRef
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run them."""
+        return torch.tanh(self.layers(x))
+
+    def forward_from(self, before: Any) -> torch.Tensor:
+        """The same, of what is elsewhere."""
+        return self(before.to_here())
+
+    def parameter_rrefs(self) -> list[Any]:
+        """References to all parameters."""
+        return [self._rref(parameter) for parameter in self.parameters()]
+
+    def nothing(self) -> None:
+        """Next to no work."""
+
+
+class Trainer:
+    """Trains a part of the model that lives on the server."""
+
+    def __init__(self, system: str, server: Any) -> None:
+        _, self._autograd, optimizer = _modules(system)
+        self._server = server
+        self._optimizer = optimizer(torch.optim.SGD, server.rpc_sync().parameter_rrefs(), lr=0.01)
+        self._x, self._y = torch.rand(ROWS, WIDTH), torch.rand(ROWS, WIDTH)
+
+    def step(self) -> float:
+        """One step, with this trainer's data."""
+        with self._autograd.context() as context_id:
+            loss = (self._server.rpc_sync().forward(self._x) - self._y).square().mean()
+            self._autograd.backward(context_id, [loss])
+            self._optimizer.step(context_id)
+        return loss.item()
+
+
+# -- what is measured -----------------------------------------------------------------------------------------
+
+
+def _system(rpc: Any) -> str:
+    return TORCH if rpc is torch_rpc else TELEGRAD
+
+
+def _parameter_server(rpc: Any) -> Action:
+    system = _system(rpc)
+    server = rpc.remote(SERVER, Part, (system, 2))
+    trainers = [rpc.remote(name, Trainer, (system, server)) for name in TRAINERS]
+    first = trainers[0].rpc_sync().step()
+
+    def step() -> None:
+        for future in [trainer.rpc_async().step() for trainer in trainers]:
+            future.wait()
+
+    for _ in range(20):
+        step()
+    if not trainers[0].rpc_sync().step() < first:
+        raise BenchmarkError("the parameter server does not learn: its time means nothing")
+    return step
+
+
+def _pipeline(rpc: Any) -> Action:
+    system = _system(rpc)
+    _, autograd, optimizer_class = _modules(system)
+    stages = [rpc.remote(name, Part, (system,)) for name in STAGES]
+    parameters = [rref for stage in stages for rref in stage.rpc_sync().parameter_rrefs()]
+    optimizer = optimizer_class(torch.optim.SGD, parameters, lr=0.05)
+    x, y = torch.rand(ROWS, WIDTH), torch.rand(ROWS, WIDTH)
+
+    def step() -> float:
+        with autograd.context() as context_id:
+            outputs = []
+            for part in x.chunk(MICRO_BATCHES):
+                value = rpc.RRef(part)
+                for stage in stages:
+                    value = stage.remote().forward_from(value)
+                outputs.append(value)
+            loss = (torch.cat([value.to_here() for value in outputs]) - y).square().mean()
+            autograd.backward(context_id, [loss])
+            optimizer.step(context_id)
+        return loss.item()
+
+    losses = [step() for _ in range(20)]
+    if not losses[-1] < losses[0]:
+        raise BenchmarkError("the pipeline does not learn: its time means nothing")
+    return step
+
+
+def _remote(rpc: Any) -> Action:
+    x = torch.rand(4)
+    return lambda: rpc.remote(SERVER, torch.add, (x, 1)).to_here()
+
+
+def _proxy(rpc: Any) -> Action:
+    part = rpc.remote(SERVER, Part, (_system(rpc),))
+    part.rpc_sync().nothing()
+    return lambda: part.rpc_sync().nothing()
+
+
+CASES = {
+    "server": Case(f"a parameter server and {len(TRAINERS)} trainers: one step of each", 20, _parameter_server),
+    "pipeline": Case(f"{len(STAGES)} stages, {MICRO_BATCHES} micro-batches: one step", 15, _pipeline),
+    "remote": Case("remote() and to_here() of a small tensor", 100, _remote),
+    "proxy": Case("a method of a remote object: rref.rpc_sync().method()", 200, _proxy),
+}
+SYSTEMS = {TORCH: System(join_torch, NAMES), TELEGRAD: System(join_telegrad, NAMES)}
+
+
+def turns(ready: Mapping[str, Workers], case: str, number: int) -> dict[str, tuple[Workers, str]]:
+    """Both systems, in every case."""
+    return {system: (ready[system], case) for system in (TORCH, TELEGRAD)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark as a command."""
+    return command.run(
+        "training.py",
+        "Compare training with remote parts of telegrad with that of torch.distributed.rpc.",
+        CASES,
+        SYSTEMS,
+        turns,
+        arguments=arguments,
+    )
+
+
+if __name__ == "__main__":
+    # The same module again, under its own name: what is called remotely must be found by that on the other side.
+    import training
+
+    sys.exit(training.main())
