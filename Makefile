@@ -35,6 +35,7 @@ soak: setup
 bench: setup
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/backward.py
+	$(BIN)/python benchmarks/training.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

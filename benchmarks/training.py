@@ -42,7 +42,10 @@ WIDTH, ROWS, MICRO_BATCHES = 64, 32, 4
 def _modules(system: str) -> tuple[Any, Any, Any]:
     """The calls, the autograd and the optimizer of a system."""
     if system == TORCH:
-        from torch.distributed.optim import DistributedOptimizer  # it warns when it is imported
+        warnings.filterwarnings(
+            "ignore", ".*TorchScript", DeprecationWarning
+        )  # torch's own use of it, in its optimizer
+        from torch.distributed.optim import DistributedOptimizer
 
         return torch_rpc, torch_autograd, DistributedOptimizer
     return telegrad_rpc, telegrad_autograd, telegrad_optim.DistributedOptimizer
@@ -52,17 +55,18 @@ def _modules(system: str) -> tuple[Any, Any, Any]:
 
 
 class Part(torch.nn.Module):
-    """Some layers that live on one worker."""
+    """A layer that lives on one worker."""
 
-    def __init__(self, system: str, layers: int = 1) -> None:
+    def __init__(self, system: str) -> None:
         super().__init__()
         torch.manual_seed(0)
         self._rref = _modules(system)[0].RRef
-        self.layers = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+        # One layer: its backward pass needs no weights, so the steps of other trainers do not disturb it.
+        self.layer = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run them."""
-        return torch.tanh(self.layers(x))
+        """Run it."""
+        return torch.tanh(self.layer(x))
 
     def forward_from(self, before: Any) -> torch.Tensor:
         """The same, of what is elsewhere."""
@@ -103,7 +107,7 @@ def _system(rpc: Any) -> str:
 
 def _parameter_server(rpc: Any) -> Action:
     system = _system(rpc)
-    server = rpc.remote(SERVER, Part, (system, 2))
+    server = rpc.remote(SERVER, Part, (system,))
     trainers = [rpc.remote(name, Trainer, (system, server)) for name in TRAINERS]
     first = trainers[0].rpc_sync().step()
 

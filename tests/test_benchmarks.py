@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-CALLS, BACKWARD = BENCHMARKS / "calls.py", BENCHMARKS / "backward.py"
+CALLS, BACKWARD, TRAINING = (BENCHMARKS / f"{name}.py" for name in ("calls", "backward", "training"))
 
 
 def _check_ratios(benchmark: Path, cases: list[str], figures: Path) -> None:
@@ -31,6 +31,10 @@ def test_the_benchmark_of_calls_prints_and_writes_a_ratio(tmp_path: Path) -> Non
 
 def test_the_benchmark_of_backward_prints_and_writes_a_ratio_over_two_workers_and_on_one(tmp_path: Path) -> None:
     _check_ratios(BACKWARD, ["hop1", "local"], tmp_path / "figures.json")
+
+
+def test_the_benchmark_of_training_prints_and_writes_a_ratio(tmp_path: Path) -> None:
+    _check_ratios(TRAINING, ["pipeline", "proxy"], tmp_path / "figures.json")
 
 
 def test_the_benchmark_of_calls_names_the_cases_when_it_does_not_know_one() -> None:
