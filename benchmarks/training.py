@@ -8,6 +8,7 @@ Times are per step (of all trainers, or of all micro-batches); steps per second 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,9 +43,8 @@ WIDTH, ROWS, MICRO_BATCHES = 64, 32, 4
 def _modules(system: str) -> tuple[Any, Any, Any]:
     """The calls, the autograd and the optimizer of a system."""
     if system == TORCH:
-        warnings.filterwarnings(
-            "ignore", ".*TorchScript", DeprecationWarning
-        )  # torch's own use of it, in its optimizer
+        # What its optimizer uses itself.
+        warnings.filterwarnings("ignore", ".*TorchScript", DeprecationWarning)
         from torch.distributed.optim import DistributedOptimizer
 
         return torch_rpc, torch_autograd, DistributedOptimizer
