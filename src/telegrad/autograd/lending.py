@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 
@@ -27,7 +27,8 @@ class Lending:
     def __init__(self, agent: Agent, contexts: Contexts, accumulate_through: AccumulateThrough) -> None:
         self._contexts = contexts
         self._through = accumulate_through
-        self._turns = Turns(agent)
+        self.turns = Turns(agent)
+        """The time of one step."""
 
     def loan(self, leaves: Sequence[torch.Tensor]) -> Loan:
         """What is needed to lend gradients to these leaves, each of them named once, as often as wanted."""
@@ -41,12 +42,6 @@ class Lending:
         if self._contexts.has_ended(context_id):
             raise TelegradError(f"context {int(context_id):#x} has been left: its gradients are gone")
         return Gradients()
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """The time of one step."""
-        with self._turns.taken():
-            yield
 
 
 class Loan:
@@ -65,25 +60,30 @@ class Loan:
 
         What the block sets ``.grad`` to, is the context's gradient afterwards. The leaf's own is put back.
         """
-        with ExitStack() as held:
-            held.enter_context(self._lending.turn())
+        with self._lending.turns.taken():
             for lock in self._locks:
-                held.enter_context(lock)
-            if context_id is None:
-                yield
-                return
-            gradients = self._lending.gradients_of(context_id)
-            own = [leaf.grad for leaf in self._leaves]
-            lent = [gradients.get(leaf) for leaf in self._leaves]
+                lock.acquire()
             try:
-                for leaf, grad in zip(self._leaves, lent, strict=True):
-                    leaf.grad = grad
-                yield
+                if context_id is None:
+                    yield
+                else:
+                    yield from self._lend(self._lending.gradients_of(context_id))
             finally:
-                for leaf, grad, before in zip(self._leaves, lent, own, strict=True):
-                    if leaf.grad is not grad:
-                        gradients.replace(leaf, leaf.grad)
-                    leaf.grad = before
+                for lock in self._locks:
+                    lock.release()
+
+    def _lend(self, gradients: Gradients) -> Iterator[None]:
+        own = [leaf.grad for leaf in self._leaves]
+        lent = [gradients.get(leaf) for leaf in self._leaves]
+        try:
+            for leaf, grad in zip(self._leaves, lent, strict=True):
+                leaf.grad = grad
+            yield
+        finally:
+            for leaf, grad, before in zip(self._leaves, lent, own, strict=True):
+                if leaf.grad is not grad:
+                    gradients.replace(leaf, leaf.grad)
+                leaf.grad = before
 
 
 class Turns:

@@ -135,16 +135,19 @@ class DistributedOptimizer(Optimizer):
                 self._encoded = self._last, values, bytes(encoded.data)
             return self._encoded[2]
 
-    def _push(self, owner: _Owner) -> Push | None:
-        """What an owner must be told, if anything."""
+    def _pushes(self) -> list[Push | None]:
+        """What each owner must be told, if anything."""
         with self._lock:
             values = self._dirty.values(self.param_groups)
-            theirs = {number: values[number] for number in owner.groups if number in values}
-            if owner.confirmed is not None and same(theirs, owner.confirmed):
-                return None
-            owner.latest = self._last = next(self._numbers)
-            owner.confirmed = None
-            return Push(owner.latest, theirs)
+            return [self._push(owner, values) for owner in self._owners]
+
+    def _push(self, owner: _Owner, values: dict[int, Hyperparameters]) -> Push | None:
+        theirs = {number: values[number] for number in owner.groups if number in values} if values else {}
+        if owner.confirmed is not None and same(theirs, owner.confirmed):
+            return None
+        owner.latest = self._last = next(self._numbers)
+        owner.confirmed = None
+        return Push(owner.latest, theirs)
 
     def _told(self, owner: _Owner, push: Push | None) -> None:
         with self._lock:
@@ -153,7 +156,7 @@ class DistributedOptimizer(Optimizer):
 
     def _with_push(self, what: str, method: str, *args: Any) -> list[Any]:
         """Call a method of every share, and bring what has changed along."""
-        pushes = [self._push(owner) for owner in self._owners]
+        pushes = self._pushes()
 
         def begin(owner: _Owner, push: Push | None) -> Future[Any]:
             future: Future[Any] = getattr(owner.share.rpc_async(), method)(*args, push)
