@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from models import Group
+from trained_model import Group
 
 from telegrad import rpc
 from telegrad.testing.group import local_group

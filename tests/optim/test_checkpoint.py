@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from models import Group, Local, Remote, assert_same
 from torch import optim
 from torch.optim import lr_scheduler
+from trained_model import Group, Local, Remote, assert_same
 
 from telegrad import rpc
 from telegrad.optim import DistributedOptimizer

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import Group, Local, Remote, assert_same, layers
 from torch import nn, optim
+from trained_model import Group, Local, Remote, assert_same, layers
 
 from telegrad import autograd, rpc
 from telegrad.errors import TelegradError

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 import torch
-from models import Group, Local, Remote, assert_same, layers
 from torch import optim
+from trained_model import Group, Local, Remote, assert_same, layers
 
 from telegrad import autograd, rpc
 from telegrad.errors import BackwardError, WorkersFailed

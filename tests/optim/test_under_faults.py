@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import Local, Remote, assert_same, layers
 from torch import optim
+from trained_model import Local, Remote, assert_same, layers
 
 from telegrad import autograd, rpc
 from telegrad.errors import TelegradError, WorkerLost, WorkersFailed
