@@ -33,10 +33,10 @@ from telegrad import autograd as telegrad_autograd
 from telegrad import optim as telegrad_optim
 from telegrad import rpc as telegrad_rpc
 
-TRAINERS = tuple(f"trainer{number}" for number in range(4))
 SERVER = "server"
-STAGES = ("stage0", "stage1", "stage2")
-NAMES = (CALLER, SERVER, *STAGES, *TRAINERS)
+OTHERS = ("other0", "other1", "other2")
+"""Trainers beside the caller, or the stages of a pipeline."""
+NAMES = (CALLER, SERVER, *OTHERS)
 WIDTH, ROWS, MICRO_BATCHES = 64, 32, 4
 
 
@@ -108,16 +108,18 @@ def _system(rpc: Any) -> str:
 def _parameter_server(rpc: Any) -> Action:
     system = _system(rpc)
     server = rpc.remote(SERVER, Part, (system,))
-    trainers = [rpc.remote(name, Trainer, (system, server)) for name in TRAINERS]
-    first = trainers[0].rpc_sync().step()
+    mine = Trainer(system, server)
+    others = [rpc.remote(name, Trainer, (system, server)) for name in OTHERS]
 
-    def step() -> None:
-        for future in [trainer.rpc_async().step() for trainer in trainers]:
+    def step() -> float:
+        under_way = [other.rpc_async().step() for other in others]
+        loss = mine.step()
+        for future in under_way:
             future.wait()
+        return loss
 
-    for _ in range(20):
-        step()
-    if not trainers[0].rpc_sync().step() < first:
+    losses = [step() for _ in range(20)]
+    if not losses[-1] < losses[0]:
         raise BenchmarkError("the parameter server does not learn: its time means nothing")
     return step
 
@@ -125,7 +127,7 @@ def _parameter_server(rpc: Any) -> Action:
 def _pipeline(rpc: Any) -> Action:
     system = _system(rpc)
     _, autograd, optimizer_class = _modules(system)
-    stages = [rpc.remote(name, Part, (system,)) for name in STAGES]
+    stages = [rpc.remote(name, Part, (system,)) for name in OTHERS]
     parameters = [rref for stage in stages for rref in stage.rpc_sync().parameter_rrefs()]
     optimizer = optimizer_class(torch.optim.SGD, parameters, lr=0.05)
     x, y = torch.rand(ROWS, WIDTH), torch.rand(ROWS, WIDTH)
@@ -161,8 +163,8 @@ def _proxy(rpc: Any) -> Action:
 
 
 CASES = {
-    "server": Case(f"a parameter server and {len(TRAINERS)} trainers: one step of each", 20, _parameter_server),
-    "pipeline": Case(f"{len(STAGES)} stages, {MICRO_BATCHES} micro-batches: one step", 15, _pipeline),
+    "server": Case(f"a parameter server and {len(OTHERS) + 1} trainers: one step of each", 20, _parameter_server),
+    "pipeline": Case(f"{len(OTHERS)} stages, {MICRO_BATCHES} micro-batches: one step", 15, _pipeline),
     "remote": Case("remote() and to_here() of a small tensor", 100, _remote),
     "proxy": Case("a method of a remote object: rref.rpc_sync().method()", 200, _proxy),
 }
