@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test lint soak bench clean
+.PHONY: setup demo test lint conformance soak bench clean
 
 setup: $(VENV)/.ready
 
@@ -28,6 +28,9 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+conformance: setup
+	$(BIN)/python -m conformance
 
 soak: setup
 	$(BIN)/python -m telegrad.testing.soak --seeds $(SEEDS)

@@ -61,6 +61,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long a worker that is told to stop may take before it is killed (default: 5)",
     )
+    run.add_argument(
+        "--drop-in",
+        action="store_true",
+        help="let telegrad stand in for torch.distributed.rpc and its kin in the script",
+    )
     run.add_argument("script", metavar="SCRIPT", help="the Python file to run")
     run.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="arguments for the script")
     commands.add_parser(
@@ -72,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from telegrad.drop_in.children import inherit
     from telegrad.launch.run import run
 
     try:
@@ -83,6 +89,8 @@ def _run(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"telegrad run: {error}", file=sys.stderr)
         return 2
+    if options.drop_in:
+        inherit()
     command = ["-m", options.script] if options.module else [options.script]
     try:
         return run([*command, *options.arguments], names, prefix=not options.no_prefix, grace=options.grace)

@@ -158,7 +158,7 @@ class Guest:
             owner.me,
             owner.token,
             owner.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
-            check=peers.check,
+            check=lambda hello: peers.check(hello, link),
             resume=lambda hello, proof: peers.resume(link, hello, proof),
         )
         self._timer = owner.executor.at(self.since + owner.settings.connect_timeout, self._too_slow)

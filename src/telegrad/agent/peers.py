@@ -67,6 +67,8 @@ class Peers:
     def __init__(self, owner: PeersOwner, transports: Iterable[Transport]) -> None:
         self._owner = owner
         self._transports = {transport.scheme: transport for transport in transports}
+        self.open = False
+        """Whether workers may join: one that proves itself and is not known yet is taken up."""
         self._lock = threading.Lock()  # protects the two below
         self._by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}
@@ -267,7 +269,7 @@ class Peers:
 
     # -- letting in -------------------------------------------------------------------------------------------
 
-    def check(self, hello: Hello) -> None:
+    def check(self, hello: Hello, link: Link) -> None:
         """Look at who a proved opener says it is; a life of a worker that we do not know yet is taken up."""
         try:
             check_name(hello.name)
@@ -279,6 +281,12 @@ class Peers:
             if known is not None and known.record.id == hello.id and known.record.incarnation == hello.incarnation:
                 if known.gone and not known.left:
                     raise Rejected("incarnation", f"this life of worker {hello.name!r} was given up: {known.gone}")
+                return
+            if self.open and known is None and hello.id not in self._by_id:
+                host = "" if link.resumable else self._owner.me.host  # it came through a unix socket, or over tcp
+                self._add(
+                    WorkerRecord(hello.name, hello.id, hello.incarnation, hello.addresses, host=host, main=hello.main)
+                )
                 return
             if known is None or known.record.id != hello.id:
                 raise Rejected("name", f"there is no worker {hello.name!r} with id {hello.id} in this group")

@@ -261,6 +261,9 @@ class RemoteModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """What stands between the brackets when it is printed."""
+        return self._described()
+
+    def _described(self) -> str:
         return f"{self._label} on {self.on!r}, device={self.device!r}"
 
     # -- what would be here, and so not in the module ------------------------------------------------------------------
@@ -297,7 +300,7 @@ class OutsideContext(torch.autograd.Function):
 
 def _guarded(value: Any, module: RemoteModule) -> Any:
     """What came from a call outside of a context, so that a backward pass into it is an error and no wrong gradient."""
-    source = f"RemoteModule({module.extra_repr()})"
+    source = f"RemoteModule({module._described()})"
     if not torch.is_grad_enabled():
         return mapped(value, torch.Tensor.detach)
     guard: Callable[..., Any] = OutsideContext.apply  # torch gives it no types

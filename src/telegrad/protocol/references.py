@@ -373,3 +373,7 @@ class References:
     def held(self) -> dict[Id, Id]:
         """The forks that are held here, and what they refer to."""
         return {fork: held.rref for fork, held in self._held.items()}
+
+    def fork_count(self) -> int:
+        """How many forks of our values there are."""
+        return sum(len(owned.forks) for owned in self._owned.values())

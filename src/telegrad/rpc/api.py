@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Served, acting, serving
@@ -108,18 +108,32 @@ def init_rpc(
     _check_token(options)  # before anybody waits for others
     store, rank, world_size, where = open_store(options.init_method, rank, world_size, options.init_timeout)
     prefixed = PrefixStore(f"telegrad/{next(_times_initialized)}", store)
-    join(prefixed, f"worker{rank}" if name is None else name, rank, world_size, options, where)
+
+    def meet(me: WorkerRecord) -> list[WorkerRecord]:
+        return assemble(prefixed, me, world_size, options.init_timeout)
+
+    join(f"worker{rank}" if name is None else name, rank, meet, options, where)
 
 
 def join(
-    store: Store, name: str, rank: int, world_size: int, options: Options, where: tuple[str, int] | None = None
+    name: str,
+    rank: int,
+    meet: Callable[[WorkerRecord], Sequence[WorkerRecord]],
+    options: Options,
+    where: tuple[str, int] | None = None,
+    prepare: Callable[[Agent], None] | None = None,
 ) -> None:
-    """Join the group that meets at `store`, which no other group uses; `where` is the store's host and port, if any."""
+    """Join a group: `meet` is told who we are, and says who all are.
+
+    `where` is host and port of where they meet, if that has any. `prepare` is called with the agent before it serves.
+    """
     token, allowed = _check_token(options)
     agent = _make_agent(name, rank, token, allowed, options, where)
     try:
-        group = assemble(store, agent.me, world_size, options.init_timeout)
+        group = meet(agent.me)
         _check_reachable(agent.me, group, token)
+        if prepare is not None:
+            prepare(agent)
         agent.start(group)
     except BaseException:
         agent.close()

@@ -252,7 +252,25 @@ class References:
     def counts(self) -> dict[str, int]:
         """How many values are kept here, and how many references to values elsewhere are held."""
         with self._lock:
-            return {"values": len(self._kept), "forks": len(self._rules.held()), "owned": len(self._rules.owned())}
+            owned = self._rules.owned()
+            return {
+                "values": len(self._kept),
+                "forks": len(self._rules.held()),
+                "owned": len(owned),
+                "shared": sum(bool(users) for users in owned.values()),
+                "forks elsewhere": self._rules.fork_count(),
+                "unsettled": sum(not use.settled for use in self._uses.values()),
+            }
+
+    def release_all(self) -> None:
+        """Give up all references to values elsewhere, whoever holds them here: for the end of a group."""
+        with self._lock:
+            effects = [effect for fork in self._rules.held() for effect in self._rules.dropped(fork)]
+            uses, self._uses = self._uses, {}
+        for use in uses.values():
+            use.given_up = True
+            self._settle(use)
+        self._do(effects)
 
     # -- values -----------------------------------------------------------------------------------------------------
 

@@ -263,10 +263,15 @@ def _call_sync(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, .
 
 
 def _call_async(
-    rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+    rref: RRef[Any],
+    timeout: float,
+    name: Method,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    make: Callable[..., Future[Any]] = Future,
 ) -> Future[Any]:
     def begin(values: tuple[Any, ...]) -> Future[Any]:
-        future: Future[Any] = Future(rref._book.agent, keeps=rref)
+        future = make(rref._book.agent, keeps=rref)
         return future.start(rref._owner, METHOD, values, None, given_timeout(timeout))
 
     return _in_turn(rref, timeout, name, args, kwargs, begin)

@@ -1,0 +1,60 @@
+"""Which of PyTorch's suites there are, and how a test of them is made without starting four interpreters."""
+
+from __future__ import annotations
+
+import importlib
+import unittest
+from dataclasses import dataclass
+from typing import Any
+
+_HOME = "torch.testing._internal.distributed"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One test class of PyTorch's, and the name that people call it by."""
+
+    name: str
+    module: str
+    cls: str
+
+    def load(self) -> Any:
+        """The class, as PyTorch wrote it."""
+        return getattr(importlib.import_module(f"{_HOME}.{self.module}"), self.cls)
+
+    def tests(self) -> list[str]:
+        """The names of its tests."""
+        return list(unittest.TestLoader().getTestCaseNames(self.load()))
+
+
+SUITES = (
+    Suite("autograd", "rpc.dist_autograd_test", "DistAutogradTest"),
+    Suite("autograd-tensorpipe", "rpc.dist_autograd_test", "TensorPipeAgentDistAutogradTest"),
+    Suite("optimizer", "rpc.dist_optimizer_test", "DistOptimizerTest"),
+    Suite("remote-module", "nn.api.remote_module_test", "RemoteModuleTest"),
+    Suite("remote-module-three", "nn.api.remote_module_test", "ThreeWorkersRemoteModuleTest"),
+    Suite("parameter-server", "rpc.examples.parameter_server_test", "ParameterServerTest"),
+    Suite("reinforcement-learning", "rpc.examples.reinforcement_learning_rpc_test", "ReinforcementLearningRpcTest"),
+    Suite("ddp", "ddp_under_dist_autograd_test", "DdpUnderDistAutogradTest"),
+    Suite("ddp-comparison", "ddp_under_dist_autograd_test", "DdpComparisonTest"),
+    Suite("rpc", "rpc.rpc_test", "RpcTest"),
+    Suite("rpc-tensorpipe", "rpc.rpc_test", "TensorPipeAgentRpcTest"),
+    Suite("jit-rpc", "rpc.jit.rpc_test", "JitRpcTest"),
+    Suite("jit-autograd", "rpc.jit.dist_autograd_test", "JitDistAutogradTest"),
+)
+"""In the order in which they run and are shown."""
+
+
+def make_case(suite: Suite, test: str) -> unittest.TestCase:
+    """One test, ready to run: PyTorch's class with PyTorch's fixture, its processes forked from this one."""
+    import torch
+    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+    from torch.testing._internal.distributed.rpc_utils import SpawnHelper
+
+    class Forked(SpawnHelper):  # type: ignore[misc]  # torch's test kit has no types
+        def _spawn_processes(self) -> None:
+            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+    cls = type(suite.cls, (suite.load(), TensorPipeRpcAgentTestFixture, Forked), {})
+    case: unittest.TestCase = cls(test)
+    return case

@@ -1,0 +1,115 @@
+"""Which modules of torch are replaced by which of telegrad's, and how that is done.
+
+Torch itself imports torch.distributed.rpc while it loads, so its modules are there already, with names of theirs in
+other modules. They are put out of ``sys.modules``, ours are put in their place, and the few modules of torch that hold
+on to a class of theirs are given ours. Two packages, torch.distributed.optim and .nn, take a second to load and are
+rarely there: the one module of each that is ours is found by a finder when they load.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_HERE = "telegrad.drop_in"
+
+REPLACED = {
+    "torch.distributed.autograd": f"{_HERE}.autograd",
+    "torch.distributed.rpc": f"{_HERE}.rpc",
+    "torch.distributed.rpc.api": f"{_HERE}.rpc.api",
+    "torch.distributed.rpc.backend_registry": f"{_HERE}.rpc.backend_registry",
+    "torch.distributed.rpc.constants": f"{_HERE}.rpc.constants",
+    "torch.distributed.rpc.functions": f"{_HERE}.rpc.functions",
+    "torch.distributed.rpc.internal": f"{_HERE}.rpc.internal",
+    "torch.distributed.rpc.options": f"{_HERE}.rpc.options",
+}
+"""What is imported under the first name is the second."""
+
+WHEN_LOADED = {
+    "torch.distributed.optim.optimizer": (f"{_HERE}.optim.optimizer", "DistributedOptimizer"),
+    "torch.distributed.nn.api.remote_module": (f"{_HERE}.nn.remote_module", "RemoteModule"),
+}
+"""The same, when their packages load; and the name that the package takes from the module."""
+
+_lock = threading.Lock()  # protects _replaced
+_replaced = False
+
+
+def replaced() -> bool:
+    """Whether torch's modules have been replaced in this process."""
+    return _replaced
+
+
+def replace() -> None:
+    """Put telegrad's modules in the place of torch's."""
+    global _replaced
+    with _lock:
+        if _replaced:
+            return
+        for name in [name for name in sys.modules if name.startswith("torch.distributed.rpc")]:
+            del sys.modules[name]
+        for name, ours in REPLACED.items():
+            _put(name, importlib.import_module(ours))
+        sys.meta_path.insert(0, _Finder())
+        _tell_torch()
+        for name, (ours, taken) in WHEN_LOADED.items():
+            package = ".".join(name.split(".")[:3])
+            if package in sys.modules or not _knows_rpc():
+                _put(name, importlib.import_module(ours))
+                setattr(importlib.import_module(package), taken, getattr(sys.modules[name], taken))
+        _replaced = True
+
+
+def _put(name: str, module: ModuleType) -> None:
+    sys.modules[name] = module
+    parent, _, attribute = name.rpartition(".")
+    if parent in sys.modules:
+        setattr(sys.modules[parent], attribute, module)
+
+
+def _knows_rpc() -> bool:
+    """Whether torch was built with RPC; if not, its packages do not look for what belongs to it."""
+    import torch
+
+    return hasattr(torch._C, "_rpc_init")
+
+
+class _Finder(MetaPathFinder):
+    """Finds ours for the modules that packages of torch take from `WHEN_LOADED`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, _OursLoader()) if fullname in WHEN_LOADED else None
+
+
+class _OursLoader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(WHEN_LOADED[spec.name][0])
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import has put torch's name there
+
+
+def _tell_torch() -> None:
+    """Give ours to the modules of torch that hold on to what belongs to torch.distributed.rpc."""
+    rpc = importlib.import_module(f"{_HERE}.rpc")
+    jit: Any = importlib.import_module("torch._jit_internal")
+    jit.RRef, jit.PyRRef = rpc.RRef, rpc.PyRRef
+    annotations: Any = importlib.import_module("torch.jit.annotations")
+    annotations.RRef = rpc.RRef
+    if not hasattr(annotations, "is_rref"):  # a torch that was built without RPC: now it asks, and hears no
+        annotations.is_rref = lambda annotation: False
+    data_parallel: Any = importlib.import_module("torch.nn.parallel.distributed")
+    data_parallel.RRef, data_parallel.RPC_AVAILABLE = rpc.RRef, True
+    futures: Any = importlib.import_module("torch.futures")
+    ours: Any = importlib.import_module(f"{_HERE}.rpc.futures")
+    futures.collect_all, futures.wait_all = ours.collect_all, ours.wait_all

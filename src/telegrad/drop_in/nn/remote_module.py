@@ -1,0 +1,106 @@
+"""RemoteModule under the drop-in: telegrad's, which refuses what torch's refuses, and travels as torch's does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from telegrad import nn
+from telegrad.rpc.rref import RRef
+
+_REMOTE_MODULE_PICKLED_ATTRIBUTES = (
+    "on",
+    "device",
+    "is_device_map_set",
+    "is_scriptable",
+    "generated_methods",
+    "module_rref",
+)
+"""What of a RemoteModule is sent in a call."""
+
+_METHODS = ("forward_async", "forward")
+
+_REFUSED = (
+    *("register_buffer", "register_parameter", "add_module", "apply", "cuda", "ipu", "xpu", "cpu", "type", "float"),
+    *("double", "half", "bfloat16", "to", "register_backward_hook", "register_forward_pre_hook"),
+    *("register_forward_hook", "state_dict", "load_state_dict", "named_parameters", "buffers", "named_buffers"),
+    *("children", "named_children", "modules", "named_modules", "requires_grad_", "zero_grad", "share_memory"),
+    "extra_repr",
+)
+"""What torch's RemoteModule does not do. Telegrad's own, `telegrad.nn.RemoteModule`, does nearly all of it."""
+
+
+class _RemoteModule(nn.RemoteModule):
+    """A module that is made on another worker and stays there."""
+
+    _label = "module"
+
+    def _stand_for(self, on: str | int, device: str, rref: RRef[Any], label: str, training: bool) -> None:
+        super()._stand_for(on, device, rref, label, training)
+        self.is_device_map_set = False
+        self.generated_methods = _METHODS
+
+    @staticmethod
+    def init_from_module_rref(
+        remote_device: str, module_rref: RRef[torch.nn.Module], _module_interface_cls: Any = None
+    ) -> nn.RemoteModule:
+        """Another RemoteModule for a module that there is already."""
+        made = nn.RemoteModule.init_from_module_rref(remote_device, module_rref, _module_interface_cls)
+        return RemoteModule._of(made.module_rref, made.on, made.device, "module", True)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        """Refused, as torch does."""
+        raise ValueError(
+            "Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead."
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"RemoteModule({self._described()})"
+
+    def __reduce_in_call__(self) -> tuple[Any, ...]:
+        return _received, (type(self), self.module_rref, self.on, self.device, self._label)
+
+
+class RemoteModule(_RemoteModule):
+    """A module that is made on another worker and stays there; what is called here runs there."""
+
+
+def _received(cls: type[_RemoteModule], rref: RRef[Any], on: str | int, device: str, label: str) -> _RemoteModule:
+    """One that came in a call. As torch's, it has just these attributes."""
+    made = cls.__new__(cls)
+    values = (on, device, False, False, _METHODS, rref)
+    made.__dict__.update(zip(_REMOTE_MODULE_PICKLED_ATTRIBUTES, values, strict=True))
+    for method in _METHODS:
+        made.__dict__[method] = partial(_through, cls, rref, on, device, label, method)
+    return made
+
+
+def _through(
+    cls: type[_RemoteModule],
+    rref: RRef[Any],
+    on: str | int,
+    device: str,
+    label: str,
+    method: str,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    return getattr(cls._of(rref, on, device, label, True), method)(*args, **kwargs)
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def refused(self: object, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError(f"Method ``{name}`` not supported for RemoteModule")
+
+    refused.__name__ = name
+    return refused
+
+
+for _name in _REFUSED:
+    setattr(_RemoteModule, _name, _refuse(_name))

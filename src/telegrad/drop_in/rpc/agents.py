@@ -1,0 +1,141 @@
+"""The agent as programs written for torch see it, and which one is the process's."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import traceback
+from typing import Any
+
+from telegrad.agent.agent import Agent
+from telegrad.drop_in.rpc import gil
+from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions
+from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
+from telegrad.errors import UnknownWorker
+from telegrad.rpc.api import set_default_agent
+from telegrad.rpc.worker_info import WorkerInfo
+
+_PAUSE = 0.01
+
+
+class RpcAgent:
+    """Anything that can be this process's agent."""
+
+
+class TensorPipeAgent(RpcAgent):
+    """Telegrad's agent, under the name of torch's."""
+
+    def __init__(self, agent: Agent, store: Any, options: TensorPipeRpcBackendOptions, *, static: bool) -> None:
+        self.agent = agent
+        self.store = store
+        self.is_static_group = static
+        self._options = options
+        self.leaks: list[str] = []
+        """What others still held here when this worker left."""
+        agent.serving.on_failure = self._print_failure
+        agent.autograd.postman.accumulate_hooks = True
+        agent.autograd.postman.accumulate_through.copies_shared = True
+
+    def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
+        """The worker of that name or id; this one, if none is given."""
+        if worker is None:
+            record = self.agent.me
+        else:
+            try:
+                record = self.agent.peers.find(worker).record
+            except UnknownWorker as error:
+                raise as_torch(error, self.agent) from error
+        return WorkerInfo(record.name, record.id)
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """All workers."""
+        peers = self.agent.peers.all()
+        if not self.is_static_group:
+            peers = [peer for peer in peers if not peer.gone]
+        return [WorkerInfo(peer.record.name, peer.record.id) for peer in peers]
+
+    def get_debug_info(self) -> dict[str, str]:
+        """How much there is of everything."""
+        agent = self.agent
+        wait = gil.average_wait()
+        channels = [channel for peer in agent.peers.all() for channel in peer.channels()]
+        return {
+            "agent.thread_pool_size": str(agent.settings.running),
+            "agent.num_pending_requests": str(len(agent.serving.active)),
+            "agent.client_active_calls": str(sum(len(channel.calls) for channel in channels)),
+            "agent.server_active_calls": str(len(agent.serving.active)),
+            **({} if wait is None else {"agent.gil_average_wait_time_us": f"{wait:.3f}"}),
+        }
+
+    def join(self, shutdown: bool = False, timeout: float = 0) -> None:
+        """Wait until nothing is under way anywhere; with `shutdown`, leave then.
+
+        In a group that workers join and leave as they please, only what is under way here is waited for.
+        """
+        if not self.is_static_group:
+            deadline = self.agent.runtime.now() + timeout if timeout else None
+            while self.agent.activity() and (deadline is None or self.agent.runtime.now() < deadline):
+                self.agent.executor.wait(self.agent.runtime.event(), self.agent.runtime.now() + _PAUSE)
+            if shutdown:
+                self.agent.shutdown(graceful=False)
+        elif shutdown:
+            self.agent.shutdown(timeout=timeout)
+        else:
+            self.agent.gather(timeout=timeout)
+
+    def sync(self) -> None:
+        """Wait for everybody."""
+        self.agent.gather(timeout=0.0)
+
+    def shutdown(self) -> None:
+        """Leave at once."""
+        self.agent.shutdown(graceful=False)
+
+    def set_timeout(self, seconds: float) -> None:
+        """The default timeout of calls made from now on."""
+        self.agent.settings = dataclasses.replace(self.agent.settings, rpc_timeout=float(seconds))
+
+    def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
+        return self._options
+
+    def _get_device_map(self, worker: WorkerInfo) -> dict[Any, Any]:
+        return self._options.device_maps.get(worker.name, {})
+
+    def _print_failure(self, error: BaseException) -> None:
+        """Torch's workers print what a function raised where it ran, too."""
+        if isinstance(error, Exception):
+            where = worker_text(self.agent, self.agent.me.name)
+            trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            text = "".join(traceback.format_exception(type(error), error, trace))
+            print(f"On {where}:\n{error!r}\n{text}", file=sys.stderr)  # noqa: T201 - torch's behaviour
+
+
+_lock = threading.Lock()  # protects _current
+_current: Any = None
+
+
+def is_current_agent_set() -> bool:
+    """Whether there is an agent."""
+    return _current is not None
+
+
+def get_current_agent() -> Any:
+    """The process's agent."""
+    agent = _current
+    if agent is None:
+        raise RuntimeError(NO_AGENT)
+    return agent
+
+
+def set_current_agent(agent: Any) -> None:
+    """Make `agent` the process's."""
+    global _current
+    with _lock:
+        _current = agent
+
+
+def reset_current_agent() -> None:
+    """There is none any more."""
+    set_current_agent(None)
+    set_default_agent(None)

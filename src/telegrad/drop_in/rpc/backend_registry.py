@@ -1,0 +1,141 @@
+"""The backends that programs choose from, as torch.distributed.rpc.backend_registry has them.
+
+``BackendType.TENSORPIPE`` is telegrad's agent. Programs may register more.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
+
+from telegrad.agent.agent import Agent
+from telegrad.drop_in.rpc import api
+from telegrad.drop_in.rpc.agents import TensorPipeAgent, get_current_agent, reset_current_agent, set_current_agent
+from telegrad.drop_in.rpc.constants import (
+    DEFAULT_INIT_METHOD,
+    DEFAULT_NUM_WORKER_THREADS,
+    DEFAULT_RPC_TIMEOUT_SEC,
+)
+from telegrad.drop_in.rpc.devices import check_device_maps
+from telegrad.drop_in.rpc.membership import check_kind, join_open_group
+from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions
+from telegrad.drop_in.rpc.references import use_handles
+from telegrad.errors import DuplicateWorker
+from telegrad.rpc import Options, default_agent, shutdown
+from telegrad.rpc.api import join
+from telegrad.rpc.rendezvous import assemble, store_address
+
+__all__ = [
+    "BackendType",
+    "BackendValue",
+    "backend_registered",
+    "construct_rpc_backend_options",
+    "init_backend",
+    "register_backend",
+]
+
+
+class BackendValue(NamedTuple):
+    """What makes the options of a backend, and what starts it."""
+
+    construct_rpc_backend_options_handler: Callable[..., Any]
+    init_backend_handler: Callable[..., Any]
+
+
+_make_enum: Any = enum.Enum
+BackendType: Any = _make_enum("BackendType", {})
+
+
+def backend_registered(backend_name: str) -> bool:
+    """Whether there is a backend of that name."""
+    return backend_name in BackendType.__members__
+
+
+def register_backend(
+    backend_name: str,
+    construct_rpc_backend_options_handler: Callable[..., Any],
+    init_backend_handler: Callable[..., Any],
+) -> Any:
+    """Add a backend, and return its member of `BackendType`, which is a new class then."""
+    global BackendType
+    if backend_registered(backend_name):
+        raise RuntimeError(f"RPC backend {backend_name}: already registered")
+    members = {member.name: member.value for member in BackendType}
+    members[backend_name] = BackendValue(construct_rpc_backend_options_handler, init_backend_handler)
+    BackendType = _make_enum("BackendType", members)
+    BackendType.__repr__ = lambda member: f"BackendType.{member.name}"
+    return BackendType[backend_name]
+
+
+def construct_rpc_backend_options(
+    backend: Any,
+    rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+    init_method: str = DEFAULT_INIT_METHOD,
+    **kwargs: Any,
+) -> Any:
+    """Options for a backend."""
+    return backend.value.construct_rpc_backend_options_handler(rpc_timeout, init_method, **kwargs)
+
+
+def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """Start a backend, and return its agent."""
+    return backend.value.init_backend_handler(*args, **kwargs)
+
+
+# -- telegrad's -------------------------------------------------------------------------------------------------
+
+
+def _options(
+    rpc_timeout: float,
+    init_method: str,
+    num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+    _transports: Any = None,
+    _channels: Any = None,
+    **kwargs: Any,
+) -> TensorPipeRpcBackendOptions:
+    return TensorPipeRpcBackendOptions(
+        rpc_timeout=rpc_timeout,
+        init_method=init_method,
+        num_worker_threads=num_worker_threads,
+        _transports=_transports,
+        _channels=_channels,
+    )
+
+
+def _init(store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any) -> TensorPipeAgent:
+    if not isinstance(store, Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
+    if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}")
+    options = Options(
+        rpc_timeout=rpc_backend_options.rpc_timeout, num_worker_threads=rpc_backend_options.num_worker_threads
+    )
+
+    def prepare(agent: Agent) -> None:
+        use_handles(agent)
+        # Others may call this worker the moment that it serves, and what they call may make calls.
+        set_current_agent(TensorPipeAgent(agent, store, rpc_backend_options, static=bool(world_size)))
+
+    where = store_address(rpc_backend_options.init_method)
+    check_kind(store, "static" if world_size else "dynamic")
+    try:
+        if world_size:
+            join(name, rank, lambda me: assemble(store, me, world_size, options.init_timeout), options, where, prepare)
+            check_device_maps(default_agent(), rpc_backend_options)
+        else:
+            join_open_group(store, name, rank, options, where, prepare)
+    except DuplicateWorker as error:
+        raise DuplicateWorker(f"RPC worker name {name} is not unique: {error}") from error
+    except BaseException:
+        shutdown(graceful=False)
+        reset_current_agent()
+        raise
+    agent: TensorPipeAgent = get_current_agent()
+    api._init_rpc_states(agent)
+    return agent
+
+
+register_backend("TENSORPIPE", _options, _init)

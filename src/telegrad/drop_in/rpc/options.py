@@ -1,0 +1,107 @@
+"""Options of init_rpc under the names that torch gives them.
+
+Those of TensorPipe that mean nothing to telegrad (its transports and channels) are accepted, and logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import torch
+
+from telegrad.drop_in.rpc.constants import (
+    DEFAULT_INIT_METHOD,
+    DEFAULT_NUM_WORKER_THREADS,
+    DEFAULT_RPC_TIMEOUT_SEC,
+)
+
+DeviceType = int | str | torch.device
+DeviceMap = Mapping[DeviceType, DeviceType]
+
+__all__ = ["TensorPipeRpcBackendOptions"]
+
+_log = logging.getLogger("telegrad")
+
+
+class RpcBackendOptions:
+    """What every backend can be told: the default timeout of calls, and where the workers meet."""
+
+    def __init__(self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD) -> None:
+        if isinstance(rpc_timeout, bool) or not isinstance(rpc_timeout, int | float):
+            raise TypeError(
+                "__init__(): incompatible constructor arguments. rpc_timeout is a number of seconds, and not "
+                f"{rpc_timeout!r}"
+            )
+        self.rpc_timeout = rpc_timeout
+        self.init_method = init_method
+
+
+class TensorPipeRpcBackendOptions(RpcBackendOptions):
+    """Options of the default backend, which here is telegrad's agent."""
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+        device_maps: Mapping[str, DeviceMap] | None = None,
+        devices: Sequence[DeviceType] | None = None,
+        _transports: Sequence[str] | None = None,
+        _channels: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(rpc_timeout, init_method)
+        if num_worker_threads < 1:
+            raise ValueError(f"num_worker_threads must be positive, got {num_worker_threads}")
+        self.num_worker_threads = num_worker_threads
+        self.device_maps = {name: _to_device_map(there) for name, there in (device_maps or {}).items()}
+        self.devices = _to_device_list(devices or [])
+        for name, given in (("_transports", _transports), ("_channels", _channels)):
+            if given:
+                _log_once(name)
+
+    def set_device_map(self, to: str, device_map: DeviceMap) -> None:
+        """Which device of worker `to` a tensor on a device of this one goes to. The map must be one to one."""
+        more = _to_device_map(device_map)
+        there = self.device_maps.setdefault(to, {})
+        for here, target in more.items():
+            if here in there and there[here] != target:
+                raise ValueError(
+                    f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {target} and {there[here]}"
+                )
+        there.update(more)
+
+    def set_devices(self, devices: Sequence[DeviceType]) -> None:
+        """The devices of this worker that calls may use."""
+        self.devices = _to_device_list(devices)
+
+
+@cache
+def _log_once(name: str) -> None:
+    _log.info("the option %s of TensorPipe means nothing to telegrad and is ignored", name)
+
+
+def _to_device(device: DeviceType) -> torch.device:
+    made = torch.device(device)
+    if made.type != "cuda":
+        raise ValueError(f"`set_devices` expect a list of CUDA devices, but got device type {made.type}.")
+    return made
+
+
+def _to_device_list(devices: Sequence[DeviceType]) -> list[torch.device]:
+    return [_to_device(device) for device in devices]
+
+
+def _to_device_map(device_map: DeviceMap) -> dict[torch.device, torch.device]:
+    made: dict[torch.device, torch.device] = {}
+    sources: dict[torch.device, torch.device] = {}
+    for source, target in ((torch.device(key), torch.device(value)) for key, value in device_map.items()):
+        if target in sources:
+            raise ValueError(
+                f"`device_map` only supports 1-to-1 mapping, trying to map {source} and {sources[target]} to {target}"
+            )
+        made[source] = target
+        sources[target] = source
+    return made

@@ -1,0 +1,242 @@
+"""References under the drop-in: telegrad's, with torch's private names, and its texts where programs match them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, Self, TypeVar
+
+import torch
+
+from telegrad.agent.agent import Agent
+from telegrad.drop_in.rpc.agents import get_current_agent, is_current_agent_set
+from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
+from telegrad.drop_in.rpc.futures import Future
+from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
+from telegrad.errors import DeadlineExceeded, NotInitialized, ReferenceGone, TelegradError
+from telegrad.protocol.references import LIFE, Id
+from telegrad.rpc import rref as telegrad_rref
+from telegrad.rpc.references import References
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_PATIENCE = 3.0
+"""Seconds for which a shutdown waits for deletions that are under way, before it speaks of a leak."""
+
+
+def _texts(method: Callable[P, R]) -> Callable[P, R]:
+    """What the method raises is raised as torch would."""
+
+    @wraps(method)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        rref: Any = args[0]
+        try:
+            return method(*args, **kwargs)
+        except (NotInitialized, ReferenceGone) as error:
+            raise ReferenceGone(
+                f"{rref} was released, or the agent was shut down. Cannot call {method.__name__}() on it after "
+                f"deletion. ({error})"
+            ) from error
+        except Exception as error:
+            raise as_torch(error, rref._book.agent) from error
+
+    return wrapper
+
+
+class PyRRef(telegrad_rref.RRef[T]):
+    """A reference to a value that lives on its owner."""
+
+    _type: torch.futures.Future[type] | None = None
+
+    def __new__(cls, value: Any = None, type_hint: object = None) -> Self:
+        if not is_current_agent_set():
+            raise RuntimeError(NO_AGENT)
+        if isinstance(value, torch.jit.ScriptModule) and type_hint is None:
+            raise RuntimeError(
+                "The RRef being created contains a ScriptModule, must provide its ModuleInterface type hint."
+            )
+        return super().__new__(cls, value, type_hint)
+
+    @_texts
+    def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
+        """The value: itself on its owner, elsewhere a copy."""
+        use = self._use
+        if use is not None and use.error is not None:
+            raise type(use.error)(
+                "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not "
+                f"exist: {use.error}"
+                if isinstance(use.error, DeadlineExceeded)
+                else f"RRef creation via rpc.remote() failed: {use.error}",
+                worker=use.error.worker,
+                elapsed=use.error.elapsed,
+            )
+        return super().to_here(timeout)
+
+    @_texts
+    def local_value(self) -> T:
+        """The value, on its owner."""
+        if self._use is not None:
+            agent = self._book.agent
+            raise TelegradError(
+                f"For UserRRef(rref_id={_show(self._id)}, fork_id={_show(self._use.fork)}), can't call localValue() on "
+                f"user {worker_text(agent, agent.me.name)}. Call it on owner {worker_text(agent, self.owner_name())}"
+            )
+        return super().local_value()
+
+    def __repr__(self) -> str:
+        if self._use is None:
+            return f"OwnerRRef({_show(self._id)})"
+        return f"UserRRef(RRefId = {_show(self._id)}, ForkId = {_show(self._use.fork)})"
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise RuntimeError(
+            "Can not pickle rref in python pickler, rref can only be pickled when using RPC: send it as an argument or "
+            "a result of a call"
+        )
+
+    # -- methods of the value -----------------------------------------------------------------------------------------
+
+    def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """Methods of the value, run on its owner."""
+        return telegrad_rref.Proxy(self, timeout, _call_sync)
+
+    def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """The same, with a future of the result."""
+        return telegrad_rref.Proxy(self, timeout, _call_async)
+
+    def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
+        """The same, with a reference to the result."""
+        return telegrad_rref.Proxy(self, timeout, _call_remote)
+
+    @_texts
+    def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
+        """Run a backward pass from the value, on its owner."""
+        if self._use is not None and dist_autograd_ctx_id == -1:
+            raise TelegradError("User RRefs require 'dist_autograd_ctx_id' to be specified")
+        super().backward(dist_autograd_ctx_id, retain_graph)
+
+    # -- torch's private names ----------------------------------------------------------------------------------------
+
+    def _get_future(self) -> Any:
+        made: Future[Any] = Future(self._book.agent)
+
+        def done(future: torch.futures.Future[Any]) -> None:
+            try:
+                made.set_result(future.value())
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
+                made.set_exception(as_torch(error, self._book.agent))
+
+        super()._get_future().add_done_callback(done)
+        return made
+
+    def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
+        """The type of the value; asked for once."""
+        future = self._type
+        if future is None:
+            if self._use is None:
+                future = Future(self._book.agent)
+                future.set_result(type(self.local_value()))
+            else:
+                from telegrad.drop_in.rpc import api
+
+                future = api.rpc_async(self.owner(), _rref_typeof_on_owner, (self,), timeout=timeout)
+            self._type = future
+            future.add_done_callback(self._forget_failed_type)
+        return future.wait() if blocking else future
+
+    def _forget_failed_type(self, future: torch.futures.Future[Any]) -> None:
+        try:
+            future.value()
+        except Exception:  # noqa: BLE001 - whoever asked is told; who asks later, asks again
+            self._type = None
+
+    def _check_fork(self) -> None:
+        """Before a program's own pickler writes it."""
+        use = self._use
+        if self._book.agent.closed or self._released or (use is not None and use.given_up):
+            raise RuntimeError(f"{self} was deleted. Cannot call fork an UserRRef after deletion.")
+
+
+class RRef(PyRRef[T]):
+    """A reference to a value that lives on its owner: ``RRef(value)`` to one that lives here."""
+
+
+def _show(name: Id) -> str:
+    return f"GloballyUniqueId(created_on={name[0]}, local_id={name[1] & ((1 << LIFE) - 1)})"
+
+
+# -- ways to call methods ---------------------------------------------------------------------------------------------
+
+
+@_texts
+def _call_sync(rref: Any, timeout: float, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return telegrad_rref._call_sync(rref, timeout, name, args, kwargs)
+
+
+def _call_async(rref: Any, timeout: float, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return telegrad_rref._call_async(rref, timeout, name, args, kwargs, Future)
+
+
+@_texts
+def _call_remote(rref: Any, timeout: float, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(name, str):
+        getattr(rref._get_type(timeout), name)  # torch's callers hear at once of a method that is not there
+    return telegrad_rref._call_remote(rref, timeout, name, args, kwargs)
+
+
+def _rref_typeof_on_owner(rref: Any, blocking: bool = True) -> Any:
+    return type(rref.local_value()) if blocking else rref._get_type(blocking=False)
+
+
+def _rref_typeof_on_user(rref: Any, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
+    return rref._get_type(timeout, blocking)
+
+
+# -- the group's references -------------------------------------------------------------------------------------------
+
+
+def create(
+    agent: Agent, to: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None
+) -> RRef[Any]:
+    """Have a worker run a function and keep the result."""
+    references: References = agent.references
+    made: Any = references.create(to, function, args, kwargs, timeout)
+    return made  # type: ignore[no-any-return]  # of the class that `use_handles` set
+
+
+def use_handles(agent: Agent) -> None:
+    """Have the references that calls of `agent` make and bring be of the drop-in's class."""
+    agent.references.handles = RRef
+
+
+def _rref_context_get_debug_info() -> dict[str, str]:
+    counts = get_current_agent().agent.references.counts()
+    return {
+        "num_owner_rrefs": str(counts["shared"]),
+        "num_pending_futures": str(counts["unsettled"]),
+        "num_pending_users": str(counts["unsettled"]),
+        "num_forks": str(counts["forks elsewhere"]),
+    }
+
+
+def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0) -> None:
+    """Give up all references to values elsewhere: the group is about to end."""
+    get_current_agent().agent.references.release_all()
+
+
+def await_deletions(agent: Agent) -> list[str]:
+    """What others still hold here when the deletions that are under way have come."""
+    references: References = agent.references
+    deadline = agent.runtime.now() + _PATIENCE
+    while references.counts()["shared"] and agent.runtime.now() < deadline:
+        agent.executor.wait(agent.runtime.event(), min(deadline, agent.runtime.now() + 0.01))
+    return [line for line in references.held() if "is held by" in line]
+
+
+def _destroy_rref_context(ignore_leak: bool) -> None:
+    """Raise an error if others still held references to values of this worker when it left."""
+    leaks = get_current_agent().leaks
+    if leaks and not ignore_leak:
+        raise RuntimeError(f"Leaking RRef: {'; '.join(leaks)}")

@@ -1,0 +1,89 @@
+"""Turns telegrad's errors into those that programs written for torch expect: same types, and the texts that they match.
+
+What a remote function raised arrives as an exception of the same type whose text begins with "On WorkerInfo(...)" and
+ends with the remote traceback. Torch keeps the type of ValueError and TypeError only; here every type is kept that can
+be made from a text. The error as telegrad raised it is the cause.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from telegrad.agent.agent import Agent
+from telegrad.agent.answers import RemoteTraceback
+from telegrad.errors import DeadlineExceeded, FunctionNotFound, PayloadError, RemoteError, TelegradError, UnknownWorker
+
+NOT_ON_CALLEE = (
+    "Default RPC pickler does not serialize function code. Ensure that UDFs are defined on both caller and callee "
+    "modules."
+)
+NOT_INITIALIZED = "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
+NO_AGENT = "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
+WRONG_ASYNC = "Functions decorated with @rpc.async_function must return a torch.futures.Future object, but got "
+WRONG_SCRIPT = "Async functions must return an IValue of Future type, but got "
+_NO_SCHEMA = "Overloaded torch operator invoked from Python failed to match any schema"
+
+
+def as_torch(error: Exception, agent: Agent, *, builtin: bool = False) -> Exception:
+    """The error that a program written for torch expects in the place of `error`; `builtin`: an operator was called."""
+    if isinstance(error.__cause__, RemoteTraceback):
+        return _rebuilt(error, error.__cause__, agent, builtin)
+    if isinstance(error, RemoteError):
+        text = _not_rebuilt("its class cannot be rebuilt here", str(error))
+        made: TelegradError = RemoteError(text, worker=error.worker, function=error.function, call=error.call)
+    elif isinstance(error, DeadlineExceeded):
+        span = "" if error.elapsed is None else f"({round(error.elapsed * 1000)} ms) "
+        text = f"RPC ran for more than set timeout {span}and will now be marked with an error: {error}"
+        made = DeadlineExceeded(text, worker=error.worker, function=error.function, elapsed=error.elapsed)
+    elif isinstance(error, FunctionNotFound):
+        made = FunctionNotFound(f"{error} {NOT_ON_CALLEE}", worker=error.worker, function=error.function)
+    elif isinstance(error, PayloadError) and error.__cause__ is not None:
+        return _with_text(type(error.__cause__), f"{error.__cause__} ({error})", error)  # as pickle itself raised it
+    elif isinstance(error, UnknownWorker):
+        made = UnknownWorker(f"could not find destination: {error}")
+    else:
+        return error
+    made.__cause__ = error
+    return made
+
+
+def _with_text(kind: type[BaseException], text: str, cause: Exception) -> Exception:
+    """An exception of that type with that text, or, if there can be none, a RuntimeError."""
+    made: BaseException
+    try:
+        made = kind(text)
+    except Exception as failure:  # noqa: BLE001 - a class that cannot be made from a text alone
+        made = RuntimeError(_not_rebuilt(str(failure), text))
+    if not isinstance(made, Exception):
+        made = RuntimeError(text)
+    made.__cause__ = cause
+    return made
+
+
+def worker_text(agent: Agent, name: str) -> str:
+    """A worker as torch writes it."""
+    return f"WorkerInfo(id={agent.peers.find(name).record.id}, name={name})"
+
+
+def _rebuilt(error: Exception, remote: RemoteTraceback, agent: Agent, builtin: bool) -> Exception:
+    text = _unescaped(f"On {worker_text(agent, remote.worker)}:\n{error!r}\n{remote.text}")
+    if builtin and isinstance(error, TypeError):
+        return _with_text(RuntimeError, f"{_NO_SCHEMA}:\n{text}", error)  # torch finds this out before it calls
+    if isinstance(error, torch.jit.Error):
+        return _with_text(RuntimeError, text, error)  # which it is not, though torch raises it as one
+    made = _with_text(type(error), text, error)
+    if type(made) is type(error):
+        made.__dict__.update({**error.__dict__, **made.__dict__})
+    return made
+
+
+def _not_rebuilt(why: str, text: str) -> str:
+    return f"Failed to create original exception type. Error msg was {why} Original exception on remote side was {text}"
+
+
+def _unescaped(text: str) -> str:
+    r"""The text with its ``\n`` and the like as what they stand for, as torch does it; other characters as they are."""
+    try:
+        return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except UnicodeDecodeError:
+        return text  # a backslash that begins no escape, as in a path

@@ -1,0 +1,62 @@
+"""PyTorch's own suites of distributed autograd, the optimizer and remote modules pass against telegrad."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from conformance.exceptions import differences, left_out  # noqa: E402 - it is no installed package
+from conformance.suites import SUITES  # noqa: E402
+
+
+def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "conformance", "-j", "2", "-v", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=590,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "suites",
+    [["autograd"], ["autograd-tensorpipe"], ["optimizer", "remote-module", "remote-module-three"]],
+    ids=lambda suites: suites[0],
+)
+def test_a_suite_passes(suites: list[str]) -> None:
+    done = conformance(*suites)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+
+
+def test_every_exception_names_a_test_that_there_is_and_a_reason_that_is_allowed() -> None:
+    program = "from conformance.suites import SUITES; [print(s.name, t) for s in SUITES for t in s.tests()]"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110, check=True
+    )
+    there = {tuple(line.split()) for line in done.stdout.splitlines()}
+    assert set(left_out()) <= there
+    assert set(differences()) <= there
+    assert not set(left_out()) & set(differences())
+
+
+def test_at_most_eight_tests_of_autograd_the_optimizer_and_remote_modules_are_left_out() -> None:
+    names = {suite.name for suite in SUITES if suite.name.startswith(("autograd", "optimizer", "remote-module"))}
+    assert sum(suite in names for suite, _ in left_out()) <= 8
+
+
+@pytest.mark.timeout(200)
+def test_the_runner_sees_a_failure() -> None:
+    done = conformance("autograd", "--all", "-k", "test_backward_unused_send_function")
+    assert done.returncode == 1
+    assert "failed" in done.stdout

@@ -1,0 +1,116 @@
+"""The drop-in goes on to the programs that a process starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from telegrad.drop_in.children import START, environment, inherit
+
+SOURCES = str(Path(__file__).parents[2] / "src")
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_the_folder_comes_first_and_what_was_there_stays() -> None:
+    paths = environment({"PYTHONPATH": f"/a{os.pathsep}/b"})["PYTHONPATH"].split(os.pathsep)
+    assert paths[:3] == [START, "/a", "/b"]
+
+
+def test_inheriting_twice_is_inheriting_once() -> None:
+    environ = {"PYTHONPATH": "/a"}
+    inherit(environ)
+    once = dict(environ)
+    inherit(environ)
+    assert environ == once
+
+
+def test_telegrad_can_be_found_by_a_child_that_would_not_find_it() -> None:
+    assert SOURCES in environment({})["PYTHONPATH"].split(os.pathsep)
+
+
+def test_a_child_that_does_not_use_torch_loads_neither_torch_nor_telegrad() -> None:
+    program = "import sys; print('torch' in sys.modules, 'telegrad' in sys.modules)"
+    done = run("-c", program, **environment())
+    assert (done.stdout, done.stderr) == ("False False\n", "")
+
+
+def test_the_sitecustomize_that_was_there_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.seen = __file__\n")
+    environ = environment({"PYTHONPATH": str(tmp_path)})
+    done = run("-c", "import sys; print(seen); print(sys.modules['sitecustomize'].__file__)", **environ)
+    assert done.stdout.splitlines() == [str(tmp_path / "sitecustomize.py")] * 2
+
+
+CHECK = """
+import sys
+
+def which():
+    import torch.distributed.rpc
+    return torch.distributed.rpc.__name__
+"""
+
+PARENT = """
+import multiprocessing, os, subprocess, sys
+import telegrad.drop_in
+from check import which
+
+if __name__ == "__main__":
+    assert which() == "torch.distributed.rpc"
+    telegrad.drop_in.install()
+    assert which() == "telegrad.drop_in.rpc"
+    assert telegrad.drop_in.installed()
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(method, pool.apply(which))
+    print("subprocess", subprocess.run([sys.executable, "-c", "import check; print(check.which())"],
+                                       capture_output=True, text=True).stdout.strip())
+"""
+
+
+def test_every_way_to_start_a_child_hands_the_drop_in_on(tmp_path: Path) -> None:
+    (tmp_path / "check.py").write_text(CHECK)
+    (tmp_path / "parent.py").write_text(PARENT)
+    done = run(str(tmp_path / "parent.py"), PYTHONPATH=os.pathsep.join([SOURCES, str(tmp_path)]))
+    expected = [f"{way} telegrad.drop_in.rpc" for way in ("fork", "spawn", "forkserver", "subprocess")]
+    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
+
+
+def test_a_program_that_knows_nothing_of_telegrad_is_run_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("name = 'helper'\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, helper, torch.distributed.rpc as rpc\n"
+        "print(__name__, sys.argv, helper.name, rpc.__name__, sys.modules['__main__'].__file__)\n"
+        "sys.exit(3)\n"
+    )
+    done = run("-m", "telegrad.drop_in", str(script), "--flag", "x", PYTHONPATH=SOURCES)
+    argv = [str(script), "--flag", "x"]
+    assert done.stdout == f"__main__ {argv} helper telegrad.drop_in.rpc {script}\n"
+    assert done.returncode == 3
+
+
+def test_a_module_and_a_command_can_be_run_too(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text("import sys; print(sys.argv[1:])\n")
+    paths = os.pathsep.join([SOURCES, str(tmp_path)])
+    assert run("-m", "telegrad.drop_in", "-m", "module", "a", PYTHONPATH=paths).stdout == "['a']\n"
+    assert run("-m", "telegrad.drop_in", "-c", "print(1)", PYTHONPATH=paths).stdout == "1\n"
+
+
+def test_without_a_program_the_usage_is_shown() -> None:
+    nothing = run("-m", "telegrad.drop_in", PYTHONPATH=SOURCES)
+    assert nothing.returncode == 2
+    assert nothing.stderr.startswith("usage: python -m telegrad.drop_in SCRIPT")
+    asked = run("-m", "telegrad.drop_in", "--help", PYTHONPATH=SOURCES)
+    assert (asked.returncode, asked.stderr) == (0, "")

@@ -1,0 +1,65 @@
+"""The pickler that programs pickle with, or derive their own from."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+
+from telegrad.drop_in.rpc.internal import (
+    PythonUDF,
+    RPCExecMode,
+    _build_rpc_profiling_key,
+    _InternalRPCPickler,
+    deserialize,
+    run_pickled,
+    serialize,
+)
+
+
+class Temperature:
+    def __init__(self, degrees: float) -> None:
+        self.degrees = degrees
+
+
+def test_tensors_travel_beside_the_bytes() -> None:
+    x = torch.ones(3)
+    data, tensors = serialize({"x": x, "n": 3})
+    assert tensors == [x]
+    value = deserialize(data, [x + 1])
+    assert value["n"] == 3
+    assert torch.equal(value["x"], x + 1)
+
+
+def test_a_value_that_pickles_another_by_itself_does_not_mix_up_their_tensors() -> None:
+    class Nested:
+        def __reduce__(self) -> Any:
+            data, tensors = serialize(torch.zeros(1))
+            return deserialize, (data, tensors)
+
+    first, last = torch.full((1,), 1.0), torch.full((1,), 2.0)
+    data, tensors = serialize([first, Nested(), last])
+    assert len(tensors) == 3
+    assert [x.item() for x in deserialize(data, tensors)] == [1.0, 0.0, 2.0]
+
+
+def test_a_pickler_of_a_programs_own_can_say_how_its_classes_are_written() -> None:
+    class Mine(_InternalRPCPickler):
+        def __init__(self) -> None:
+            super().__init__()
+            self._register_reducer(Temperature, lambda value: (Temperature, (value.degrees + 1,)))
+
+    data, tensors = Mine().serialize(PythonUDF(operator.attrgetter("degrees"), (Temperature(1.0),), {}))
+    assert run_pickled(data, tensors) == 2.0
+
+
+def test_a_function_that_is_not_there_is_an_attribute_error_that_says_what_to_do() -> None:
+    data, tensors = serialize(PythonUDF(Temperature, (1.0,), {}))
+    with pytest.raises(AttributeError, match="RPC pickler does not serialize"):
+        run_pickled(data.replace(b"Temperature", b"Temperatura"), tensors)
+
+
+def test_profiling_keys_name_both_workers() -> None:
+    assert _build_rpc_profiling_key(RPCExecMode.SYNC, "f", "a", "b") == "rpc_sync#f(a -> b)"

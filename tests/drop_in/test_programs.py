@@ -1,0 +1,161 @@
+"""Programs written for torch.distributed.rpc, run as they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = str(Path(__file__).parents[2] / "src")
+
+
+def run_workers(program: str, folder: Path, count: int = 2) -> list[str]:
+    """What the workers of a program print, line by line, sorted."""
+    script = folder / "program.py"
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "telegrad.cli", "run", "--drop-in", "--no-prefix", "-n", str(count), str(script)],
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+TRAINING = """
+import os
+import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import RRef, TensorPipeRpcBackendOptions
+
+class Server:
+    def __init__(self):
+        self.weight = torch.full((2,), 3.0, requires_grad=True)
+
+    def forward(self, x):
+        return x * self.weight
+
+    def gradient(self, context):
+        return dist_autograd.get_gradients(context)[self.weight]
+
+    @rpc.functions.async_execution
+    def later(self, to, x):
+        return rpc.rpc_async(to, torch.add, (x, 1)).then(lambda future: future.wait() * 2)
+
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", backend=rpc.BackendType.TENSORPIPE, rank=rank, world_size=2,
+             rpc_backend_options=TensorPipeRpcBackendOptions(num_worker_threads=4, _transports=["uv"]))
+if rank == 0:
+    server = rpc.remote("worker1", Server)
+    with dist_autograd.context() as context:
+        x = torch.ones(2, requires_grad=True)
+        loss = server.rpc_sync().forward(x).sum()
+        dist_autograd.backward(context, [loss])
+        print("here", dist_autograd.get_gradients(context)[x].tolist())
+        print("there", server.rpc_sync().gradient(context).tolist())
+    print("later", server.rpc_async().later("worker0", torch.ones(1)).wait().item())
+    assert server.owner() == rpc.get_worker_info("worker1") and not server.is_owner()
+rpc.shutdown()
+"""
+
+
+def test_a_training_program_runs_unchanged(tmp_path: Path) -> None:
+    assert run_workers(TRAINING, tmp_path) == ["here [3.0, 3.0]", "later 4.0", "there [1.0, 1.0]"]
+
+
+# Each of these lines is a difference that docs/migrating.md names.
+DIFFERENCES = """
+import os, torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc.api import _all_gather
+
+def view(x):
+    return x.stride(), x.untyped_storage().nbytes()
+
+def two(x):
+    return x * 2, x * 3
+
+def lookup():
+    return {}["missing"]
+
+def leave():
+    os._exit(1)
+
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    print("a view", rpc.rpc_sync("worker1", view, (torch.ones(100, 100)[:, :2],)))
+    x = torch.ones(1, requires_grad=True)
+    with dist_autograd.context() as context:
+        used, unused = rpc.rpc_sync("worker1", two, (x,))
+        dist_autograd.backward(context, [used.sum()])
+        print("unused", dist_autograd.get_gradients(context)[x].item())
+    for call in (lookup, lambda: {}["missing"]):
+        try:
+            rpc.rpc_sync("worker1", call)
+        except KeyError:
+            print("KeyError stays")
+    try:
+        rpc.rpc_sync("worker1", leave)
+    except RuntimeError as error:
+        print(type(error).__name__)
+    try:
+        _all_gather(1)
+    except RuntimeError as error:
+        print("gathering:", "'worker1' is lost" in str(error))
+    rpc.shutdown(graceful=False)
+else:
+    rpc.shutdown()
+"""
+
+
+def test_the_differences_that_the_page_names_are_so(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(DIFFERENCES)
+    environ = {"PYTHONPATH": SOURCES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "telegrad.drop_in", str(script)],
+            env={**os.environ, **environ, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [worker.communicate(timeout=110) for worker in workers]
+    assert workers[0].returncode == 0, outputs[0][1]
+    assert outputs[0][0].splitlines() == [
+        "a view ((2, 1), 800)",
+        "unused 2.0",
+        "KeyError stays",
+        "KeyError stays",
+        "WorkerLost",
+        "gathering: True",
+    ]
+    assert workers[1].returncode == 1
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_telegrad_run_offers_the_drop_in(capsys: pytest.CaptureFixture[str]) -> None:
+    from telegrad.cli import main
+
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "--drop-in" in capsys.readouterr().out

@@ -1,0 +1,110 @@
+"""Errors as programs written for torch expect them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from telegrad.agent.agent import Agent
+from telegrad.drop_in.rpc.texts import as_torch
+from telegrad.errors import DeadlineExceeded, FunctionNotFound, PayloadError, RemoteError, UnknownWorker
+from telegrad.testing.group import local_group
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    with local_group(["a", "b"]) as agents:
+        yield agents["a"]
+
+
+class Odd(Exception):
+    def __init__(self, left: int, right: int) -> None:
+        super().__init__(left, right)
+
+
+class Keeps(ValueError):
+    code = 0
+
+
+def fails(kind: str) -> None:
+    if kind == "odd":
+        raise Odd(1, 2)
+    if kind == "keeps":
+        error = Keeps("with a code")
+        error.code = 7
+        raise error
+    raise {"value": ValueError, "key": KeyError, "unicode": LookupError}[kind]("first\nsecond ü")
+
+
+def error_of(agent: Agent, function: Any, *args: Any, **kwargs: Any) -> Exception:
+    with pytest.raises(Exception) as caught:
+        agent.call("b", function, args, **kwargs)
+    return caught.value
+
+
+def test_what_a_function_raised_keeps_its_type_and_says_where(agent: Agent) -> None:
+    original = error_of(agent, fails, "value")
+    made = as_torch(original, agent)
+    assert type(made) is ValueError
+    assert str(made).startswith("On WorkerInfo(id=1, name=b):\nValueError('first")
+    assert "Traceback" in str(made)
+    assert "in fails" in str(made)
+    assert made.__cause__ is original
+
+
+def test_escapes_become_what_they_stand_for_and_other_characters_stay(agent: Agent) -> None:
+    text = str(as_torch(error_of(agent, fails, "unicode"), agent))
+    assert "\\n" not in text
+    assert "second ü" in text
+
+
+def test_attributes_of_an_exception_are_kept(agent: Agent) -> None:
+    made = as_torch(error_of(agent, fails, "keeps"), agent)
+    assert isinstance(made, Keeps)
+    assert made.code == 7
+
+
+def test_an_exception_that_cannot_be_made_from_a_text_becomes_a_runtime_error_that_says_so(agent: Agent) -> None:
+    made = as_torch(error_of(agent, fails, "odd"), agent)
+    assert type(made) is RuntimeError
+    assert "Failed to create original exception type" in str(made)
+    assert "Original exception on remote side was On WorkerInfo(id=1, name=b):\nOdd(1, 2)" in str(made)
+
+
+def test_an_exception_whose_class_is_unknown_here_becomes_a_runtime_error_too(agent: Agent) -> None:
+    made = as_torch(RemoteError("raised m.Strange on worker 'b'", worker="b"), agent)
+    assert isinstance(made, RuntimeError)
+    assert "Original exception on remote side was raised m.Strange" in str(made)
+
+
+def test_an_operator_called_with_wrong_arguments_fails_as_in_torch(agent: Agent) -> None:
+    made = as_torch(error_of(agent, torch.add), agent, builtin=True)
+    assert type(made) is RuntimeError
+    assert "failed to match any schema" in str(made)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (DeadlineExceeded("late", elapsed=0.5), DeadlineExceeded, r"RPC ran for more than set timeout \(500 ms\)"),
+        (FunctionNotFound("no f"), FunctionNotFound, "RPC pickler does not serialize"),
+        (UnknownWorker("no worker 'x'"), UnknownWorker, "could not find destination"),
+        (OSError("as it is"), OSError, "^as it is$"),
+    ],
+)
+def test_errors_of_calls_have_the_texts_that_programs_match(
+    agent: Agent, error: Exception, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        raise as_torch(error, agent)
+
+
+def test_what_cannot_be_pickled_fails_as_pickle_does(agent: Agent) -> None:
+    original = error_of(agent, fails, (generator for generator in ()))
+    assert isinstance(original, PayloadError)
+    made = as_torch(original, agent)
+    assert type(made) is TypeError
+    assert "cannot pickle 'generator' object" in str(made)
