@@ -1,96 +1,133 @@
-"""Four workers on this machine call each other: what telegrad can do today, in a few seconds. Run by `make demo`."""
+"""A small transformer, split over three workers, learns to sort: what telegrad is for, in less than a minute.
 
-import asyncio
-import operator
-import os
+`make demo` runs it. One process trains; the layers live in three others. Before the training, one step's gradients are
+held against those of the same model in one process.
+"""
+
+import copy
 import statistics
-import textwrap
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import telegrad
 from telegrad import launch
 
-WORKERS = ["alice", "bob", "carol", "dave"]
+LAYERS = {"embed": "alice", "layers.0": "alice", "layers.1": "bob", "layers.2": "carol", "head": "carol"}
+STEPS, BATCH, LENGTH, DIGITS, WIDTH = 200, 32, 8, 10, 64
 
 
-@contextmanager
-def timed() -> Iterator[list[str]]:
-    """Print what the block says, after the time that it took."""
-    said: list[str] = []
-    start = time.perf_counter()
-    yield said
-    first, *more = said
-    print(f"{(time.perf_counter() - start) * 1000:10.2f} ms   {first}", *more, sep="\n", flush=True)
+class Embed(torch.nn.Module):
+    """Digits, and where they stand, as vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digit = torch.nn.Embedding(DIGITS, WIDTH)
+        self.place = torch.nn.Embedding(LENGTH, WIDTH)
+
+    def forward(self, digits: torch.Tensor) -> torch.Tensor:
+        return self.digit(digits) + self.place(torch.arange(digits.shape[1]))
 
 
-def greet(who: str) -> str:
-    return f"hello {who}, this is {telegrad.get_worker_info().name}"
+class Sorter(torch.nn.Module):
+    """An ordinary model. It does not know that it will be split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = Embed()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(3)
+        )
+        self.head = torch.nn.Sequential(torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, DIGITS))
+
+    def forward(self, digits: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(digits)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
 
 
-def visit(way: list[str]) -> list[str]:
-    """Go on to the next worker of the way, from wherever this runs."""
-    here = telegrad.get_worker_info().name
-    return [here, *telegrad.rpc_sync(way[0], visit, (way[1:],))] if way else [here]
+def loss_of(model: torch.nn.Module, digits: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(digits).flatten(0, 1), digits.sort().values.flatten())
 
 
-def divide(a: float, b: float) -> float:
-    return a / b
+def batch() -> torch.Tensor:
+    return torch.randint(0, DIGITS, (BATCH, LENGTH))
 
 
-async def think_for_a_minute() -> None:
-    await asyncio.sleep(60)
+def check_gradients() -> float:
+    """The largest difference between a gradient of the split model and of the same model in one process, in fp64."""
+    here = Sorter().double()
+    model = telegrad.nn.split(copy.deepcopy(here), LAYERS)
+    digits = batch()
+    loss_of(here, digits).backward()
+    with telegrad.autograd.context() as context:
+        context.backward(loss_of(model, digits))
+        found = telegrad.nn.gradients(model, context)
+    return max((found[name] - parameter.grad).abs().max().item() for name, parameter in here.named_parameters())
 
 
-def tour() -> None:
-    """Alice's part: she calls, the others serve."""
-    with timed() as say:
-        say.append("the first call to bob opens a connection; he says: " + telegrad.rpc_sync("bob", greet, ("alice",)))
-    with timed() as say:
-        times = []
-        for number in range(500):
+class Outcome(NamedTuple):
+    first: float
+    last: float
+    right: float
+    per_second: float
+
+
+def train(console: Console) -> Outcome:
+    model = telegrad.nn.split(Sorter(), LAYERS)
+    optimizer = telegrad.optim.DistributedOptimizer(torch.optim.Adam, telegrad.nn.parameter_rrefs(model), lr=2e-3)
+    losses, times = [], []
+    columns = (
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(30), TextColumn("{task.fields[news]}"), TimeElapsedColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("training", total=STEPS, news="")
+        for number in range(1, STEPS + 1):
             start = time.perf_counter()
-            telegrad.rpc_sync("bob", operator.add, (number, 1))
-            times.append((time.perf_counter() - start) * 1e6)
-        say.append(f"500 calls to bob, one after the other: {statistics.median(times):.0f} µs each (median)")
-    with timed() as say:
-        futures = [telegrad.rpc_async(WORKERS[1 + i % 3], operator.mul, (i, 2)) for i in range(900)]
-        total = sum(torch.futures.wait_all(futures))
-        say.append(f"900 calls to three workers, all in flight at once; the results add up to {total}")
-    with timed() as say:
-        matrix = torch.eye(1000)
-        product = telegrad.rpc_sync("carol", torch.matmul, (matrix, matrix))
-        say.append(f"carol multiplied a 4 MB matrix by itself; the result is right: {torch.equal(product, matrix)}")
-    with timed() as say:
-        way = telegrad.rpc_sync("bob", visit, (["carol", "dave"],))
-        say.append(f"a call within a call within a call: alice > {' > '.join(way)}, and all the way back")
-    with timed() as say:
-        try:
-            telegrad.rpc_sync("dave", divide, (1, 0))
-        except ZeroDivisionError as error:
-            say.append("dave raised ZeroDivisionError, and we caught just that; where it happened comes with it:")
-            say.append(textwrap.indent(str(error.__cause__).strip(), " " * 18))
-    with timed() as say:
-        try:
-            telegrad.rpc_sync("bob", think_for_a_minute, timeout=0.2)
-        except TimeoutError as error:
-            say.append(f"bob would think for a minute, we wait 0.2 s: {type(error).__name__}; he was told to stop")
-    with timed() as say:
-        say.append(f"all_gather, everybody learns everybody's process id: {telegrad.all_gather(os.getpid())}")
+            with telegrad.autograd.context() as context:
+                loss = loss_of(model, batch())
+                context.backward(loss)
+                optimizer.step(context)
+            times.append(time.perf_counter() - start)
+            losses.append(loss.item())
+            moved = sum(map(sum, telegrad.rpc.traffic().values()))
+            rate = 1 / statistics.mean(times[-20:])
+            news = f"loss {losses[-1]:.3f}   {rate:3.0f} steps/s   {moved / 1e6:5.1f} MB moved"
+            progress.update(task, advance=1, news=news)
+            if not console.is_terminal and number % (STEPS // 5) == 0:
+                print(f"step {number:3}/{STEPS}   {news}", flush=True)
+    digits = batch()
+    with torch.no_grad():
+        answer = model.eval()(digits).argmax(-1)
+    print(f"It sorts {digits[0].tolist()} into {answer[0].tolist()}.", flush=True)
+    right = (answer == digits.sort().values).double().mean().item()
+    return Outcome(losses[0], losses[-1], right, len(times) / sum(times))
 
 
 def work() -> None:
-    if telegrad.get_worker_info().name == "alice":
-        tour()
-    else:
-        telegrad.all_gather(os.getpid())  # while the others wait here, they serve
+    torch.set_num_threads(1)  # four processes share this machine
+    if telegrad.get_worker_info().name != "trainer":
+        return  # this worker has nothing of its own to do: it serves until all have left
+    torch.manual_seed(0)
+    console = Console(file=sys.stdout)
+    print(f"Gradients of the split model and of one process differ by {check_gradients():.1e} at most.", flush=True)
+    done = train(console)
+    print(
+        f"The loss fell from {done.first:.2f} to {done.last:.2f}, {done.right:.0%} of the digits are where they belong, "
+        f"at {done.per_second:.0f} steps/s.",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
     start = time.perf_counter()
-    print(f"Starting four workers, each a process on this machine: {', '.join(WORKERS)}. Alice tells.", flush=True)
-    launch.local(work, workers=WORKERS, prefix=False, timeout=60)
-    print(f"Done in {time.perf_counter() - start:.1f} s. All four workers have left in order; nothing is left running.")
+    print("A transformer of three layers learns to sort digits. Its layers live on alice, bob and carol;", flush=True)
+    print("the trainer has the data and the loss. Each is a process on this machine.", flush=True)
+    launch.local(work, workers=["trainer", "alice", "bob", "carol"], prefix=False, timeout=110)
+    print(f"Done in {time.perf_counter() - start:.1f} s. All workers have left in order.")

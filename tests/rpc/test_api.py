@@ -502,3 +502,19 @@ def test_whoever_listens_hears_of_every_exception_that_a_function_raised_here(gr
     with pytest.raises(Plain):
         rpc.rpc_sync("b", raise_plain, ("x",))
     assert [type(error) for error in heard] == [Plain]
+
+
+@pytest.mark.parametrize("size", [1000, 10_000_000])
+def test_the_bytes_that_went_to_a_worker_and_came_from_it_are_counted(group: Group, size: int) -> None:
+    rpc.rpc_sync("b", len, (bytes(1),))  # opens the connection
+    before = rpc.traffic()
+    assert before.keys() == {"b"}
+    rpc.rpc_sync("b", torch.ones, (size,), {"dtype": torch.uint8})
+    received = rpc.traffic()["b"].received - before["b"].received
+    assert size <= received < size + 1000
+    rpc.rpc_sync("b", len, (torch.ones(size, dtype=torch.uint8),))
+    sent = rpc.traffic()["b"].sent - before["b"].sent
+    assert size <= sent < size + 2000
+    with rpc.api.acting_as(group["b"]):
+        there = rpc.traffic()["a"]
+        assert (there.sent > size, there.received > size) == (True, True)

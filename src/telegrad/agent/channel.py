@@ -104,10 +104,14 @@ class Channel:
         self.link: Link | None = None
         self.memory: SharedMemory | None = None
         """What the two ends of the link share, if they are on one host."""
+        self.sent = 0
+        """Bytes of messages that were posted, whether over the link or in shared memory."""
+        self.received = 0
+        """The same of those that came; only the one reader changes it."""
         self.unwaited = 0  # calls under way whose answer no thread waits for
         self.inbox: deque[Callable[[], None]] | None = None
         """Where the one who reads wants the handlers of one-way messages; None: a runner runs them."""
-        # protects session, credits, link, unwaited, _reading, _armed, _spent, _never_unread, _followers, _starved and
+        # protects session, credits, link, sent, unwaited, _reading, _armed, _spent, _never_unread, _followers, _starved and
         # _tick
         self.lock = threading.Lock()
         self.credits = Credits(settings, f"worker {peer!r}")
@@ -147,6 +151,7 @@ class Channel:
                 return False
             for frame in frames:
                 kind, body, loan = frame
+                self.sent += len(body) if loan is None else len(body) + len(loan.view)
                 sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, len(body))
                 if link is None:
                     continue
@@ -304,6 +309,7 @@ class Channel:
                     if message is None:
                         message = self._assembler.add(frame)
                     if message is not None:
+                        self.received += len(message.head) + len(message.data) + len(message.region)
                         self.owner.deliver(self, message)
                 except ProtocolError as error:
                     # The session counts the frame as received, so it would not come again: there is no way on.

@@ -48,6 +48,11 @@ class Peer:
         """Those that exist."""
         return [channel for channel in (self.outgoing, self.incoming) if channel is not None]
 
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of messages sent to it, and received from it."""
+        channels = self.channels()
+        return sum(channel.sent for channel in channels), sum(channel.received for channel in channels)
+
 
 class PeersOwner(ChannelOwner, Protocol):
     """What the peers need of their agent."""

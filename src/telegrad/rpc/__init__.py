@@ -18,16 +18,18 @@ from telegrad.rpc.api import (
     session,
     set_default_agent,
     shutdown,
+    traffic,
 )
 from telegrad.rpc.futures import Future
 from telegrad.rpc.options import Options
 from telegrad.rpc.rref import RRef
-from telegrad.rpc.worker_info import WorkerInfo
+from telegrad.rpc.worker_info import Traffic, WorkerInfo
 
 __all__ = [
     "Future",
     "Options",
     "RRef",
+    "Traffic",
     "WorkerInfo",
     "all_gather",
     "barrier",
@@ -46,4 +48,5 @@ __all__ = [
     "session",
     "set_default_agent",
     "shutdown",
+    "traffic",
 ]

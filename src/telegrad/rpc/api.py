@@ -29,7 +29,7 @@ from telegrad.rpc.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Op
 from telegrad.rpc.references import References
 from telegrad.rpc.rendezvous import assemble, open_store
 from telegrad.rpc.rref import RRef
-from telegrad.rpc.worker_info import WorkerInfo
+from telegrad.rpc.worker_info import Traffic, WorkerInfo
 from telegrad.transport.addresses import (
     choose_addresses,
     host_identity,
@@ -334,6 +334,12 @@ def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
 def get_worker_infos() -> list[WorkerInfo]:
     """All workers, by id."""
     return [WorkerInfo(record.name, record.id) for record in default_agent().peers.records()]
+
+
+def traffic() -> dict[str, Traffic]:
+    """How many bytes went to each worker and came from it since this one joined; of workers never spoken to, nothing."""
+    counted = {peer.record.name: Traffic(*peer.traffic()) for peer in default_agent().peers.all()}
+    return {name: bytes_ for name, bytes_ in counted.items() if any(bytes_)}
 
 
 def get_rpc_timeout() -> float:

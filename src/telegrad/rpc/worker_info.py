@@ -1,8 +1,9 @@
-"""How a worker is named in the API."""
+"""What is told of a worker in the API: its name, and how much was said."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from telegrad.agent.group import check_name
 from telegrad.errors import InvalidName
@@ -26,3 +27,10 @@ class WorkerInfo:
 
     def __repr__(self) -> str:
         return f"WorkerInfo(id={self.id}, name={self.name})"
+
+
+class Traffic(NamedTuple):
+    """Bytes of messages between this worker and another, over connections and through shared memory."""
+
+    sent: int
+    received: int
