@@ -14,7 +14,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt hatchling editables
-	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[demo,dev]"
 	touch $@
 
 demo: setup

@@ -119,8 +119,8 @@ def work() -> None:
     print(f"Gradients of the split model and of one process differ by {check_gradients():.1e} at most.", flush=True)
     done = train(console)
     print(
-        f"The loss fell from {done.first:.2f} to {done.last:.2f}, {done.right:.0%} of the digits are where they belong, "
-        f"at {done.per_second:.0f} steps/s.",
+        f"The loss fell from {done.first:.2f} to {done.last:.2f}, {done.right:.0%} of the digits are where they "
+        f"belong, at {done.per_second:.0f} steps/s.",
         flush=True,
     )
 

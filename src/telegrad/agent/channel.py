@@ -111,8 +111,8 @@ class Channel:
         self.unwaited = 0  # calls under way whose answer no thread waits for
         self.inbox: deque[Callable[[], None]] | None = None
         """Where the one who reads wants the handlers of one-way messages; None: a runner runs them."""
-        # protects session, credits, link, sent, unwaited, _reading, _armed, _spent, _never_unread, _followers, _starved and
-        # _tick
+        # protects session, credits, link, sent, unwaited, _reading, _armed, _spent, _never_unread, _followers, _starved
+        # and _tick
         self.lock = threading.Lock()
         self.credits = Credits(settings, f"worker {peer!r}")
         self.session = Session(

@@ -337,9 +337,9 @@ def get_worker_infos() -> list[WorkerInfo]:
 
 
 def traffic() -> dict[str, Traffic]:
-    """How many bytes went to each worker and came from it since this one joined; of workers never spoken to, nothing."""
+    """How many bytes of messages went to each worker, and came from it, since this one joined the group."""
     counted = {peer.record.name: Traffic(*peer.traffic()) for peer in default_agent().peers.all()}
-    return {name: bytes_ for name, bytes_ in counted.items() if any(bytes_)}
+    return {name: told for name, told in counted.items() if any(told)}
 
 
 def get_rpc_timeout() -> float:
