@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test lint conformance soak bench clean
+.PHONY: setup demo test lint conformance soak bench bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -39,6 +39,9 @@ bench: setup
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/backward.py
 	$(BIN)/python benchmarks/training.py
+
+bench-check: setup
+	$(BIN)/python benchmarks/check.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -42,3 +42,20 @@ def test_the_benchmark_of_calls_names_the_cases_when_it_does_not_know_one() -> N
     assert done.returncode == 2
     assert "'nope'" in done.stderr
     assert "64MB" in done.stderr
+
+
+def test_the_check_counts_writes_and_finds_its_own_counts_again(tmp_path: Path) -> None:
+    counts = tmp_path / "counts.json"
+    command = [sys.executable, str(BENCHMARKS / "check.py"), "--counts", str(counts), "--cases", "noop"]
+    done = subprocess.run([*command, "--update"], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(counts.read_text())
+    caller = written["cases"]["noop"]["caller"]
+    assert caller["system calls"] >= 3
+    assert caller["wake-ups of threads"] < 0.5
+    caller["Python functions"] /= 2
+    counts.write_text(json.dumps(written))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (worse,) = re.findall(r"^.*WORSE.*$", done.stdout, re.MULTILINE)
+    assert worse.startswith("noop  caller  Python functions")
