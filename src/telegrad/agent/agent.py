@@ -72,7 +72,7 @@ class Agent:
         self.poller = poller
         self.token = token
         self.buffers = BufferPool()
-        self.slabs = SlabPool(self.settings.shared_memory)
+        self.slabs = SlabPool(self.settings.shared_memory, self.buffers.trim)
         self.executor = Executor(runtime, poller, self._poll, name=name, most_running=self.settings.running)
         self.peers = Peers(self, [transport for transport, _ in transports])
         self.guests = Guests(self, self.peers)
@@ -220,7 +220,7 @@ class Agent:
             if not head.nested:
                 with channel.lock:
                     channel.credits.arrived(message.size)
-            self.executor.submit(partial(self.serving.serve, channel, head, message))
+            self.executor.submit(partial(self.serving.serve, channel, head, [message]))
             return
         elif isinstance(head, Cancel):
             self._cancel_served(self.serving.cancel(channel, head.call, head.reason))

@@ -82,8 +82,9 @@ class Serving:
 
     # -- one call ---------------------------------------------------------------------------------------------
 
-    def serve(self, channel: Channel, request: Request, message: Message) -> None:
-        """Run the function, and answer."""
+    def serve(self, channel: Channel, request: Request, parcel: list[Message]) -> None:
+        """Run the function, and answer. The parcel holds the message until it is decoded, and nobody else does: its
+        memory can go back to the sender when the function is done with it."""
         now = self._owner.runtime.now()
         served = Served(
             self._agent,
@@ -92,7 +93,7 @@ class Serving:
             request.function,
             now,
             now + request.timeout if request.timeout else None,
-            0 if request.nested else message.size,
+            0 if request.nested else parcel[0].size,
         )
         self.active[channel, request.call] = served
         keeper = self._owner.keeper
@@ -103,13 +104,18 @@ class Serving:
                 keeper.creating(request.creation, caller)
             if request.references:
                 references = keeper.incoming(caller, request.references)
-                later = partial(self._serve, channel, served, request, message, references)
+                later = partial(self._serve, channel, served, request, parcel, references)
                 if not keeper.when_confirmed(references, lambda: self._owner.executor.submit(later)):
                     return
-        self._serve(channel, served, request, message, references)
+        self._serve(channel, served, request, parcel, references)
 
     def _serve(
-        self, channel: Channel, served: Served, request: Request, message: Message, references: list[Placed] | tuple[()]
+        self,
+        channel: Channel,
+        served: Served,
+        request: Request,
+        parcel: list[Message],
+        references: list[Placed] | tuple[()],
     ) -> None:
         if not _is_grad_enabled():  # a function that ran on this thread before left it so
             torch.set_grad_enabled(True)
@@ -117,14 +123,14 @@ class Serving:
         recorder, entered = self._owner.recorder, None
         try:
             if request.autograd is None:
-                self._run(channel, served, request, message, references)
+                self._run(channel, served, request, parcel, references)
             else:
                 if recorder is not None:
                     caller = self._owner.peers.find(channel.peer).record
                     served.autograd = request.autograd
                     served.scope, entered = recorder.enter(request.autograd, caller)
                 with contextlib.nullcontext() if request.autograd.grad_mode else torch.no_grad():
-                    self._run(channel, served, request, message, references)
+                    self._run(channel, served, request, parcel, references)
         except Exception as error:  # noqa: BLE001 - a fault of ours, and the caller must not wait for it
             _log.exception("worker %r failed to serve %s", self._owner.me.name, request.function)
             self._answer(channel, served, request.creation, None, error)
@@ -153,11 +159,17 @@ class Serving:
         self._owner.activity_ended()
 
     def _run(
-        self, channel: Channel, served: Served, request: Request, message: Message, references: list[Placed] | tuple[()]
+        self,
+        channel: Channel,
+        served: Served,
+        request: Request,
+        parcel: list[Message],
+        references: list[Placed] | tuple[()],
     ) -> None:
         creation = request.creation
         try:
             name = request.function
+            message = parcel.pop()
             attachments = build(request.attachments, message.region) if request.attachments else []
             if served.autograd is not None and served.autograd.message:
                 attachments = self._incoming(channel, served.autograd, attachments)
@@ -180,6 +192,8 @@ class Serving:
             if served.cancelled:
                 served.check()
             result = function(*args, **kwargs)
+            # Or what was sent would live until the answer has left, and its memory go back with the next one only.
+            del args, kwargs, values, attachments
         except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
             if self.on_failure is not None:
                 self.on_failure(error)

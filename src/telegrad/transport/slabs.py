@@ -18,6 +18,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -47,7 +48,7 @@ _RIDING = 2  # regions that the header of one frame can give back
 class Slab:
     """One block of memory, lent to one peer in regions."""
 
-    __slots__ = ("arena", "id", "lender", "mapping", "ready")
+    __slots__ = ("arena", "id", "lender", "mapping", "ready", "used")
 
     def __init__(self, number: int, mapping: Mapping, lender: Lender) -> None:
         self.id = number
@@ -56,6 +57,7 @@ class Slab:
         self.lender = lender
         self.ready = False
         """The peer has mapped it."""
+        self.used = False
 
 
 class Loan:
@@ -82,9 +84,14 @@ class Loan:
 
 
 class SlabPool:
-    """All slabs of one worker, and the bound that they share."""
+    """All slabs of one worker, and the bound that they share.
 
-    def __init__(self, bound: int) -> None:
+    `taken_up` is called when a slab is first used: what was sent before through the socket, and was kept for the next
+    time, is not needed any more.
+    """
+
+    def __init__(self, bound: int, taken_up: Callable[[], None] = lambda: None) -> None:
+        self.taken_up = taken_up
         self.bound = bound if IS_POSSIBLE else 0
         # Protects `slabs`, `total` and the books of every lender and borrower.
         self.lock = threading.Lock()
@@ -140,13 +147,13 @@ class Lender:
             return None
         pool = self._pool
         with pool.lock:
-            while self._dropped:
-                slab, offset = self._dropped.popleft()
-                slab.arena.give_back(offset)
-            for slab in self.slabs:
-                offset_or_none = slab.arena.take(size) if slab.ready else None
-                if offset_or_none is not None:
-                    return Loan(slab, offset_or_none, size, next(pool.numbers), self._dropped)
+            loan, first = self._find(size)
+            if loan is not None and not first:
+                return loan
+        if loan is not None:
+            pool.taken_up()
+            return loan
+        with pool.lock:
             if self._offered is not None or self._refused or self._closed or self._link.unsent():
                 return None
             room = self._find_room(size)
@@ -158,6 +165,18 @@ class Lender:
             victim.lender.forget(victim)
         self._offer(new)
         return None
+
+    def _find(self, size: int) -> tuple[Loan | None, bool]:
+        """A region, if there is one, and whether it is the first of its slab. Called with the lock held."""
+        while self._dropped:
+            slab, offset = self._dropped.popleft()
+            slab.arena.give_back(offset)
+        for slab in self.slabs:
+            found = slab.arena.take(size) if slab.ready else None
+            if found is not None:
+                first, slab.used = not slab.used, True
+                return Loan(slab, found, size, next(self._pool.numbers), self._dropped), first
+        return None, False
 
     def _find_room(self, size: int) -> tuple[int, list[Slab]] | None:
         """How large the next slab is, and what is forgotten for it. Called with the lock held."""
@@ -259,6 +278,7 @@ class Borrower:
         self._pool = pool
         self._link = link
         self._mappings: dict[int, Mapping] = {}
+        self._unused: set[int] = set()
         self._alive: dict[int, _Borrowed] = {}
         self.dead: deque[_Borrowed] = deque()
         """Regions to which nothing refers any more, and which the peer does not know of yet."""
@@ -279,6 +299,7 @@ class Borrower:
                 mapping = Mapping(fd, size)
                 with self._pool.lock:
                     self._mappings[number] = mapping
+                    self._unused.add(number)
                 accepted = True
         except OSError as error:
             _log.info("no memory is shared with %s: %s", self._link.peer, error)
@@ -302,6 +323,10 @@ class Borrower:
             borrowed = _Borrowed(block, self.dead.append)
             borrowed.number, borrowed.kept = number, False
             self._alive[number] = borrowed
+            first = slab in self._unused
+            self._unused.discard(slab)
+        if first:
+            self._pool.taken_up()
         return view_of(block)[:size]
 
     def forget(self, body: bytes | bytearray | memoryview) -> None:

@@ -358,6 +358,9 @@ class Assembler:
         return head, data, region
 
 
+_NOTHING = bytearray()
+
+
 class FrameReader:
     """Cuts a stream of bytes into frames.
 
@@ -378,7 +381,7 @@ class FrameReader:
         self._scratch = bytearray(self.UNPROVED)
         self._view = memoryview(self._scratch)
         self._start = self._end = 0
-        self._body: memoryview | bytearray = bytearray()  # of the frame that _rest belongs to
+        self._body: memoryview | bytearray = _NOTHING  # of the frame that _rest belongs to
         self._rest: memoryview | None = None
         self._header = (0, 0, 0, 0)
         self._room = self.SCRATCH
@@ -424,7 +427,8 @@ class FrameReader:
                 self._rest = self._rest[count:]
                 return
             self._rest, self._room = None, self.BETWEEN_CHUNKS
-            yield Frame(*self._header, self._body)
+            whole, self._body = self._body, _NOTHING  # or the memory of a message would live until the next comes
+            yield Frame(*self._header, whole)
             return
         self._end += count
         self.unfinished = True
