@@ -1,5 +1,8 @@
 """Are calls faster than torch's, and by how much? torch.distributed.rpc and telegrad, alternately, in one run.
 
+Over unix, torch has its default options, shared memory among them. Over tcp, both act as if they were on two hosts:
+torch with its `uv` transport and its `basic` channel, so that tensors, too, go through the sockets.
+
 python benchmarks/calls.py [--transport unix|tcp] [--cases noop add ...] [--blocks N] [--quick] [--json FILE]
 """
 

@@ -91,8 +91,12 @@ def join_torch(place: Place) -> Any:
     # Without these it looks up the name of this host, which can take seconds and leaves the machine.
     os.environ.update(TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
     warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)  # torch's own use of its own group
-    chosen = ["uv"] if place.transport == "tcp" else None
-    options = torch_rpc.TensorPipeRpcBackendOptions(init_method=place.meeting(), _transports=chosen)
+    # With tcp the two stand for workers of two hosts. Torch's transport alone does not make it so: its channels would
+    # still move tensors between the processes by shared memory. The basic one sends them through the transport.
+    apart = place.transport == "tcp"
+    options = torch_rpc.TensorPipeRpcBackendOptions(
+        init_method=place.meeting(), _transports=["uv"] if apart else None, _channels=["basic"] if apart else None
+    )
     torch_rpc.init_rpc(place.name, rpc_backend_options=options, **place.member())  # type: ignore[no-untyped-call]  # torch's
     return torch_rpc
 

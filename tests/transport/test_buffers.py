@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,3 +147,29 @@ def test_threads_never_share_a_buffer() -> None:
         thread.join(20)
     assert not spoilt
     assert pool.held() <= 2 * MB
+
+
+def test_trimming_forgets_what_is_free_and_nothing_else() -> None:
+    pool = BufferPool()
+    used, free = pool.take(8 * MB), pool.take(MB)
+    used[:4] = b"kept"
+    del free
+    pool.trim()
+    assert pool.held() == 8 * MB
+    first = where(used)
+    assert where(pool.take(8 * MB)) != first
+    assert bytes(used[:4]) == b"kept"
+    del used
+    pool.trim()
+    assert pool.held() == 0
+
+
+def test_fresh_large_buffers_take_no_memory_before_they_are_used() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    pool, before = BufferPool(), resident()
+    buffer = pool.take(256 * MB)
+    assert resident() - before < 64 * MB
+    buffer[-1] = 1
+    assert len(buffer) == 256 * MB

@@ -64,7 +64,7 @@ TestArena = ArenaMachine.TestCase
 def test_rounding_wastes_a_quarter_at_most_and_is_stable(size: int) -> None:
     taken = rounded(size)
     assert size <= taken
-    assert taken - size <= max(1023, size // 4)
+    assert taken - size <= max(4095, size // 4)
     assert rounded(taken) == taken
 
 

@@ -288,7 +288,10 @@ class Channel:
         if self.memory is not None:
             self.memory.give_back()
         if self.resumable:
-            self._schedule()
+            if self.session.ack_urgent:
+                self._on_tick()  # here, and not on another thread: in the middle of a large message that costs
+            else:
+                self._schedule()
 
     def _take(self, frame: Frame) -> None:
         kind, sequence, ack_control, ack_bulk, body = frame

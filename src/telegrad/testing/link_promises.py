@@ -126,6 +126,49 @@ def ping_and_goodbye_pass_nothing(bench: Bench) -> None:
         expect(frames[-1].kind == kind, f"a {kind.name} came before frames that were sent before it")
 
 
+def a_link_that_shares_memory_passes_it_on_with_its_offer(bench: Bench) -> None:
+    here, there = bench.pair()
+    for sender, reader in ((here, there), (there, here)):
+        end, other_end = os.pipe()
+        try:
+            offered = sender.offer(b"the body", end)
+            os.close(end)
+            expect(offered == sender.shares_memory, "`offer` and `shares_memory` do not agree")
+            if not offered:
+                continue
+            sender.send(MESSAGE, b"after it", 1, 0, 0)
+            first, second = bench.read(reader, 2)
+            expect((first.kind, bytes(first.body)) == (Kind.OFFER, b"the body"), f"an OFFER arrived as {first}")
+            expect(bytes(second.body) == b"after it", "the frame behind an OFFER changed")
+            came = reader.take_fd()
+            expect(came is not None, "an OFFER came without what was offered")
+            assert came is not None  # for mypy
+            os.write(other_end, b"x")
+            expect(os.read(came, 1) == b"x", "another file descriptor came than the one that was offered")
+            os.close(came)
+            expect(reader.take_fd() is None, "more came than was offered")
+        finally:
+            os.close(other_end)
+
+
+def what_was_offered_and_not_taken_is_closed_with_the_link(bench: Bench) -> None:
+    here, there = bench.pair()
+    if not here.shares_memory:
+        return
+    end, other_end = os.pipe()
+    expect(here.offer(b"", end), "an idle link takes no offer")
+    os.close(end)
+    bench.read(there, 1)
+    there.close()
+    try:
+        os.write(other_end, b"x")
+    except BrokenPipeError:
+        return
+    finally:
+        os.close(other_end)
+    raise BrokenPromise("a file descriptor that came is still open")
+
+
 # -- nothing waits --------------------------------------------------------------------------------------------
 
 
@@ -394,6 +437,8 @@ LINK_PROMISES: tuple[Callable[[Bench], None], ...] = (
     one_thread_can_send_while_another_waits_for_frames,
     control_frames_pass_bulk_that_waits_for_room,
     ping_and_goodbye_pass_nothing,
+    a_link_that_shares_memory_passes_it_on_with_its_offer,
+    what_was_offered_and_not_taken_is_closed_with_the_link,
     send_never_waits_even_if_nobody_reads,
     receive_never_waits,
     accept_never_waits,

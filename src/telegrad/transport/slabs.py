@@ -28,7 +28,6 @@ from telegrad.transport.mapping import IS_POSSIBLE, Mapping, check_memory, make_
 from telegrad.wire.arena import Arena, rounded
 from telegrad.wire.frames import Kind
 from telegrad.wire.lending import (
-    PAGE,
     pack_answer,
     pack_forget,
     pack_offer,
@@ -181,7 +180,7 @@ class Lender:
     def _find_room(self, size: int) -> tuple[int, list[Slab]] | None:
         """How large the next slab is, and what is forgotten for it. Called with the lock held."""
         pool = self._pool
-        least = -(-rounded(size) // PAGE) * PAGE
+        least = rounded(size)
         # Room for two: the next region is often needed before the last is back. And slabs get larger, so they stay few.
         ample = max(_SMALLEST, 2 * least, sum(slab.arena.size for slab in self.slabs))
         if pool.total + ample <= pool.bound:

@@ -4,7 +4,7 @@ Numbers only, no memory: the block itself is the business of `telegrad.transport
 
 >>> arena = Arena(64 * 1024)
 >>> arena.take(10_000), arena.take(10_000)
-(0, 10240)
+(0, 12288)
 >>> arena.give_back(0)
 >>> arena.take(8_000), arena.take(60_000)
 (0, None)
@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-_STEP = 1024
+_STEP = 4096  # a page
 
 
 def rounded(size: int) -> int:
     """How much is taken for `size` bytes: steps of a quarter of their power of two, so like sizes are the same.
 
     >>> rounded(1), rounded(64 * 1024), rounded(64 * 1024 + 1)
-    (1024, 65536, 81920)
+    (4096, 65536, 81920)
     """
     step = max(_STEP, 1 << max(0, size.bit_length() - 3))
     return (size + step - 1) // step * step
