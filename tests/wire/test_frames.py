@@ -179,8 +179,12 @@ def test_a_message_up_to_the_limit_is_one_frame_and_one_beyond_it_is_chunks() ->
     fits = INLINE_LIMIT - PREFIX_SIZE
     assert [frame.kind for frame in frames_of(b"", b"d" * fits, b"")] == [MESSAGE]
     assert [frame.kind for frame in frames_of(b"", b"d" * (fits + 1), b"")] == [BULK_HEAD, BULK_CHUNK]
-    large = frames_of(b"h", b"", b"r" * (2 * CHUNK + 1))
-    assert [len(frame.body) for frame in large] == [PREFIX_SIZE + 1, CHUNK, CHUNK, 1]
+
+
+@pytest.mark.parametrize("chunks", [(CHUNK, CHUNK), (CHUNK, CHUNK + 1), (CHUNK, CHUNK, CHUNK - 1), (100_000,)])
+def test_a_small_remainder_is_added_to_the_last_chunk(chunks: tuple[int, ...]) -> None:
+    large = frames_of(b"h", b"", b"r" * sum(chunks))
+    assert [len(frame.body) for frame in large] == [PREFIX_SIZE + 1, *chunks]
 
 
 def test_a_message_that_is_all_head_is_complete_without_a_chunk() -> None:

@@ -21,7 +21,7 @@ class SessionSettings:
     reconnect_backoff_limit: float = 0.5
     """Pauses between attempts double up to this. A connection that lived shorter counts as a failed attempt."""
     ack_every_frames: int = 16
-    ack_every_bytes: int = 1 << 20
+    ack_every_bytes: int = 8 << 20
     ack_delay: float = 0.02
     max_unacked_time: float = 10.0
     """No ack moved a lane that waits for one for so long, and the peer is heard even then: they were swallowed."""

@@ -42,6 +42,7 @@ INLINE_LIMIT = 64 * 1024
 """Messages up to this size travel as one frame."""
 CHUNK = 512 * 1024
 """Body size of a BULK_CHUNK: small enough that a small message never waits long behind one."""
+_REMAINDER = 64 * 1024  # what is left after the last whole chunk, if it is no more than this, is added to that one
 
 CONTROL, BULK = 0, 1
 """The two lanes. Order is kept inside a lane only."""
@@ -195,8 +196,16 @@ def pack_bulk(
     if write is not None:
         write(buffer[start : start + region_size])
     yield Outgoing(BULK_HEAD, _PREFIX.pack(len(head), len(data), region_size) + head)
-    for offset in range(0, start + region_size, CHUNK):
-        yield Outgoing(BULK_CHUNK, buffer[offset : min(offset + CHUNK, start + region_size)])
+    offset, end = 0, start + region_size
+    while offset < end:
+        size = _next_chunk(end - offset)
+        yield Outgoing(BULK_CHUNK, buffer[offset : offset + size])
+        offset += size
+
+
+def _next_chunk(rest: int) -> int:
+    """The size of the next chunk, where `rest` bytes are left."""
+    return rest if rest <= CHUNK + _REMAINDER else CHUNK
 
 
 def pack_lent(
@@ -271,7 +280,7 @@ class Assembler:
         """Where the body of the chunk that comes next belongs."""
         if self._buffer is None:
             raise ProtocolError("a BULK_CHUNK without a BULK_HEAD before it")
-        due = min(CHUNK, len(self._buffer) - self._filled)
+        due = _next_chunk(len(self._buffer) - self._filled)
         if length != due:
             raise ProtocolError(f"a BULK_CHUNK of {length:,} bytes where one of {due:,} is due")
         return self._buffer[self._filled : self._filled + length]
