@@ -136,6 +136,17 @@ def test_without_grad_nothing_requires_it_here_or_there(group: Group, net: Remot
     assert seen == [False] * 3
 
 
+def test_autocast_reaches_the_module(net: RemoteModule) -> None:
+    here, x = Net(), torch.randn(5, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = here.inner(x)
+        got = net.inner(x)
+        assert net.norm(2).dtype == here.norm(2).dtype
+    assert got.dtype == want.dtype == torch.bfloat16
+    assert torch.equal(got, want)
+    assert net.inner(x).dtype == torch.float32
+
+
 def test_hooks_run_where_they_were_registered(group: Group, net: RemoteModule) -> None:
     order = []
     net(torch.randn(5, 2))

@@ -140,16 +140,17 @@ def test_state_is_saved_and_restored_in_the_middle(group: Group) -> None:
 
 def test_mode_buffers_dtype_and_gradients_go_along(group: Group) -> None:
     _, model = models()
-    model.encoder.eval()
+    model.encoder.norm.eval()  # only a part of the part
+    model.unused.eval()
     model.encoder.passes += 41
     model.encoder.embed.requires_grad_(False)
     model.encoder.norm.weight.grad = torch.ones(6, dtype=torch.double)
-    split(model, {"encoder": "b"})
-    assert not model.encoder.training
-    assert model.training
+    split(model, {"encoder": "b", "unused": "c"})
+    assert (model.training, model.encoder.training, model.unused.training) == (True, True, False)
     model(torch.arange(4))
     there = group["b"].references.value(model.encoder.module_rref._id, None)
-    assert not there.norm.training
+    assert (there.training, there.norm.training) == (True, False)
+    assert not group["c"].references.value(model.unused.module_rref._id, None).training
     assert there.passes == 42
     assert [p.requires_grad for p in there.parameters()] == [False, True, True]
     assert torch.equal(there.norm.weight.grad, torch.ones(6, dtype=torch.double))

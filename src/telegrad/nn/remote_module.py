@@ -82,23 +82,28 @@ class RemoteModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, there, with its hooks, and wait for the result."""
-        result = self._call(self.module_rref.rpc_sync(), args, kwargs)
+        result = self._call(self.module_rref.rpc_sync(), "__call__", args, kwargs)
         return result if current.get() is not None else _guarded(result, self)
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the module, and return a future of the result."""
-        future: Future[Any] = self._call(self.module_rref.rpc_async(), args, kwargs)
+        future: Future[Any] = self._call(self.module_rref.rpc_async(), "__call__", args, kwargs)
         if current.get() is not None or not torch.is_grad_enabled():
             return future
         return future.then(lambda done: _guarded(done.value(), self))
 
-    def _call(self, proxy: Proxy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, proxy: Proxy, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the module, with the modes that this thread has for such devices."""
         args, kwargs = moved(args, "cpu"), moved(kwargs, "cpu")
-        if current.get() is None and not torch.is_grad_enabled():
-            return call_through(proxy, there.call_without_grad, "__call__", self.device, args, kwargs)
-        if self.device == "cpu":
+        kind = self.device.partition(":")[0]
+        autocast = None
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
+        grad = torch.is_grad_enabled()
+        # In a context the call itself says that there is no grad.
+        if name == "__call__" and self.device == "cpu" and autocast is None and (grad or current.get() is not None):
             return proxy.__call__(*args, **kwargs)  # the module's: a proxy has none
-        return call_through(proxy, there.call, "__call__", self.device, args, kwargs)
+        return call_through(proxy, there.call, name, self.device, args, kwargs, grad, autocast)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever the module has that this class has not: a method as a function to call, a value as a copy."""
@@ -115,8 +120,7 @@ class RemoteModule(torch.nn.Module):
             return value if current.get() is not None else _guarded(value, self)
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = moved(args, "cpu"), moved(kwargs, "cpu")
-            result = self._run(there.call, name, self.device, args, kwargs)
+            result = self._call(self.module_rref.rpc_sync(), name, args, kwargs)
             if result is there.Itself:
                 return self
             return result if current.get() is not None else _guarded(result, self)

@@ -120,8 +120,8 @@ def _send(parts: Mapping[str, torch.nn.Module], targets: Mapping[str, Place]) ->
                 gradients = {name: p.grad for name, p in part.named_parameters() if p.grad is not None}
                 rref = remote(place.on, there.settle, (part, gradients, place.device))
                 handles[path] = RemoteModule._of(rref, place.on, place.device, type(part).__name__, part.training)
-        for path, handle in handles.items():
-            handle.train(parts[path].training)
+        for path, handle in handles.items():  # noqa: B007 - the note on an error says which it was
+            handle._run(there.arrive)
     except Exception as error:
         error.add_note(f"{path!r} could not be placed on {targets[path].on!r}; the model is as it was")
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from telegrad.rpc.api import default_agent, get_worker_info
 from telegrad.rpc.dist_autograd import get_gradients
 from telegrad.rpc.rref import RRef
 
+Autocast = tuple[str, torch.dtype, bool]
+"""The kind of device, the dtype to cast to, and whether casts of weights are kept."""
 State = tuple[dict[str, Any], dict[str, dict[str, Any]]]
 """The state of a module, and torch's notes on it (versions), by the names of the submodules."""
 
@@ -46,23 +49,29 @@ def settle(module: torch.nn.Module, gradients: Mapping[str, torch.Tensor], devic
     return module.to(check_device(device))
 
 
-def call(module: torch.nn.Module, name: str, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method on the module's device; the result comes on the CPU, or `Itself`."""
+def call(
+    module: torch.nn.Module,
+    name: str,
+    device: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    grad: bool = True,
+    autocast: Autocast | None = None,
+) -> Any:
+    """Call a method on the module's device, in the caller's modes; the result comes on the CPU, or is `Itself`."""
     on_cpu = device == "cpu"
     if not on_cpu:
         args, kwargs = moved(args, device), moved(kwargs, device)
-    result = getattr(module, name)(*args, **kwargs)
+    with contextlib.ExitStack() as modes:
+        if not grad:
+            modes.enter_context(torch.no_grad())
+        if autocast is not None:
+            kind, dtype, cached = autocast
+            modes.enter_context(torch.autocast(kind, dtype, cache_enabled=cached))
+        result = getattr(module, name)(*args, **kwargs)
     if result is module:
         return Itself
     return result if on_cpu else moved(result, "cpu")
-
-
-def call_without_grad(
-    module: torch.nn.Module, name: str, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """The same, for a caller that wants no gradients. (In an autograd context, calls say so by themselves.)"""
-    with torch.no_grad():
-        return call(module, name, device, args, kwargs)
 
 
 class Itself:
@@ -97,6 +106,10 @@ def gradients_of(module: torch.nn.Module, context_id: int) -> dict[str, torch.Te
         return {}  # it never came here
     left = get_gradients(context_id)
     return {name: left[p].detach().cpu() for name, p in module.named_parameters() if p in left}
+
+
+def arrive(module: torch.nn.Module) -> None:
+    """Do nothing: that this can be called says that the module is there."""
 
 
 def train(module: torch.nn.Module, mode: bool) -> None:
