@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from telegrad.errors import TelegradError
-from telegrad.optim.everywhere import on_all
+from telegrad.optim.everywhere import Begin, on_all
 from telegrad.optim.placement import by_owner, checked
 from telegrad.optim.share import norms_of, parameter, scale_grads
 from telegrad.rpc.api import default_agent, rpc_async
@@ -36,7 +36,7 @@ def clip_grad_norm_(
     def norms(worker: str, rrefs: list[RRef[Any]]) -> Future[Any]:
         return rpc_async(worker, _norms, (context_id, rrefs, float(norm_type)))
 
-    def scale(number: int, factor: float) -> tuple[str, Callable[[], Future[Any]]]:
+    def scale(number: int, factor: float) -> tuple[str, Begin]:
         worker, rrefs = owned[number]
         return worker, partial(rpc_async, worker, _scale, (context_id, rrefs, factor))
 
@@ -51,8 +51,8 @@ def clip_grad_norm_(
 
 
 def clip(
-    norms: Sequence[tuple[str, Callable[[], Future[Any]]]],
-    scale: Callable[[int, float], tuple[str, Callable[[], Future[Any]]]],
+    norms: Sequence[tuple[str, Begin]],
+    scale: Callable[[int, float], tuple[str, Begin]],
     positions: Sequence[Sequence[int]],
     max_norm: float,
     norm_type: float,

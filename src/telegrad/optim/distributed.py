@@ -22,13 +22,12 @@ from telegrad.autograd.folding import Folded
 from telegrad.errors import TelegradError
 from telegrad.optim import checkpoint
 from telegrad.optim.clipping import clip
-from telegrad.optim.everywhere import on_all
+from telegrad.optim.everywhere import Begin, on_all
 from telegrad.optim.hyperparameters import Dirty, Hyperparameters, same
 from telegrad.optim.placement import by_owner, checked_groups
 from telegrad.optim.share import Built, GroupOfOwner, Push, Share, State, build
 from telegrad.rpc.api import default_agent, rpc_async
-from telegrad.rpc.futures import Future
-from telegrad.rpc.rref import RRef
+from telegrad.rpc.rref import Begun, RRef
 from telegrad.wire import payload
 
 
@@ -157,13 +156,13 @@ class DistributedOptimizer(Optimizer):
     def _with_push(self, what: str, method: str, *args: Any) -> list[Any]:
         """Call a method of every share, and bring what has changed along."""
         pushes = self._pushes()
-
-        def begin(owner: _Owner, push: Push | None) -> Future[Any]:
-            future: Future[Any] = getattr(owner.share.rpc_async(), method)(*args, push)
-            return future
-
-        calls = [(owner.worker, partial(begin, owner, push)) for owner, push in zip(self._owners, pushes, strict=True)]
-        results = on_all(what, calls)
+        results = on_all(
+            what,
+            [
+                (owner.worker, partial(Begun, owner.share, method, *args, push))
+                for owner, push in zip(self._owners, pushes, strict=True)
+            ],
+        )
         for owner, push in zip(self._owners, pushes, strict=True):
             self._told(owner, push)
         return results
@@ -201,10 +200,7 @@ class DistributedOptimizer(Optimizer):
         context = None if context_id is None else int(context_id)
         on_all(
             "zero_grad()",
-            [
-                (owner.worker, partial(owner.share.rpc_async().zero_grad, context, set_to_none))
-                for owner in self._owners
-            ],
+            [(owner.worker, partial(Begun, owner.share, "zero_grad", context, set_to_none)) for owner in self._owners],
         )
 
     def clip_grad_norm_(
@@ -222,15 +218,12 @@ class DistributedOptimizer(Optimizer):
             )
         context = None if context_id is None else int(context_id)
 
-        def scale(number: int, factor: float) -> tuple[str, Callable[[], Future[Any]]]:
+        def scale(number: int, factor: float) -> tuple[str, Begin]:
             owner = self._owners[number]
-            return owner.worker, partial(owner.share.rpc_async().scale, context, factor)
+            return owner.worker, partial(Begun, owner.share, "scale", context, factor)
 
         return clip(
-            [
-                (owner.worker, partial(owner.share.rpc_async().norms, context, float(norm_type)))
-                for owner in self._owners
-            ],
+            [(owner.worker, partial(Begun, owner.share, "norms", context, float(norm_type))) for owner in self._owners],
             scale,
             [owner.params for owner in self._owners],
             max_norm,
@@ -262,7 +255,7 @@ class DistributedOptimizer(Optimizer):
         on_all(
             "load_state_dict()",
             [
-                (owner.worker, partial(owner.share.rpc_async().load, state, number))
+                (owner.worker, partial(Begun, owner.share, "load", state, number))
                 for owner, state in zip(self._owners, states, strict=True)
             ],
         )

@@ -7,8 +7,9 @@ from typing import Any
 
 from telegrad.errors import WorkersFailed
 from telegrad.rpc.futures import Future
+from telegrad.rpc.rref import Begun
 
-Begin = Callable[[], Future[Any]]
+Begin = Callable[[], Future[Any] | Begun]
 
 
 def on_all(what: str, calls: Iterable[tuple[str, Begin]]) -> list[Any]:
@@ -16,7 +17,7 @@ def on_all(what: str, calls: Iterable[tuple[str, Begin]]) -> list[Any]:
 
     If one failed its error is raised, as it is; if several did, one that tells of all.
     """
-    begun: list[tuple[str, Future[Any] | None]] = []
+    begun: list[tuple[str, Future[Any] | Begun | None]] = []
     errors: dict[str, Exception] = {}
     for worker, begin in calls:
         future = None

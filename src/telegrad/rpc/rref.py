@@ -256,10 +256,36 @@ def shown(method: Method) -> str:
 
 
 def _call_sync(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rref._complete(_begin(rref, timeout, name, args, kwargs), f"{shown(name)}()")
+
+
+def _begin(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     def begin(values: tuple[Any, ...]) -> Call:
         return rref._book.agent.begin(rref._owner, METHOD, values, timeout=given_timeout(timeout))
 
-    return rref._complete(_in_turn(rref, timeout, name, args, kwargs, begin), f"{shown(name)}()")
+    return _in_turn(rref, timeout, name, args, kwargs, begin)
+
+
+class Begun:
+    """A call of a method that has begun, and whose answer is read by the thread that waits for it.
+
+    A future has its answer read by another thread, if nobody waits for it, which takes time; so this is for callers
+    that are sure to wait soon.
+    """
+
+    __slots__ = ("_call", "_name", "_rref")
+
+    def __init__(self, rref: RRef[Any], name: str, *args: Any) -> None:
+        self._rref, self._name = rref, name
+        self._call = _begin(rref, UNSET_RPC_TIMEOUT, name, args, {})
+
+    def wait(self) -> Any:
+        """The result; raises what the method raised."""
+        return self._rref._complete(self._call, f"{self._name}()")
+
+    def cancel(self) -> bool:
+        """Give the call up and tell the callee. False if it has ended."""
+        return self._rref._book.agent.cancel(self._call)
 
 
 def _call_async(
