@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import Node
 
-from telegrad.autograd.torch_private import backward_class, set_sequence_number
+from telegrad.autograd.torch_private import apply, call_directly, set_sequence_number, without_dead_wrapper
 from telegrad.errors import ProtocolError, TelegradError
 
 if TYPE_CHECKING:
@@ -42,10 +42,6 @@ def _recording() -> contextlib.AbstractContextManager[object]:
     return modes
 
 
-def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    return function.apply(*args)  # type: ignore[no-untyped-call]  # torch has no types for it
-
-
 class SendRpc(torch.autograd.Function):
     """A token. Torch calls its node ``SendRpcBackward``, which is what a profiler shows."""
 
@@ -58,6 +54,9 @@ class SendRpc(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         return None, None, ctx.send.grad_of(ctx.index)
+
+
+call_directly(SendRpc)
 
 
 class SendRpcBackward:
@@ -75,7 +74,7 @@ class SendRpcBackward:
         self._expected = [(tensor.shape, tensor.dtype, tensor.layout) for tensor in tensors]
         self._grads: list[torch.Tensor | None] | None = None
         with _recording():
-            self.tokens = [_apply(SendRpc, self, index, tensor) for index, tensor in enumerate(tensors)]
+            self.tokens = [apply(SendRpc, self, i, without_dead_wrapper(tensor)) for i, tensor in enumerate(tensors)]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -167,29 +166,29 @@ class RecvRpcBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, recv: Recv, propagate: Callable[..., None], *tensors: torch.Tensor
+        ctx: Any, anchor: torch.Tensor, recv: Recv, propagate: Callable[..., None], tensors: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         ctx.recv, ctx.propagate = recv, propagate
         ctx.set_materialize_grads(False)
         recv.count = len(tensors)
-        return tuple(tensor.detach() for tensor in tensors)
+        return tuple(tensors)  # no inputs to torch, which would make views of them
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         ctx.propagate(ctx, grads)
-        return (None,) * (3 + len(grads))
+        return None, None, None, None
 
 
-RECV_NODE = backward_class(RecvRpcBackward)
+RECV_NODE = call_directly(RecvRpcBackward)
 RECV_NODE.name = lambda self: "torch::distributed::autograd::RecvRpcBackward"
 
 
 def receive(
     recv: Recv, propagate: Callable[[Any, Sequence[torch.Tensor | None]], None], tensors: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """The tensors of a received message, as outputs of one `RecvRpcBackward` node."""
+    """The tensors of a received message, which have no history, as outputs of one `RecvRpcBackward` node."""
     with _recording():
-        outputs: tuple[torch.Tensor, ...] = _apply(RecvRpcBackward, ANCHOR, recv, propagate, *tensors)
+        outputs: tuple[torch.Tensor, ...] = apply(RecvRpcBackward, ANCHOR, recv, propagate, tensors)
         return outputs
 
 
@@ -214,7 +213,7 @@ def chain_gates(waits: Sequence[tuple[Callable[[], None], Sequence[torch.Tensor]
     before: list[torch.Tensor] = []
     with _recording():
         for wait, tokens in waits:
-            gate: torch.Tensor = _apply(_Gate, wait, *tokens, *before)
+            gate: torch.Tensor = apply(_Gate, wait, *tokens, *before)
             assert gate.grad_fn is not None
             set_sequence_number(gate.grad_fn, 0)
             before = [gate]

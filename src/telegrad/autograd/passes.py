@@ -110,7 +110,7 @@ class PassRun:
                     wake = self._wake = Wakeup()
             if effect is not None:
                 self._do_here(effect)
-            elif not self._postman.wait_for_messages(wake, self._way_back, deadline):
+            elif not self._postman.agent.oneway.wait(wake, self._way_back, deadline):
                 self.fail(self._postman.too_late(self.about, self._state.owed))
         if self.failure is not None:
             raise self.failure
@@ -385,7 +385,7 @@ class PassRun:
             return PropagateGradientsReq(number, self.about, recv.message, states, known, attachments, metadata, reads)
 
         try:
-            channel = self._postman.send(recv.source, head, there, back)
+            channel = self._postman.agent.oneway.send(recv.source, head, there, back=back)
             if reads:
                 self._way_back = channel
         except TelegradError as error:
@@ -401,7 +401,7 @@ class PassRun:
 
     def _send(self, worker: int, head: ProbeReq | ResumeReq) -> None:
         try:
-            self._postman.send(worker, lambda _: head)
+            self._postman.agent.oneway.send(worker, lambda _: head)
         except TelegradError as error:
             self.fail(error)
 

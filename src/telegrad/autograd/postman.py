@@ -13,7 +13,6 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.agent.answers import RemoteTraceback
 from telegrad.agent.channel import Channel
-from telegrad.agent.oneway import MakeHead, Wakeup
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.gradients import AccumulateThrough
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, TelegradError, WorkerLost
@@ -55,10 +54,6 @@ class Postman:
     def wait(self, event: Event, deadline: float | None) -> bool:
         return self.agent.executor.wait(event, deadline)
 
-    def wait_for_messages(self, wakeup: Wakeup, channel: Channel | None, deadline: float | None) -> bool:
-        """Wait for `wakeup`, and read `channel` meanwhile."""
-        return self.agent.oneway.wait(wakeup, channel, deadline)
-
     def submit(self, task: Callable[[], None]) -> None:
         self.agent.executor.submit(task)
 
@@ -78,12 +73,6 @@ class Postman:
             return dict(self._counts)
 
     # -- messages -----------------------------------------------------------------------------------------------
-
-    def send(
-        self, worker: int, head: MakeHead, attachments: Sequence[torch.Tensor] = (), back: Channel | None = None
-    ) -> Channel:
-        """Send a message, on `back` if that is given; returns the channel that took it."""
-        return self.agent.oneway.send(worker, head, attachments, back=back)
 
     def answer(
         self,

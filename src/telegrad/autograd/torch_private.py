@@ -22,6 +22,9 @@ _missing = [
         ("Tensor._use_count", hasattr(torch.Tensor, "_use_count")),
         ("Node._sequence_nr", hasattr(_C._FunctionBase, "_sequence_nr")),
         ("Node._set_sequence_nr", hasattr(_C._FunctionBase, "_set_sequence_nr")),
+        ("torch._C._FunctionBase.apply", hasattr(_C._FunctionBase, "apply")),
+        ("torch._C._are_functorch_transforms_active", hasattr(_C, "_are_functorch_transforms_active")),
+        ("torch._C._functorch.unwrap_if_dead", hasattr(_C._functorch, "unwrap_if_dead")),
     )
     if not there
 ]
@@ -83,6 +86,26 @@ def run_post_accumulate_hooks(leaf: torch.Tensor) -> None:
 def has_hooks(leaf: torch.Tensor) -> bool:
     """Whether `register_hook` or `register_post_accumulate_grad_hook` was called on a leaf."""
     return bool(leaf._backward_hooks) or bool(leaf._post_accumulate_grad_hooks)
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """`Function.apply`, without what that asks of the class again on every call. No argument is a dead wrapper."""
+    if _C._are_functorch_transforms_active():
+        return function.apply(*args)  # type: ignore[no-untyped-call]  # torch has no types for it
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]  # defined in C
+
+
+def without_dead_wrapper(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that has outlived a transform of torch.func, as what it wraps; any other as it is."""
+    alive: torch.Tensor = _C._functorch.unwrap_if_dead(tensor)
+    return alive
+
+
+def call_directly(function: type[torch.autograd.Function]) -> type[Any]:
+    """Have the engine call a Function's backward without looking for it each time; returns the class of its nodes."""
+    node_class = backward_class(function)
+    node_class.apply = function.backward
+    return node_class
 
 
 def backward_class(function: type[torch.autograd.Function]) -> type[Any]:
