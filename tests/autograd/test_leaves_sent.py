@@ -1,0 +1,96 @@
+"""Leaves that were sent as they are: their gradients come without the engine, and mean the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from one_process import Group
+
+from telegrad import autograd
+from telegrad.autograd import engine
+
+
+def leaf(*values: float) -> torch.Tensor:
+    return torch.tensor(values, requires_grad=True)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets a number for every run of torch's engine."""
+    made: list[int] = []
+    run_backward = engine.run_backward
+
+    def count(*args: object) -> object:
+        made.append(len(made))
+        return run_backward(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "run_backward", count)
+    return made
+
+
+def test_a_leaf_that_was_sent_gets_its_gradient_without_the_engine(group: Group, runs: list[int]) -> None:
+    x = leaf(1.0, 2.0)
+    with autograd.context() as context_id:
+        y = group["a"].call("b", torch.mul, (x, 3))
+        autograd.backward(context_id, [y.sum()])
+        assert autograd.get_gradients(context_id)[x].tolist() == [3.0, 3.0]
+    assert len(runs) == 2  # from the roots, and at b
+
+
+def test_what_it_gets_is_added_to_what_it_has(group: Group) -> None:
+    x = leaf(1.0, 2.0)
+    with autograd.context() as context_id:
+        y = group["a"].call("b", torch.mul, (x, 3))
+        z = group["a"].call("c", torch.mul, (x, 5))
+        autograd.backward(context_id, [(y + z + x).sum()])
+        assert autograd.get_gradients(context_id)[x].tolist() == [9.0, 9.0]
+
+
+def test_the_same_leaf_twice_in_a_message_gets_the_sum(group: Group) -> None:
+    x = leaf(2.0, 3.0)
+    with autograd.context() as context_id:
+        y = group["a"].call("b", torch.mul, (x, x))
+        autograd.backward(context_id, [y.sum()])
+        assert autograd.get_gradients(context_id)[x].tolist() == [4.0, 6.0]
+
+
+def test_hooks_of_the_leaf_run(group: Group, runs: list[int]) -> None:
+    x = leaf(1.0, 2.0)
+    x.register_hook(lambda grad: grad * 10)
+    with autograd.context() as context_id:
+        y = group["a"].call("b", torch.mul, (x, 3))
+        autograd.backward(context_id, [y.sum()])
+        assert autograd.get_gradients(context_id)[x].tolist() == [30.0, 30.0]
+    assert len(runs) == 3
+
+
+def test_a_hook_that_comes_during_the_pass_runs(group: Group) -> None:
+    x = leaf(1.0, 2.0)
+    with autograd.context() as context_id:
+        y = group["a"].call("b", torch.mul, (x, 3))
+        loss = y.sum()
+        y.register_hook(lambda grad: x.register_hook(lambda inner: inner * 10) and None)
+        autograd.backward(context_id, [loss])
+        assert autograd.get_gradients(context_id)[x].tolist() == [30.0, 30.0]
+
+
+def test_into_grad_it_is_accumulated_as_ever(group: Group) -> None:
+    x = leaf(1.0, 2.0)
+    with autograd.context() as context_id:
+        for _ in range(2):
+            y = group["a"].call("b", torch.mul, (x, 3))
+            autograd.backward(context_id, [y.sum()], accumulate="grad")
+    assert x.grad is not None
+    assert x.grad.tolist() == [6.0, 6.0]
+
+
+def test_with_create_graph_the_gradient_can_be_differentiated(group: Group) -> None:
+    x = leaf(2.0)
+    with autograd.context() as context_id:
+        y = group["a"].call("b", torch.pow, (x, 3))
+        autograd.backward(context_id, [y.sum()], create_graph=True)
+        first = autograd.get_gradients(context_id)[x]
+        (second,) = autograd.grad(context_id, [first.sum()], [x])
+    assert first.item() == 12.0
+    assert second is not None
+    assert second.item() == 12.0
