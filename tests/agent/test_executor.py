@@ -131,6 +131,27 @@ def test_a_slow_task_does_not_keep_others_from_running(served: Served) -> None:
     release.set()
 
 
+def test_tasks_that_were_submitted_together_all_run_though_one_is_slow(served: Served) -> None:
+    release, others = served.event(), [served.event() for _ in range(5)]
+    served.executor.submit_all([lambda: release.wait(soon()), *(other.set for other in others)])  # type: ignore[list-item]  # returns a bool
+    for other in others:
+        assert other.wait(soon())
+    release.set()
+
+
+def test_tasks_that_were_submitted_together_wake_the_poller_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls, wake, woken = served.event(), served.poller.wake, []
+    served.executor.submit(polls.set)
+    assert polls.wait(soon())
+    monkeypatch.setattr(served.poller, "wake", lambda: (woken.append(1), wake()))
+    events = [served.event() for _ in range(50)]
+    served.executor.submit_all([event.set for event in events])
+    assert all(event.wait(soon()) for event in events)
+    assert len(woken) <= 1
+
+
 def test_a_slow_task_does_not_keep_the_poller_from_being_served(served: Served) -> None:
     release, started, found = served.event(), served.event(), served.event()
     served.on_ready = lambda item: found.set()

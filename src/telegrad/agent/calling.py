@@ -109,7 +109,7 @@ class Calling:
         """See `Agent.call_async`."""
         call = self.begin(to, function, args, kwargs, timeout, on_done, creation)
         if call.deadline is not None:
-            call.timer = self._owner.executor.at(call.deadline, lambda: self._expire(call))
+            call.timer = self._owner.executor.at(call.deadline, partial(self._expire, call))
             if call.done():
                 self._owner.executor.cancel(call.timer)
         return call
@@ -287,8 +287,12 @@ class Calling:
         if call.parent is not None:
             call.parent.children.pop(call.id, None)
         if call.on_done is not None:
-            channel.expect(-1)
-            self._owner.executor.submit(partial(call.on_done, call))
+            done = partial(call.on_done, call)
+            if answer is not None:
+                channel.ended.append(done)  # whoever reads submits it, with those that came at the same time
+            else:
+                channel.expect(-1)
+                self._owner.executor.submit(done)
         # A thread may wait for an asynchronous call, too.
         if call.event is not None:
             call.event.set()

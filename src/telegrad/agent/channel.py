@@ -109,6 +109,8 @@ class Channel:
         self.received = 0
         """The same of those that came; only the one reader changes it."""
         self.unwaited = 0  # calls under way whose answer no thread waits for
+        self.ended: list[Callable[[], None]] = []
+        """What is to be done for the futures whose answers have just been read; only the one reader touches it."""
         self.inbox: deque[Callable[[], None]] | None = None
         """Where the one who reads wants the handlers of one-way messages; None: a runner runs them."""
         # protects session, credits, link, sent, unwaited, _reading, _armed, _spent, _never_unread, _followers, _starved
@@ -285,6 +287,11 @@ class Channel:
             if self.resumable and self.session.state is State.CONNECTED:  # else the owner says that the peer is lost
                 _log.warning("closed the connection with worker %r (%s): %s", self.peer, link.peer, error)
             self.link_ended(link, f"it broke the protocol: {error}")
+        finally:
+            if self.ended:
+                ended, self.ended = self.ended, []
+                self.expect(-len(ended))
+                self.owner.executor.submit_all(ended)
         if self.memory is not None:
             self.memory.give_back()
         if self.resumable:

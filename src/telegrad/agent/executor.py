@@ -22,7 +22,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -149,6 +149,17 @@ class Executor:
             (self._urgent if urgent else self._ready).append(task)
             if self._current.mine and self._unblocked:
                 self._alert()  # this runner, or the watchdog, will see to it
+            else:
+                self._serve()
+
+    def submit_all(self, tasks: Iterable[Task]) -> None:
+        """Have runners run all `tasks`, for which one is woken, not one for each."""
+        with self._lock:
+            if self._stopping:
+                return
+            self._ready.extend(tasks)
+            if self._current.mine and self._unblocked:
+                self._alert()
             else:
                 self._serve()
 
