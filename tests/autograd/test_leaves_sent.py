@@ -74,6 +74,18 @@ def test_a_hook_that_comes_during_the_pass_runs(group: Group) -> None:
         assert autograd.get_gradients(context_id)[x].tolist() == [30.0, 30.0]
 
 
+def test_a_profiler_sees_the_nodes_of_both_halves(group: Group) -> None:
+    x = leaf(1.0, 2.0)
+    with autograd.context() as context_id:
+        y = group["a"].call("b", torch.mul, (x, 3))
+        loss = y.sum()
+        with torch.autograd.profiler.profile() as profile:
+            autograd.backward(context_id, [loss])
+    names = [event.name for event in profile.function_events]
+    assert any("SendRpcBackward" in name for name in names), names
+    assert any("RecvRpcBackward" in name for name in names), names
+
+
 def test_into_grad_it_is_accumulated_as_ever(group: Group) -> None:
     x = leaf(1.0, 2.0)
     with autograd.context() as context_id:

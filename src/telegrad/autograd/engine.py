@@ -22,6 +22,7 @@ from telegrad.autograd.islands import Island
 from telegrad.autograd.torch_private import (
     has_hooks,
     has_post_accumulate_hooks,
+    profiled,
     run_backward,
     sequence_number,
     set_sequence_number,
@@ -174,8 +175,8 @@ class PassGraph:
 
         Without the lock.
         """
-        if self._about.leaves != INTO_CONTEXT or ROOT in island.entries:
-            return False
+        if self._about.leaves != INTO_CONTEXT or ROOT in island.entries or profiled():
+            return False  # a profiler is to see the node of every send
         (send,) = self._sends_of(island)
         fed = self.fed.get(send.message)
         if fed is None or fed.grads is None:

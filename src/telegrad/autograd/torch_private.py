@@ -22,6 +22,7 @@ _missing = [
         ("Tensor._use_count", hasattr(torch.Tensor, "_use_count")),
         ("Node._sequence_nr", hasattr(_C._FunctionBase, "_sequence_nr")),
         ("Node._set_sequence_nr", hasattr(_C._FunctionBase, "_set_sequence_nr")),
+        ("torch._C._autograd._profiler_enabled", hasattr(_C._autograd, "_profiler_enabled")),
         ("torch._C._FunctionBase.apply", hasattr(_C._FunctionBase, "apply")),
         ("torch._C._are_functorch_transforms_active", hasattr(_C, "_are_functorch_transforms_active")),
         ("torch._C._functorch.unwrap_if_dead", hasattr(_C._functorch, "unwrap_if_dead")),
@@ -81,6 +82,12 @@ def run_post_accumulate_hooks(leaf: torch.Tensor) -> None:
     """Call what `register_post_accumulate_grad_hook` registered, as AccumulateGrad does."""
     for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
         hook(leaf)
+
+
+def profiled() -> bool:
+    """Whether a profiler watches this thread."""
+    watched: bool = _C._autograd._profiler_enabled()
+    return watched
 
 
 def has_hooks(leaf: torch.Tensor) -> bool:
