@@ -52,7 +52,7 @@ def main() -> int:
     def show(outcome: Outcome) -> None:
         print(f"{outcome.verdict:8}{outcome.seconds:6.1f} s  {outcome.suite}: {outcome.test}", flush=True)
         if outcome.verdict == "failed" and options.verbose:
-            print(outcome.text, outcome.output[-8000:], sep="\n", flush=True)
+            print(outcome.text, outcome.output[-60000:], sep="\n", flush=True)
 
     started = time.monotonic()
     outcomes = run(tests, jobs=options.jobs, limit=options.limit, on_end=show)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 REASONS = {
-    "hang": "it asserts a hang or a bug",
+    "hang": "it asserts, or runs into, a hang or a bug of torch's",
     "torchscript": "it runs RPC inside TorchScript",
     "tensorpipe": "it checks TensorPipe's transports or the text of its internal logs",
     "cuda": "it needs CUDA",

@@ -7,6 +7,7 @@ from here they are there at once. Each test gets a session of its own, so that n
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import select
@@ -91,6 +92,7 @@ def _in_child(suite: Suite, test: str, directory: Path) -> None:
         output = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
         tempfile.tempdir = str(directory)  # the suites leave their rendezvous files behind
         verdict, text = _run_case(make_case(suite, test))
     except BaseException:  # noqa: BLE001 - a fork must never go on as the runner
@@ -133,6 +135,10 @@ def _end(one: _Running, limit: float) -> Outcome:
     """Read what came of a test, and leave nothing of it."""
     seconds = time.monotonic() - one.started
     in_time = _ended(one)
+    if not in_time and limit:  # what it hangs in goes to its output
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGUSR1)
+        time.sleep(1.0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(one.pid, signal.SIGKILL)
     os.waitpid(one.pid, 0)

@@ -386,3 +386,37 @@ def test_a_gradient_that_two_leaves_get_is_copied_for_both_only_where_that_is_as
         assert len(places) == 2
         assert (Both.place in places) is not copies
         assert_equal(context.gradients[one], context.gradients[other])
+
+
+def test_the_gradient_of_a_leaf_that_somebody_finishes_later_is_in_grad_until_the_context_ends(group: Group) -> None:
+    x, y = leaf(3), leaf(3, seed=1)
+    x.grad = own = torch.ones(3, dtype=torch.double)
+    postman = group["a"].autograd.postman
+    postman.accumulate_hooks = True
+    postman.accumulate_through.finished_later = lambda tensor: tensor is x
+    with autograd.context() as context:
+        context.backward((x * y).sum())
+        assert_equal(x.grad, y.detach())
+        x.grad.mul_(2)  # as DistributedDataParallel does, when it has the gradients of all its parameters
+        assert_equal(context.gradients[x], 2 * y.detach())
+        assert_equal(context.gradients[y], x.detach())
+        assert y.grad is None
+        context.backward((x * y).sum())
+        assert_equal(context.gradients[x], 3 * y.detach())
+    assert x.grad is own
+    assert_equal(own, torch.ones(3, dtype=torch.double))
+
+
+def test_a_context_that_comes_before_another_has_ended_takes_the_leaf_over(group: Group) -> None:
+    x = leaf(3)
+    postman = group["a"].autograd.postman
+    postman.accumulate_hooks = True
+    postman.accumulate_through.finished_later = lambda tensor: True
+    contexts = [group["a"].autograd.contexts.new() for _ in range(2)]
+    for number, context in enumerate(contexts, 1):
+        group["a"].autograd.backward(context.id, [(x * number).sum()])
+    assert_equal(contexts[0].gradients.get(x), torch.ones(3, dtype=torch.double))
+    assert_equal(contexts[1].gradients.get(x), torch.full((3,), 2.0, dtype=torch.double))
+    for context in contexts:
+        group["a"].autograd.contexts.release(context)
+    assert x.grad is None

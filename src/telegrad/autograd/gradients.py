@@ -6,7 +6,7 @@ They are summed here and never in ``.grad``, because passes of other contexts ma
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,8 +24,9 @@ class Gradients:
     """Leaf -> gradient."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # protects _grads
+        self._lock = threading.Lock()  # protects the two below
         self._grads: dict[torch.Tensor, torch.Tensor] = {}
+        self._placed: dict[torch.Tensor, torch.Tensor | None] = {}  # see `place`; with what the leaf had there before
 
     def add(self, leaf: torch.Tensor, captured: Sequence[torch.Tensor | None], index: int) -> None:
         """Take a gradient that the engine captured, as AccumulateGrad would: as it is if nobody else has it."""
@@ -55,14 +56,33 @@ class Gradients:
 
     def get(self, leaf: torch.Tensor) -> torch.Tensor | None:
         with self._lock:
-            return self._grads.get(leaf)
+            return leaf.grad if leaf in self._placed else self._grads.get(leaf)
 
     def as_dict(self) -> dict[torch.Tensor, torch.Tensor]:
         """A copy of the table, with the tensors themselves."""
         with self._lock:
-            return dict(self._grads)
+            placed = {leaf: leaf.grad for leaf in self._placed}
+            return {**self._grads, **{leaf: grad for leaf, grad in placed.items() if grad is not None}}
+
+    def place(self, leaf: torch.Tensor) -> None:
+        """Let ``.grad`` of the leaf be our gradient until `take_back`: for who writes there when the engine is done."""
+        with self._lock:
+            if leaf not in self._placed:
+                self._placed[leaf] = leaf.grad
+                leaf.grad = self._grads.pop(leaf, None)
+
+    def take_back(self, leaf: torch.Tensor) -> None:
+        """End that, and give the leaf back what it had there."""
+        with self._lock:
+            if leaf in self._placed:
+                own, grad = self._placed.pop(leaf), leaf.grad
+                leaf.grad = own
+                if grad is not None:
+                    self._grads[leaf] = grad
 
     def clear(self) -> None:
+        for leaf in list(self._placed):
+            self.take_back(leaf)
         with self._lock:
             self._grads.clear()
 
@@ -133,6 +153,9 @@ class AccumulateThrough:
         self._lock = threading.Lock()  # protects _locks
         # By identity: a WeakKeyDictionary would compare leaves with ==, which torch does element by element.
         self._locks: MutableMapping[torch.Tensor, threading.Lock] = WeakTensorKeyDictionary()
+        self.finished_later: Callable[[torch.Tensor], bool] = lambda leaf: False
+        """Which leaves have a gradient that somebody finishes after AccumulateGrad, as DistributedDataParallel does."""
+        self._placed: MutableMapping[torch.Tensor, Gradients] = WeakTensorKeyDictionary()
         self.copies_shared = False
         """Copy a gradient that several leaves get for each of them, as torch.distributed.autograd does; the engine
         gives it itself to the last one."""
@@ -141,12 +164,25 @@ class AccumulateThrough:
     def into(self, gradients: Gradients, nodes: Sequence[Any]) -> Iterator[None]:
         """While this is open, AccumulateGrad of these nodes, run by this thread, adds to `gradients`."""
         given: set[int] | None = set() if self.copies_shared else None
-        swaps = [_Swap(node, gradients, self.lock_of(node.variable), given) for node in nodes]
+        swaps = []
+        for node in nodes:
+            if self.finished_later(node.variable):
+                self._place(node.variable, gradients)
+            else:
+                swaps.append(_Swap(node, gradients, self.lock_of(node.variable), given))
         try:
             yield
         finally:
             for swap in swaps:
                 swap.end()
+
+    def _place(self, leaf: torch.Tensor, gradients: Gradients) -> None:
+        with self._lock:
+            before = self._placed.get(leaf)
+            self._placed[leaf] = gradients
+        if before is not None and before is not gradients:
+            before.take_back(leaf)  # of a context that has not heard yet that it has ended
+        gradients.place(leaf)
 
     def lock_of(self, leaf: torch.Tensor) -> threading.Lock:
         """Held by whoever has swapped the leaf's ``.grad`` for another."""

@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from telegrad.drop_in.data_parallel import watch
+
 _HERE = "telegrad.drop_in"
 
 REPLACED = {
@@ -110,6 +112,7 @@ def _tell_torch() -> None:
         annotations.is_rref = lambda annotation: False
     data_parallel: Any = importlib.import_module("torch.nn.parallel.distributed")
     data_parallel.RRef, data_parallel.RPC_AVAILABLE = rpc.RRef, True
+    watch(data_parallel.DistributedDataParallel)
     futures: Any = importlib.import_module("torch.futures")
     ours: Any = importlib.import_module(f"{_HERE}.rpc.futures")
     futures.collect_all, futures.wait_all = ours.collect_all, ours.wait_all

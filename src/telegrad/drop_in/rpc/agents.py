@@ -9,6 +9,7 @@ import traceback
 from typing import Any
 
 from telegrad.agent.agent import Agent
+from telegrad.drop_in.data_parallel import is_averaged
 from telegrad.drop_in.rpc import gil
 from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions
 from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
@@ -34,8 +35,10 @@ class TensorPipeAgent(RpcAgent):
         self.leaks: list[str] = []
         """What others still held here when this worker left."""
         agent.serving.on_failure = self._print_failure
-        agent.autograd.postman.accumulate_hooks = True
-        agent.autograd.postman.accumulate_through.copies_shared = True
+        postman = agent.autograd.postman
+        postman.accumulate_hooks = True
+        postman.accumulate_through.copies_shared = True
+        postman.accumulate_through.finished_later = is_averaged
 
     def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
         """The worker of that name or id; this one, if none is given."""

@@ -280,7 +280,8 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
         everybody = "".join(sorted(members))
         number = _all_gather_sequence_id.get(everybody, 0)
         _all_gather_sequence_id[everybody] = number + 1
-    sequence_id = f"{everybody}{number}"
+        sequence_id = f"{everybody}{number}"
+        states = _all_gather_sequence_id_to_states[sequence_id]  # from now on `_is_gathering`
     call_timeout = get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
     signal_timeout = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
     try:
@@ -288,8 +289,6 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
             _gather_to_leader(sequence_id, mine, obj, members)
         else:
             rpc_sync(leader, _gather_to_leader, (sequence_id, mine, obj, members), timeout=call_timeout)
-        with _all_gather_dict_lock:
-            states = _all_gather_sequence_id_to_states[sequence_id]
         _wait_for(states, members, number, call_timeout, signal_timeout)
         if mine == leader:
             _tell_followers(sequence_id, members - {leader}, states.gathered_objects, call_timeout)
