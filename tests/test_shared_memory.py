@@ -170,6 +170,25 @@ def send_and_watch(size: int, times: int) -> list[tuple[int, int]]:
     return peaks
 
 
+def scale(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+def differentiate() -> float:
+    if not is_first():
+        return 0.0
+    worst = 0.0
+    for _ in range(4):
+        x = torch.rand(MB // 4, requires_grad=True)
+        with telegrad.autograd.context() as context:
+            loss = (rpc.rpc_sync("worker1", scale, (x,)) * x).sum()
+            telegrad.autograd.backward(context, [loss])
+            found = telegrad.autograd.get_gradients(context)[x]
+        worst = max(worst, float((found - 3 * x.detach() ** 2).abs().max()))
+    assert mapped() > 0
+    return worst
+
+
 # -- tests ----------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +211,11 @@ def test_ten_thousand_calls_leave_memory_flat() -> None:
         assert after[0] - before[0] < 8 * MB
         assert after[1] == before[1], "no more slabs"
         assert after[2] <= before[2] + 2 * MB // 4
+
+
+def test_gradients_that_travel_in_shared_memory_are_those_of_one_process() -> None:
+    worst, _ = launch.local(differentiate, 2, timeout=90)
+    assert worst < 1e-5
 
 
 def test_a_tensor_is_valid_after_shutdown() -> None:
