@@ -10,7 +10,7 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from telegrad.agent.answers import read_answer
-from telegrad.agent.calls import Call, serving
+from telegrad.agent.calls import Call, Waiter, serving
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE
 from telegrad.agent.group import WorkerRecord
@@ -228,18 +228,24 @@ class Calling:
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
         """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
-        channel, executor, thread = call.channel, self._owner.executor, get_ident()
+        if call.answer is not None or call.error is not None:
+            return True
         until = call.deadline if deadline is None else deadline
         if deadline is not None and call.deadline is not None:
             until = min(deadline, call.deadline)
+        waiter = Waiter(call)
+        call.waiters.append(waiter)
+        try:
+            return self._wait(call, waiter, until)
+        finally:
+            call.waiters.remove(waiter)
+
+    def _wait(self, call: Call, waiter: Waiter, until: float | None) -> bool:
+        channel, executor, thread = call.channel, self._owner.executor, get_ident()
         while call.answer is None and call.error is None:
-            link = channel.lead(call, thread)
+            link = channel.lead(waiter, thread)
             if link is None:
-                event = call.event
-                # Looked at again: it may have ended before there was an event to set.
-                if call.done() or event is None:
-                    continue
-                if not executor.wait(event, until) and not self._time_is_up(call):
+                if not self._follow(waiter, until) and not self._time_is_up(call):
                     return call.done()
                 continue
             try:
@@ -249,8 +255,22 @@ class Calling:
                     elif until is not None and self._owner.runtime.now() >= until and not self._time_is_up(call):
                         return call.done()
             finally:
-                channel.stop_leading(call)
+                channel.stop_leading(waiter)
         return True
+
+    def _follow(self, waiter: Waiter, until: float | None) -> bool:
+        """Wait while another thread reads; False if time is up."""
+        event = waiter.event
+        appointed = False
+        try:
+            # Looked at again: the call may have ended before there was an event to set.
+            in_time = waiter.done() or event is None or self._owner.executor.wait(event, until)
+            appointed = in_time and not waiter.done()
+        finally:
+            if not appointed:
+                # It may have been appointed all the same; then another must be, or nobody would read.
+                waiter.call.channel.stop_following(waiter)
+        return in_time
 
     def _time_is_up(self, call: Call) -> bool:
         """End the call if its own deadline has passed; if not, it was only that of a wait."""
@@ -293,13 +313,14 @@ class Calling:
             else:
                 channel.expect(-1)
                 self._owner.executor.submit(done)
-        # A thread may wait for an asynchronous call, too.
-        if call.event is not None:
-            call.event.set()
-        elif call.leading and call.leading != get_ident():
-            link = channel.link
-            if link is not None:
-                link.wake()
+        # Threads may wait for an asynchronous call, too, and several for one.
+        for waiter in list(call.waiters):
+            if waiter.event is not None:
+                waiter.event.set()
+            elif waiter.leading and waiter.leading != get_ident():
+                link = channel.link
+                if link is not None:
+                    link.wake()
         if self._owner.draining:
             self._owner.activity_ended()
         return True

@@ -40,10 +40,8 @@ class Call(msgspec.Struct, eq=False):
     forks: tuple[ForkInfo, ...] = ()
     """What the keeper made of it."""
     timer: Timer | None = None
-    event: Event | None = None
-    """Set while a thread waits for another to read the answer."""
-    leading: int = 0
-    """The thread that reads the link for this call."""
+    waiters: list[Waiter] = msgspec.field(default_factory=list)
+    """One for each thread that waits for it."""
     answer: Answer | None = None
     message: Message | None = None
     references: Sequence[Placed] = ()
@@ -55,6 +53,20 @@ class Call(msgspec.Struct, eq=False):
 
     def __str__(self) -> str:
         return f"call {self.id} of {self.function or 'a function by value'} on worker {self.worker!r}"
+
+
+class Waiter(msgspec.Struct, eq=False):
+    """A thread that waits for a call."""
+
+    call: Call
+    event: Event | None = None
+    """There while it waits for another thread that reads."""
+    leading: int = 0
+    """The thread, while it reads the link itself."""
+
+    def done(self) -> bool:
+        """Whether the call has ended."""
+        return self.call.answer is not None or self.call.error is not None
 
 
 class Served(msgspec.Struct, eq=False):
