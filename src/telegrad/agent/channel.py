@@ -113,8 +113,8 @@ class Channel:
         """What is to be done for the futures whose answers have just been read; only the one reader touches it."""
         self.inbox: deque[Callable[[], None]] | None = None
         """Where the one who reads wants the handlers of one-way messages; None: a runner runs them."""
-        # protects session, credits, link, sent, unwaited, _reading, _armed, _spent, _never_unread, _followers, _starved
-        # and _tick
+        # protects session, credits, link, sent, unwaited, _reading, _armed, _spent, _calm, _never_unread, _followers,
+        # _starved and _tick
         self.lock = threading.Lock()
         self.credits = Credits(settings, f"worker {peer!r}")
         self.session = Session(
@@ -129,6 +129,7 @@ class Channel:
         self._reading = False
         self._armed = False
         self._spent = False  # the poller has reported the link, which it does once
+        self._calm = True  # no call was made since the last tick: then the poller reads what a resumable session says
         self._never_unread = False
         self._followers: deque[Reader] = deque()
         self._starved: deque[Callable[[], None]] = deque()  # wake those that wait for credits
@@ -192,6 +193,7 @@ class Channel:
                 self._followers.append(call)
                 return None
             self._reading = True
+            self._calm = False
             call.event = None
             call.leading = thread
             if self._armed:
@@ -228,13 +230,17 @@ class Channel:
                 call.event.set()
                 return
         if self.outgoing and self.link is not None:
-            armed = self.unwaited > 0 or self.resumable or self._never_unread
+            armed = self.unwaited > 0 or self._never_unread or (self.resumable and self._calm)
             if armed is not self._armed or self._spent:
                 self._armed, self._spent = armed, False
                 self.owner.poller.arm(self.link, read=armed)
 
     def _needs_reader(self) -> bool:
-        """Whether the poller must read while no thread does: for futures, and for the pings of a resumable session."""
+        """Whether the poller must read a new link while no thread does: for futures, and what a resumable session says.
+
+        Between calls that follow each other closely, nobody reads the pings and acks of a resumable session: the next
+        call does, or the poller from the next tick on. To tell it twice for every call would cost more than it brings.
+        """
         return self.unwaited > 0 or self.resumable or not self.outgoing or self._never_unread
 
     def expect(self, change: int) -> None:
@@ -453,6 +459,9 @@ class Channel:
     def _on_tick(self) -> None:
         with self.lock:
             effects = self.session.tick(self.owner.runtime.now())
+            self._calm = True
+            if not self._reading and not self._armed:
+                self._appoint()
         self._apply(effects)
         self._schedule()
 
