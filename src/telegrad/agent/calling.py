@@ -306,8 +306,9 @@ class Calling:
             self._owner.executor.cancel(call.timer)
         if call.parent is not None:
             call.parent.children.pop(call.id, None)
-        if call.on_done is not None:
-            done = partial(call.on_done, call)
+        on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other, and the result
+        if on_done is not None:
+            done = partial(on_done, call)
             if answer is not None:
                 channel.ended.append(done)  # whoever reads submits it, with those that came at the same time
             else:
