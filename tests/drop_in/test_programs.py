@@ -70,9 +70,9 @@ def test_a_training_program_runs_unchanged(tmp_path: Path) -> None:
     assert run_workers(TRAINING, tmp_path) == ["here [3.0, 3.0]", "later 4.0", "there [1.0, 1.0]"]
 
 
-# Each of these lines is a difference that docs/migrating.md names.
+# Each of these lines is a difference that docs/migrating.md names; tests/drop_in/test_drop_in_options.py has the last.
 DIFFERENCES = """
-import os, torch
+import os, torch, warnings
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc.api import _all_gather
@@ -89,9 +89,28 @@ def lookup():
 def leave():
     os._exit(1)
 
+warnings.simplefilter("ignore", DeprecationWarning)  # torch has deprecated TorchScript
+
+@torch.jit.script
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@torch.jit.script
+def call_from_script(to: str, x: torch.Tensor) -> torch.Tensor:
+    return rpc.rpc_sync(to, double, (x,))
+
 rank = int(os.environ["RANK"])
 rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
 if rank == 0:
+    print("scripted:", rpc.rpc_sync("worker1", double, (torch.ones(1),)).item())
+    try:
+        call_from_script("worker1", torch.ones(1))
+    except RuntimeError:
+        print("no calls from TorchScript")
+    with torch.autograd.profiler.profile() as profile:
+        rpc.rpc_sync("worker1", torch.add, (torch.ones(1), 1))
+    names = [event.name for event in profile.function_events]
+    print("profiler:", [name for name in names if name.startswith("rpc_")])
     print("a view", rpc.rpc_sync("worker1", view, (torch.ones(100, 100)[:, :2],)))
     x = torch.ones(1, requires_grad=True)
     with dist_autograd.context() as context:
@@ -134,6 +153,9 @@ def test_the_differences_that_the_page_names_are_so(tmp_path: Path) -> None:
     outputs = [worker.communicate(timeout=110) for worker in workers]
     assert workers[0].returncode == 0, outputs[0][1]
     assert outputs[0][0].splitlines() == [
+        "scripted: 2.0",
+        "no calls from TorchScript",
+        "profiler: ['rpc_sync#aten::add(worker0 -> worker1)']",
         "a view ((2, 1), 800)",
         "unused 2.0",
         "KeyError stays",
@@ -159,3 +181,41 @@ def test_telegrad_run_offers_the_drop_in(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     assert "--drop-in" in capsys.readouterr().out
+
+
+OPEN_GROUP = """
+import os, threading, torch
+import torch.distributed.rpc as rpc
+
+finished = threading.Semaphore(0)
+
+def finish():
+    finished.release()
+
+def who():
+    return rpc.get_worker_info().name
+
+def members():
+    return sorted(info.name for info in rpc._get_current_rpc_agent().get_worker_infos())
+
+rank = int(os.environ["RANK"])
+options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + os.environ["STORE"])
+rpc.init_rpc(f"worker{rank}", rank=rank, rpc_backend_options=options)  # no world size: workers come and go
+if rank == 0:
+    while len(members()) < 3:
+        threading.Event().wait(0.01)  # they come in any order
+    print(members(), [rpc.rpc_sync(name, who) for name in members()])
+    for name in ("worker1", "worker2"):
+        rpc.rpc_sync(name, finish)
+else:
+    finished.acquire()
+rpc.shutdown()
+"""
+
+
+def test_workers_can_join_and_leave_a_group_without_a_world_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORE", str(tmp_path / "store"))
+    names = ["worker0", "worker1", "worker2"]
+    assert run_workers(OPEN_GROUP, tmp_path, 3) == [f"{names} {names}"]

@@ -518,3 +518,11 @@ def test_the_bytes_that_went_to_a_worker_and_came_from_it_are_counted(group: Gro
     with rpc.api.acting_as(group["b"]):
         there = rpc.traffic()["a"]
         assert (there.sent > size, there.received > size) == (True, True)
+
+
+def test_the_future_of_a_call_is_completed_by_the_call_alone(group: Group) -> None:
+    future = rpc.rpc_async("b", operator.add, (1, 2))
+    for complete in (lambda: future.set_result(4), lambda: future.set_exception(ValueError("x"))):  # type: ignore[arg-type]  # torch says the type of the result
+        with pytest.raises(RuntimeError, match="Future can only be marked completed once"):
+            complete()
+    assert future.wait() == 3

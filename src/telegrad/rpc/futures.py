@@ -29,6 +29,7 @@ class Future(torch.futures.Future[T]):
         self._agent = agent
         self._keeps = keeps  # alive for as long as the call is under way
         self._call: Call | None = None
+        self._ending = False  # the call has ended, and is about to complete this
         self._lock = threading.Lock()  # protects _outcome
         self._outcome: tuple[Any, Exception | None] | None = None
 
@@ -42,6 +43,7 @@ class Future(torch.futures.Future[T]):
 
     def _ended(self, call: Call) -> None:
         value, error = self._take(call)
+        self._ending = True
         if error is None:
             self.set_result(value)
         else:
@@ -56,6 +58,22 @@ class Future(torch.futures.Future[T]):
                 except Exception as error:  # noqa: BLE001 - it is the call's, and goes to whoever waits
                     self._outcome = None, error
             return self._outcome
+
+    def set_result(self, result: T) -> None:
+        """Complete a future that is no call's. That of a call is completed by the call, and by it alone."""
+        self._check_unmarked()
+        super().set_result(result)
+
+    def set_exception(self, result: T) -> None:
+        """Let it fail; the same holds."""
+        self._check_unmarked()
+        super().set_exception(result)
+
+    def _check_unmarked(self) -> None:
+        if self._call is not None and not self._ending:
+            raise RuntimeError(
+                f"Future can only be marked completed once, and this one is marked by {self._call} when it has ended"
+            )
 
     def _result_of(self, call: Call) -> Any:
         assert self._agent is not None

@@ -16,7 +16,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._C._autograd import _profiler_enabled
 
-from telegrad.drop_in.rpc import gil
 from telegrad.drop_in.rpc.agents import get_current_agent as _get_current_rpc_agent
 from telegrad.drop_in.rpc.agents import is_current_agent_set as _is_current_rpc_agent_set
 from telegrad.drop_in.rpc.agents import reset_current_agent as _reset_current_rpc_agent
@@ -24,13 +23,12 @@ from telegrad.drop_in.rpc.agents import set_current_agent as _set_and_start_rpc_
 from telegrad.drop_in.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.futures import Future, failed
 from telegrad.drop_in.rpc.internal import (
-    PythonUDF,
     RPCExecMode,
     _build_rpc_profiling_key,
     _internal_rpc_pickler,
-    run_pickled,
 )
 from telegrad.drop_in.rpc.membership import leave_open_group
+from telegrad.drop_in.rpc.prepared import PreparedCall
 from telegrad.drop_in.rpc.references import (
     PyRRef,
     RRef,
@@ -92,28 +90,6 @@ def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
 # -- calls ----------------------------------------------------------------------------------------------------
 
 
-class _Prepared:
-    """A call that is ready to be made: by telegrad's agent, to a worker, of what it can send."""
-
-    __slots__ = ("agent", "args", "builtin", "function", "kwargs", "timeout", "to")
-
-    def __init__(self, to: Any, func: Any, args: Any, kwargs: Any, timeout: float) -> None:
-        if not callable(func):
-            raise TypeError("function should be callable.")
-        self.agent = _get_current_rpc_agent().agent
-        self.to = _to_worker_info(to).id
-        self.timeout = None if timeout == UNSET_RPC_TIMEOUT else timeout
-        self.builtin = torch.jit._builtins._find_builtin(func) is not None  # type: ignore[no-untyped-call]
-        self.function, self.args, self.kwargs = func, tuple(args or ()), kwargs or {}
-        if isinstance(func, torch.jit.ScriptFunction):
-            _check_schema(func, self.args)
-        if gil.enabled:
-            gil.measure()
-        if _default_pickler is not _internal_rpc_pickler and not self.builtin:
-            data = _default_pickler.serialize(PythonUDF(func, self.args, self.kwargs))
-            self.function, self.args, self.kwargs = run_pickled, data, {}
-
-
 def _profiled(mode: RPCExecMode, func: Any, to: int) -> Any:
     """An event in the profiler, if one is on, for what the caller does of a call."""
     if not _profiler_enabled():
@@ -124,20 +100,10 @@ def _profiled(mode: RPCExecMode, func: Any, to: int) -> Any:
     return torch.autograd.profiler.record_function(key)
 
 
-def _check_schema(func: Any, args: tuple[Any, ...]) -> None:
-    """TorchScript tells the caller at once of arguments that are too many."""
-    expected = len(func.schema.arguments)
-    if len(args) > expected:
-        raise RuntimeError(
-            f"{func.schema.name}() expected at most {expected} argument(s) but received {len(args)} argument(s). "
-            f"Declaration: {func.schema}"
-        )
-
-
 @_require_initialized
 def rpc_sync(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """Run `func` on worker `to` and return its result."""
-    call = _Prepared(to, func, args, kwargs, timeout)
+    call = PreparedCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
     try:
         with _profiled(RPCExecMode.SYNC, func, call.to):
             return call.agent.call(call.to, call.function, call.args, call.kwargs, timeout=call.timeout)
@@ -150,7 +116,7 @@ def rpc_async(
     to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> torch.futures.Future[Any]:
     """Start `func` on worker `to`, and return a future of its result."""
-    call = _Prepared(to, func, args, kwargs, timeout)
+    call = PreparedCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
     future: Future[Any] = Future(call.agent)
     future.builtin = call.builtin
     try:
@@ -168,7 +134,7 @@ def rpc_async(
 @_require_initialized
 def remote(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> RRef[Any]:
     """Have worker `to` run `func` and keep the result; a reference to it, at once."""
-    call = _Prepared(to, func, args, kwargs, timeout)
+    call = PreparedCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
     try:
         with _profiled(RPCExecMode.REMOTE, func, call.to):
             return create(call.agent, call.to, call.function, call.args, call.kwargs, call.timeout)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from telegrad.agent.serving import DEFERRED
 from telegrad.drop_in.rpc.texts import NOT_ON_CALLEE
 from telegrad.wire.torchscript import reducer_for
 
@@ -139,6 +140,9 @@ def run_pickled(binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any
     if isinstance(udf, AttributeError):
         raise udf
     return udf.func(*udf.args, **udf.kwargs)
+
+
+setattr(run_pickled, DEFERRED, True)  # what it runs may be a function that returns a future of its answer
 
 
 def _build_rpc_profiling_key(
