@@ -42,6 +42,11 @@ class Outcome:
     output: str
     """What its processes printed."""
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """Suite and test."""
+        return self.suite, self.test
+
 
 @dataclass
 class _Running:

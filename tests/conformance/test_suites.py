@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from conformance.exceptions import differences, left_out  # noqa: E402 - it is no installed package
+from conformance.exceptions import differences, left_out, races  # noqa: E402 - it is no installed package
 from conformance.suites import SUITES  # noqa: E402
 
 
@@ -47,6 +47,7 @@ def test_every_exception_names_a_test_that_there_is_and_a_reason_that_is_allowed
     there = {tuple(line.split()) for line in done.stdout.splitlines()}
     assert set(left_out()) <= there
     assert set(differences()) <= there
+    assert races() <= there
     assert not set(left_out()) & set(differences())
 
 

@@ -161,5 +161,6 @@ class Gatherings:
         for timer in (meeting.timer, meeting.knock):
             if timer is not None:
                 self._owner.executor.cancel(timer)
-        for answer in meeting.answers.values():
-            answer(meeting.values, error)
+        # This worker last: when it hears that all have come it may leave, and the others must have their answers then.
+        for name in sorted(meeting.answers, key=lambda name: name == self._owner.me.name):
+            meeting.answers[name](meeting.values, error)
