@@ -12,8 +12,10 @@ So a value that can be named anywhere is known to its owner by at least one fork
 owner makes room for a reference that it hears of before the call that creates it, and remembers a deletion that comes
 before what it deletes. Each message must come once; the session sees to that.
 
-A lost worker's forks are given up. If one of them was the last that the owner knew, what the lost worker had passed on
-meanwhile is refused: its user gets an error instead of a value that is gone.
+A lost worker's forks are given up, and with them perhaps the value. What the lost worker had passed on meanwhile is
+then refused: its user gets an error instead of a value that is gone. For that an owner must know, of a reference that
+it does not have, whether it had it once or the call that creates it is still to come. So each worker numbers the
+references that it creates, for each owner, without gaps, and the owner notes which have come.
 
 Events are methods; they return effects, which the caller carries out, in order.
 
@@ -33,12 +35,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from telegrad.protocol.arrivals import Arrivals
+
 Worker = int
 Id = tuple[int, int]
-"""The worker that made the id, and a number that it never used before: a mark of its present life, and a counter."""
+"""The worker that made the id, and a number: a mark of its present life, and a counter.
+
+The number of a fork was never used before; that of a reference was never used before with the same owner, and counts
+up by one.
+"""
 
 LIFE = 40
 """Bits of the counter."""
+_COUNTER = (1 << LIFE) - 1
+
+
+def _life(made: Id) -> Id:
+    """The worker that made an id, and what its ids of that life begin with."""
+    return made[0], made[1] >> LIFE
 
 
 @dataclass(frozen=True)
@@ -158,8 +172,8 @@ class References:
         self._held: dict[Id, _Held] = {}
         self._parents: dict[Id, Id] = {}  # fork that we passed on -> the fork of ours that it was made from
         self._early: dict[tuple[Id, Id], Worker] = {}  # deletions that came before what they delete
-        self._given_up: set[Id] = set()  # values that were freed because a worker was lost
         self._lost_lives: set[Id] = set()  # workers that were lost, with what their ids of that life begin with
+        self._arrivals: dict[Id, Arrivals] = {}  # by such a life: which of the references that it created have come
 
     # -- the owner's values -------------------------------------------------------------------------------------
 
@@ -171,6 +185,9 @@ class References:
         """The call came that creates a value here, for a fork of the caller's. See `computed`."""
         owned = self._owned.setdefault(rref, _Owned(created=True))
         owned.created = owned.computing = True
+        life = _life(rref)
+        if life not in self._lost_lives:
+            self._arrivals.setdefault(life, Arrivals()).came(rref[1] & _COUNTER)
         self._add_fork(owned, rref, fork, caller)
 
     def computed(self, rref: Id) -> list[Effect]:
@@ -191,7 +208,7 @@ class References:
 
     def requested(self, sender: Worker, rref: Id, fork: Id) -> list[Effect]:
         """A user asks us to accept its fork."""
-        if self._unknowable(rref):
+        if rref not in self._owned and not self.to_come(rref):
             return [AcceptFork(sender, fork, True)]
         owned = self._owned.setdefault(rref, _Owned(created=False))
         self._add_fork(owned, rref, fork, sender)
@@ -203,26 +220,26 @@ class References:
         if owned is not None and fork in owned.forks:
             del owned.forks[fork]
             return self._settle(rref, owned)
-        if not self._is_gone(sender) and not self._unknowable(rref):
+        if not self._is_gone(sender) and self.to_come(rref):
             self._early[rref, fork] = sender
         return []
 
-    def _unknowable(self, rref: Id) -> bool:
-        """Whether a reference that we do not have can never (again) be ours."""
-        if rref in self._owned:
+    def to_come(self, rref: Id) -> bool:
+        """Whether the call that creates a reference, that we would own has not come, and still may."""
+        life = _life(rref)
+        if rref[0] == self._me or life in self._lost_lives:
             return False
-        return rref in self._given_up or rref[0] == self._me or (rref[0], rref[1] >> LIFE) in self._lost_lives
+        arrivals = self._arrivals.get(life)
+        return arrivals is None or arrivals.to_come(rref[1] & _COUNTER)
 
     def _add_fork(self, owned: _Owned, rref: Id, fork: Id, holder: Worker) -> None:
         if self._early.pop((rref, fork), None) is None and not self._is_gone(holder):
             owned.forks[fork] = holder
 
-    def _settle(self, rref: Id, owned: _Owned, *, lost: bool = False) -> list[Effect]:
+    def _settle(self, rref: Id, owned: _Owned) -> list[Effect]:
         if owned.needed():
             return []
         del self._owned[rref]
-        if lost:
-            self._given_up.add(rref)
         return [Freed(rref)] if owned.created else []
 
     # -- the user's forks ---------------------------------------------------------------------------------------
@@ -274,7 +291,7 @@ class References:
         if fork.owner == self._me:
             if sender == self._me:
                 return []  # counted when it left
-            if self._unknowable(fork.rref):
+            if fork.rref not in self._owned and not self.to_come(fork.rref):
                 # Its user was lost with the last fork that we knew of. The handle finds nothing, and says so.
                 self._owned[fork.rref] = _Owned(created=True, handles=1)
                 return [AcceptChild(sender, fork.fork), Orphaned(fork.rref)]
@@ -339,14 +356,15 @@ class References:
     def lost(self, worker: Worker, life: int = 0) -> list[Effect]:
         """A worker is gone; its ids of this life began with `life`."""
         self._lost_lives.add((worker, life))
+        self._arrivals.pop((worker, life), None)
         effects: list[Effect] = []
         for rref, owned in list(self._owned.items()):
             forks = [fork for fork, holder in owned.forks.items() if holder == worker]
             for fork in forks:
                 del owned.forks[fork]
             if forks:
-                effects += self._settle(rref, owned, lost=True)
-            if rref in self._owned and not owned.created and rref[0] == worker and rref[1] >> LIFE == life:
+                effects += self._settle(rref, owned)
+            if rref in self._owned and not owned.created and _life(rref) == (worker, life):
                 owned.created = True
                 effects.append(Orphaned(rref))
         self._early = {key: sender for key, sender in self._early.items() if sender != worker}
