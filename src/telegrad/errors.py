@@ -15,6 +15,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   └── BackwardError           a backward pass failed; its cause says where and why
     ├── WorkersFailed               what several workers were asked to do failed on more than one of them
     ├── ReferenceGone               a reference was released, or names nothing any more
+    ├── ReferencesHeld              references were held at shutdown, and that was to be an error
     ├── PayloadError                a value cannot be sent, or what came cannot be read
     ├── ProtocolError               a peer broke the rules of the wire or of the session
     │   ├── LimitExceeded           ... by announcing more than the limit
@@ -111,6 +112,10 @@ class WorkersFailed(TelegradError):
 
 class ReferenceGone(TelegradError):
     """A reference was released, or the value that it names is gone."""
+
+
+class ReferencesHeld(TelegradError):
+    """References were still held when this worker left; all else of the shutdown went well. The text lists them."""
 
 
 class PayloadError(TelegradError):

@@ -37,7 +37,7 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.transport.slabs import SlabPool
 from telegrad.waiting import Runtime
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, decode_head
+from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, Turn, decode_head
 
 _log = logging.getLogger("telegrad")
 
@@ -144,9 +144,10 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
+        turn: Turn | None = None,
     ) -> Call:
         """Start a call that the caller will `wait` for, and then read with `result`. If it raises, nothing was sent."""
-        return self.calling.begin(to, function, args, kwargs, timeout)
+        return self.calling.begin(to, function, args, kwargs, timeout, turn=turn)
 
     def call_async(
         self,
@@ -158,12 +159,14 @@ class Agent:
         timeout: float | None = None,
         on_done: Callable[[Call], None],
         creation: Creation | None = None,
+        turn: Turn | None = None,
     ) -> Call:
         """Start a call. `on_done` is run with it, on a thread of the agent, when it has ended; see `result`.
 
-        With a `creation` the result stays with the callee, under that name.
+        With a `creation` the result stays with the callee, under that name. A `turn` is the place of a call of an
+        object that takes calls in order.
         """
-        return self.calling.call_async(to, function, args, kwargs, timeout, on_done, creation)
+        return self.calling.call_async(to, function, args, kwargs, timeout, on_done, creation, turn)
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
         """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
@@ -336,13 +339,14 @@ class Agent:
         """Wake a shutdown that waits for quiet."""
         self.ending.activity_ended()
 
-    def shutdown(self, *, graceful: bool = True, timeout: float = 0.0) -> None:
+    def shutdown(self, *, graceful: bool = True, timeout: float = 0.0, strict_references: bool = False) -> None:
         """Leave. A graceful leave waits until every worker has called shutdown and no call is under way anywhere.
 
         `timeout` in seconds bounds that wait, 0 does not; at its end the agent is closed all the same, and the error
-        says who was waited for. Safe to call again, and from several threads.
+        says who was waited for. Safe to call again, and from several threads. References that are held at the end of a
+        graceful leave are logged; with `strict_references` they are an error, which is raised when all is closed.
         """
-        self.ending.shutdown(graceful=graceful, timeout=timeout)
+        self.ending.shutdown(graceful=graceful, timeout=timeout, strict_references=strict_references)
 
     def close(self) -> None:
         """Stop at once: say goodbye, end what waits here, and free everything. Safe to call again."""

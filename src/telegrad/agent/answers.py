@@ -35,11 +35,12 @@ def read_answer(call: Call, answer: Answer, message: Message, recorder: Recorder
         references, call.references = call.references, ()
         return payload.decode(message.data, attachments, references)
     if isinstance(answer, Failure):
-        raise _error(call, answer, message)
+        raise read_failure(call, answer, message)
     return None
 
 
-def _error(call: Call, failure: Failure, message: Message) -> Exception:
+def read_failure(call: Call, failure: Failure, message: Message) -> Exception:
+    """The exception of a Failure."""
     about: Any = {"worker": call.worker, "function": call.function, "call": call.id}
     if failure.not_found:
         return FunctionNotFound(

@@ -9,7 +9,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
-from telegrad.agent.answers import read_answer
+from telegrad.agent.answers import read_answer, read_failure
 from telegrad.agent.calls import Call, Waiter, serving
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE
@@ -25,7 +25,7 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
 from telegrad.wire.frames import Message, Outgoing, pack
-from telegrad.wire.messages import Answer, Cancel, Creation, Request, encode_head
+from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Request, Turn, encode_head
 from telegrad.wire.tensors import lay_out
 
 _log = logging.getLogger("telegrad")
@@ -105,9 +105,10 @@ class Calling:
         timeout: float | None,
         on_done: Callable[[Call], None],
         creation: Creation | None = None,
+        turn: Turn | None = None,
     ) -> Call:
         """See `Agent.call_async`."""
-        call = self.begin(to, function, args, kwargs, timeout, on_done, creation)
+        call = self.begin(to, function, args, kwargs, timeout, on_done, creation, turn)
         if call.deadline is not None:
             call.timer = self._owner.executor.at(call.deadline, partial(self._expire, call))
             if call.done():
@@ -123,6 +124,7 @@ class Calling:
         timeout: float | None,
         on_done: Callable[[Call], None] | None = None,
         creation: Creation | None = None,
+        turn: Turn | None = None,
     ) -> Call:
         """See `Agent.begin`."""
         parent = serving.get()
@@ -133,7 +135,7 @@ class Calling:
             channel = self._owner.peers.channel_to(peer, deadline)
         call = Call(next(self._call_ids), channel, peer.record.name, "", now, deadline, parent, on_done)
         try:
-            frames = self._pack_request(call, peer, function, args, kwargs, creation)
+            frames = self._pack_request(call, peer, function, args, kwargs, creation, turn)
             if parent is None:
                 call.charge = len(frames[0].body) if len(frames) == 1 else sum([len(frame.body) for frame in frames])
             else:
@@ -173,6 +175,7 @@ class Calling:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         creation: Creation | None,
+        turn: Turn | None,
     ) -> tuple[Outgoing, ...]:
         owner = self._owner
         by_name = peer.record.main == owner.me.main and bool(owner.me.main)
@@ -197,7 +200,7 @@ class Calling:
         left = max(1e-3, call.deadline - owner.runtime.now()) if call.deadline is not None else 0.0
         descriptors = () if layout is None else layout.descriptors
         nested = call.parent is not None
-        head = encode_head(Request(call.id, name, left, nested, descriptors, call.recorded, call.forks, creation))
+        head = encode_head(Request(call.id, name, left, nested, descriptors, call.recorded, call.forks, creation, turn))
         if layout is None:
             return pack(head, encoded.data, 0, None, call.channel.room)
         return pack(head, encoded.data, layout.size, layout.write, call.channel.room)
@@ -288,6 +291,14 @@ class Calling:
         assert message is not None
         call.message = None
         return read_answer(call, answer, message, self._owner.recorder, self._owner.peers)
+
+    def failure(self, call: Call) -> Exception | None:
+        """What a call that has ended raises, anew each time; None: it returned."""
+        if call.error is not None:
+            return call.error
+        if not isinstance(call.answer, Failure) or call.message is None:
+            return None
+        return read_failure(call, call.answer, call.message)
 
     def finish(
         self, call: Call, answer: Answer | None = None, message: Message | None = None, error: Exception | None = None

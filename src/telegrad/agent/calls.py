@@ -14,7 +14,7 @@ from telegrad.agent.recorder import Scope
 from telegrad.errors import CallCancelled
 from telegrad.waiting import Event
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, AutogradMetadata, ForkInfo
+from telegrad.wire.messages import Answer, AutogradMetadata, ForkInfo, Turn
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -86,6 +86,8 @@ class Served(msgspec.Struct, eq=False):
     """Why the caller no longer wants the answer; empty if it does."""
     children: dict[int, Call] = msgspec.field(default_factory=dict)
     on_cancel: Callable[[], None] | None = None
+    turn: Turn | None = None
+    """Of a call of an ordered object, until it waits for its turn there."""
 
     def check(self) -> None:
         """Raise CallCancelled if the caller no longer wants the answer: long functions may call this now and then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Protocol
 
 from telegrad.agent.channel import Channel
@@ -11,17 +12,29 @@ from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.guests import Guests
-from telegrad.agent.keeper import Keeper
+from telegrad.agent.keeper import Keeper, Traffic
 from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.serving import Serving
 from telegrad.agent.settings import AgentSettings
-from telegrad.errors import DeadlineExceeded
+from telegrad.errors import DeadlineExceeded, ReferencesHeld
 from telegrad.transport.base import Listener, Poller
 from telegrad.waiting import Event, Runtime
 
 _log = logging.getLogger("telegrad")
 
 _FLUSH = 1.0  # seconds that the last frames may take to leave
+_PATIENCE = 20  # rounds of a shutdown in which references may settle
+_NO_TRAFFIC = Traffic(False, {}, {})
+
+
+def _settled(group: Mapping[int, Traffic]) -> bool:
+    """Whether everything that these workers told each other of references has come, and nothing is to follow."""
+    return not any(traffic.pending for traffic in group.values()) and all(
+        count == group[to].received.get(who, 0)
+        for who, traffic in group.items()
+        for to, count in traffic.sent.items()
+        if to in group
+    )
 
 
 class EndingOwner(Protocol):
@@ -79,7 +92,7 @@ class Ending:
         if drained is not None and not self.activity():
             drained.set()
 
-    def shutdown(self, *, graceful: bool, timeout: float) -> None:
+    def shutdown(self, *, graceful: bool, timeout: float, strict_references: bool = False) -> None:
         """See `Agent.shutdown`."""
         with self._lock:
             closing = self._closing
@@ -88,17 +101,26 @@ class Ending:
         if closing is not None:
             closing.wait(None)
             return
+        held: list[str] = []
         try:
             if graceful and not self._owner.closed:
-                self._drain(timeout)
+                held = self._drain(timeout)
         finally:
             self.close()
+        if held:
+            text = f"worker {self._owner.me.name!r} shut down with references held: {'; '.join(held)}"
+            if strict_references:
+                raise ReferencesHeld(f"{text}. Release them before shutdown, or let them die")
+            _log.info(text)
 
-    def _drain(self, timeout: float) -> None:
-        """Wait for quiet: nothing under way anywhere, twice in a row, with no call made in between."""
+    def _drain(self, timeout: float) -> list[str]:
+        """Wait for quiet: nothing under way anywhere, twice in a row, with no call made in between.
+
+        Returns the references that are held then.
+        """
         owner, now = self._owner, self._owner.runtime.now
         deadline = now() + timeout if timeout else None
-        before = -1
+        before, unsettled = -1, 0
         while True:
             while self.activity():
                 drained = self._drained = owner.runtime.event()
@@ -111,11 +133,18 @@ class Ending:
                         elapsed=timeout,
                     )
             left = None if deadline is None else max(0.01, deadline - now())
-            mine = bool(self.activity()), owner.calls_made()
-            values = owner.gatherings.gather(mine, timeout=left, topic="shutdown")
-            made = sum(count for _, count in values.values())
-            if made == before and not any(busy for busy, _ in values.values()):
-                return
+            # Before the others can know that all is quiet, and leave: what they hold would be given up.
+            held = owner.keeper.held() if owner.keeper is not None else []
+            traffic = owner.keeper.traffic() if owner.keeper is not None else _NO_TRAFFIC
+            mine = owner.me.id, bool(self.activity()), owner.calls_made(), traffic
+            values = list(owner.gatherings.gather(mine, timeout=left, topic="shutdown").values())
+            made = sum(count + sum(traffic.sent.values()) for _, _, count, traffic in values)
+            if made == before and not any(busy for _, busy, _, _ in values):
+                # What is told of references is no call, so it is counted at both ends. That is for the list of those
+                # that are held, which nobody should wait for without end.
+                if _settled({who: traffic for who, _, _, traffic in values}) or unsettled == _PATIENCE:
+                    return held
+                unsettled += 1
             before = made
 
     def close(self) -> None:

@@ -6,10 +6,22 @@ The agent knows nothing of ownership. `telegrad.rpc` gives it a keeper; without 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from telegrad.wire.messages import Creation, ForkInfo
+from telegrad.wire.messages import Creation, ForkInfo, Turn
 from telegrad.wire.payload import Reference
+
+
+class Traffic(NamedTuple):
+    """How busy a keeper is: see `Ending`."""
+
+    pending: bool
+    """Whether it is about to send."""
+    sent: dict[int, int]
+    """How many messages ever, by the worker that they were for."""
+    received: dict[int, int]
+    """The same, by the worker that they were from, when all that follows from them has been sent."""
+
 
 Placed = tuple[int, Reference]
 """A reference and its position in a message."""
@@ -35,6 +47,15 @@ class Keeper(Protocol):
 
     def computed(self, creation: Creation, value: object, error: BaseException | None) -> None:
         """It has ended."""
+
+    def not_in_turn(self, turn: Turn, caller: int) -> None:
+        """A call of an ordered object was answered before it could take its turn."""
+
+    def held(self) -> list[str]:
+        """What is kept here for others, and what of others is held here, for people."""
+
+    def traffic(self) -> Traffic:
+        """What would show that the books of the group still change."""
 
     def close(self) -> None:
         """The agent is shutting down."""

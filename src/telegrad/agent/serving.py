@@ -23,6 +23,7 @@ from telegrad.agent.keeper import Keeper, Placed
 from telegrad.agent.peers import Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.errors import CallCancelled, FunctionNotFound, PayloadError, TelegradError
+from telegrad.protocol.verdicts import State
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
@@ -95,10 +96,17 @@ class Serving:
             now + request.timeout if request.timeout else None,
             0 if request.nested else parcel[0].size,
         )
-        self.active[channel, request.call] = served
+        served.turn = request.turn
         keeper = self._owner.keeper
         references: list[Placed] | tuple[()] = ()
-        if keeper is not None and (request.creation is not None or request.references):
+        if keeper is None or (request.creation is None and not request.references):
+            self.active[channel, request.call] = served
+        elif channel.session.state in (State.CLOSED, State.LOST):
+            # What a lost worker held has been given up, and this came too late for that.
+            _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
+            return
+        else:
+            self.active[channel, request.call] = served
             caller = self._owner.peers.find(channel.peer).record.id
             if request.creation is not None:
                 keeper.creating(request.creation, caller)
@@ -259,6 +267,8 @@ class Serving:
             value = None
         if self.active.pop((channel, served.id), None) is None:
             return  # answered already
+        if served.turn is not None and self._owner.keeper is not None:
+            self._owner.keeper.not_in_turn(served.turn, self._owner.peers.find(channel.peer).record.id)
         try:
             if error is None:
                 try:
@@ -286,14 +296,19 @@ class Serving:
         if not encoded.attachments and not encoded.references:
             return pack(encode_head(Reply(served.id)), encoded.data, 0, None, channel.room)
         recorder, autograd = self._owner.recorder, None
-        if served.scope is not None and recorder is not None:
-            autograd = recorder.outgoing(served.scope, caller.record, encoded, request=False)
-        layout: Layout = lay_out(encoded.attachments)
         forks: tuple[ForkInfo, ...] = ()
         if encoded.references and self._owner.keeper is not None:
             forks = self._owner.keeper.outgoing(caller.record.id, encoded.references)
-        head = encode_head(Reply(served.id, layout.descriptors, autograd, forks))
-        return pack(head, encoded.data, layout.size, layout.write, channel.room)
+        try:
+            if served.scope is not None and recorder is not None:
+                autograd = recorder.outgoing(served.scope, caller.record, encoded, request=False)
+            layout: Layout = lay_out(encoded.attachments)
+            head = encode_head(Reply(served.id, layout.descriptors, autograd, forks))
+            return pack(head, encoded.data, layout.size, layout.write, channel.room)
+        except BaseException:
+            if forks and self._owner.keeper is not None:
+                self._owner.keeper.not_sent(caller.record.id, forks)
+            raise
 
     def _pack_failure(self, channel: Channel, served: Served, error: BaseException) -> Any:
         # The first entry is the line in this module that called the function.

@@ -15,19 +15,20 @@ before what it deletes. Each message must come once; the session sees to that.
 A lost worker's forks are given up, and with them perhaps the value. What the lost worker had passed on meanwhile is
 then refused: its user gets an error instead of a value that is gone. For that an owner must know, of a reference that
 it does not have, whether it had it once or the call that creates it is still to come. So each worker numbers the
-references that it creates, for each owner, without gaps, and the owner notes which have come.
+references that it creates, for each owner, without gaps, and the owner notes which have come. A reference also names
+the life of its owner: one that is started again has nothing that its former life had.
 
 Events are methods; they return effects, which the caller carries out, in order.
 
 >>> owner, user = References(0), References(1)
->>> owner.own((0, 1))
->>> fork = owner.pass_on((0, 1), None, to=1, fork=(0, 2))
+>>> owner.own((0, 1, 0))
+>>> fork = owner.pass_on((0, 1, 0), None, to=1, fork=(0, 2))
 >>> user.received(0, fork)
 []
 >>> user.dropped(fork.fork)
-[Delete(to=0, rref=(0, 1), fork=(0, 2))]
->>> owner.released((0, 1)), owner.deleted(1, (0, 1), (0, 2))
-([], [Freed(rref=(0, 1))])
+[Delete(to=0, rref=(0, 1, 0), fork=(0, 2))]
+>>> owner.released((0, 1, 0)), owner.deleted(1, (0, 1, 0), (0, 2))
+([], [Freed(rref=(0, 1, 0))])
 """
 
 from __future__ import annotations
@@ -39,18 +40,16 @@ from telegrad.protocol.arrivals import Arrivals
 
 Worker = int
 Id = tuple[int, int]
-"""The worker that made the id, and a number: a mark of its present life, and a counter.
-
-The number of a fork was never used before; that of a reference was never used before with the same owner, and counts
-up by one.
-"""
+"""Of a fork: the worker that made it, and a number that it never used before: a mark of its life, and a counter."""
+Ref = tuple[int, int, int]
+"""Of a reference: the same, but with a counter for each life of each owner; and the mark of the owner's life."""
 
 LIFE = 40
 """Bits of the counter."""
 _COUNTER = (1 << LIFE) - 1
 
 
-def _life(made: Id) -> Id:
+def _life(made: Ref) -> Id:
     """The worker that made an id, and what its ids of that life begin with."""
     return made[0], made[1] >> LIFE
 
@@ -59,7 +58,7 @@ def _life(made: Id) -> Id:
 class Fork:
     """A reference on its way to another worker."""
 
-    rref: Id
+    rref: Ref
     fork: Id
     owner: Worker
 
@@ -72,7 +71,7 @@ class RequestFork:
     """Ask the owner to accept a fork that a third worker passed on to us."""
 
     to: Worker
-    rref: Id
+    rref: Ref
     fork: Id
 
 
@@ -98,7 +97,7 @@ class Delete:
     """Tell the owner that a fork is gone."""
 
     to: Worker
-    rref: Id
+    rref: Ref
     fork: Id
 
 
@@ -121,14 +120,14 @@ class Refused:
 class Freed:
     """Nobody can name a value of ours any more."""
 
-    rref: Id
+    rref: Ref
 
 
 @dataclass(frozen=True)
 class Orphaned:
     """The call that would have created a value of ours will never come: its caller is lost."""
 
-    rref: Id
+    rref: Ref
 
 
 Effect = RequestFork | AcceptFork | AcceptChild | Delete | Confirmed | Refused | Freed | Orphaned
@@ -151,7 +150,7 @@ class _Owned:
 
 @dataclass
 class _Held:
-    rref: Id
+    rref: Ref
     owner: Worker
     parent: Worker | None
     """Who passed it on and has not been told that the owner knows; None: nobody."""
@@ -165,32 +164,33 @@ class _Held:
 class References:
     """One worker's references: the values that it owns, and the forks that it holds."""
 
-    def __init__(self, me: Worker, gone: Callable[[Worker], bool] = lambda _: False) -> None:
+    def __init__(self, me: Worker, gone: Callable[[Worker], bool] = lambda _: False, life: int = 0) -> None:
         self._me = me
+        self._life = life  # what our ids begin with
         self._is_gone = gone  # whether a worker is lost now; one that was started again is not
-        self._owned: dict[Id, _Owned] = {}
+        self._owned: dict[Ref, _Owned] = {}
         self._held: dict[Id, _Held] = {}
         self._parents: dict[Id, Id] = {}  # fork that we passed on -> the fork of ours that it was made from
-        self._early: dict[tuple[Id, Id], Worker] = {}  # deletions that came before what they delete
+        self._early: dict[tuple[Ref, Id], Worker] = {}  # deletions that came before what they delete
         self._lost_lives: set[Id] = set()  # workers that were lost, with what their ids of that life begin with
         self._arrivals: dict[Id, Arrivals] = {}  # by such a life: which of the references that it created have come
 
     # -- the owner's values -------------------------------------------------------------------------------------
 
-    def own(self, rref: Id, *, computing: bool = False) -> None:
+    def own(self, rref: Ref, *, computing: bool = False) -> None:
         """A value of ours gets its first handle, here."""
         self._owned[rref] = _Owned(created=True, computing=computing, handles=1)
 
-    def created(self, rref: Id, fork: Id, caller: Worker) -> None:
+    def created(self, rref: Ref, fork: Id, caller: Worker) -> None:
         """The call came that creates a value here, for a fork of the caller's. See `computed`."""
         owned = self._owned.setdefault(rref, _Owned(created=True))
         owned.created = owned.computing = True
         life = _life(rref)
-        if life not in self._lost_lives:
+        if life not in self._lost_lives and rref[2] == self._life:
             self._arrivals.setdefault(life, Arrivals()).came(rref[1] & _COUNTER)
         self._add_fork(owned, rref, fork, caller)
 
-    def computed(self, rref: Id) -> list[Effect]:
+    def computed(self, rref: Ref) -> list[Effect]:
         """That call has ended."""
         owned = self._owned.get(rref)
         if owned is None:
@@ -198,7 +198,7 @@ class References:
         owned.computing = False
         return self._settle(rref, owned)
 
-    def released(self, rref: Id) -> list[Effect]:
+    def released(self, rref: Ref) -> list[Effect]:
         """A handle on the owner is gone."""
         owned = self._owned.get(rref)
         if owned is None:
@@ -206,7 +206,7 @@ class References:
         owned.handles -= 1
         return self._settle(rref, owned)
 
-    def requested(self, sender: Worker, rref: Id, fork: Id) -> list[Effect]:
+    def requested(self, sender: Worker, rref: Ref, fork: Id) -> list[Effect]:
         """A user asks us to accept its fork."""
         if rref not in self._owned and not self.to_come(rref):
             return [AcceptFork(sender, fork, True)]
@@ -214,7 +214,7 @@ class References:
         self._add_fork(owned, rref, fork, sender)
         return [AcceptFork(sender, fork, False), *self._settle(rref, owned)]
 
-    def deleted(self, sender: Worker, rref: Id, fork: Id) -> list[Effect]:
+    def deleted(self, sender: Worker, rref: Ref, fork: Id) -> list[Effect]:
         """A user has dropped its fork."""
         owned = self._owned.get(rref)
         if owned is not None and fork in owned.forks:
@@ -224,19 +224,19 @@ class References:
             self._early[rref, fork] = sender
         return []
 
-    def to_come(self, rref: Id) -> bool:
+    def to_come(self, rref: Ref) -> bool:
         """Whether the call that creates a reference, that we would own has not come, and still may."""
         life = _life(rref)
-        if rref[0] == self._me or life in self._lost_lives:
+        if rref[0] == self._me or rref[2] != self._life or life in self._lost_lives:
             return False
         arrivals = self._arrivals.get(life)
         return arrivals is None or arrivals.to_come(rref[1] & _COUNTER)
 
-    def _add_fork(self, owned: _Owned, rref: Id, fork: Id, holder: Worker) -> None:
+    def _add_fork(self, owned: _Owned, rref: Ref, fork: Id, holder: Worker) -> None:
         if self._early.pop((rref, fork), None) is None and not self._is_gone(holder):
             owned.forks[fork] = holder
 
-    def _settle(self, rref: Id, owned: _Owned) -> list[Effect]:
+    def _settle(self, rref: Ref, owned: _Owned) -> list[Effect]:
         if owned.needed():
             return []
         del self._owned[rref]
@@ -244,7 +244,7 @@ class References:
 
     # -- the user's forks ---------------------------------------------------------------------------------------
 
-    def creating(self, rref: Id, fork: Id, owner: Worker) -> None:
+    def creating(self, rref: Ref, fork: Id, owner: Worker) -> None:
         """We are about to make a call that creates a value on its owner."""
         self._held[fork] = _Held(rref, owner, None)
 
@@ -260,7 +260,7 @@ class References:
         held.confirmed = True
         return [Confirmed(fork)]
 
-    def pass_on(self, rref: Id, from_fork: Id | None, *, to: Worker, fork: Id) -> Fork:
+    def pass_on(self, rref: Ref, from_fork: Id | None, *, to: Worker, fork: Id) -> Fork:
         """A handle of ours (a fork, or one of the owner's: None) goes to another worker, as `fork`."""
         if from_fork is None:
             if to != self._me and not self._is_gone(to):
@@ -384,13 +384,21 @@ class References:
 
     # -- for people and tests --------------------------------------------------------------------------------------
 
-    def owned(self) -> dict[Id, list[Worker]]:
+    def has(self, rref: Ref, fork: Id | None) -> bool:
+        """Whether a handle that is here counts: that of a fork, or (None) one of the owner's."""
+        return fork in self._held if fork is not None else rref in self._owned
+
+    def owns(self, rref: Ref) -> bool:
+        """Whether a value is kept here, or will be."""
+        return rref in self._owned
+
+    def owned(self) -> dict[Ref, list[Worker]]:
         """The values that are kept here, and who holds forks of them."""
         return {rref: sorted(set(owned.forks.values())) for rref, owned in self._owned.items()}
 
-    def held(self) -> dict[Id, Id]:
-        """The forks that are held here, and what they refer to."""
-        return {fork: held.rref for fork, held in self._held.items()}
+    def held(self) -> dict[Id, tuple[Ref, Worker]]:
+        """The forks that are held here: the reference, and its owner."""
+        return {fork: (held.rref, held.owner) for fork, held in self._held.items()}
 
     def fork_count(self) -> int:
         """How many forks of our values there are."""

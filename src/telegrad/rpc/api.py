@@ -234,17 +234,21 @@ def _close_at_exit(agent: Agent) -> None:
     register(agent.close)
 
 
-def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
+def shutdown(
+    graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT, *, strict_references: bool = False
+) -> None:
     """Leave the group. Does nothing if there is no agent.
 
     A graceful shutdown waits until all workers have called it and no call is under way; `timeout` in seconds bounds
     that (0: it does not), and its error says who was waited for. The others do not wait for a worker that died.
+    References that are held at the end of a graceful shutdown are listed in the log; with `strict_references` they are
+    an error, ReferencesHeld, which is raised when everything is closed.
     """
     agent = _default
     if agent is None:
         return
     try:
-        agent.shutdown(graceful=graceful, timeout=timeout)
+        agent.shutdown(graceful=graceful, timeout=timeout, strict_references=strict_references)
     finally:
         with _lock:
             if _default is agent:
@@ -366,7 +370,7 @@ def barrier(workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_
 
 
 @contextlib.contextmanager
-def session(name: str | None = None, **kwargs: Any) -> Iterator[Agent]:
+def session(name: str | None = None, *, strict_references: bool = False, **kwargs: Any) -> Iterator[Agent]:
     """`init_rpc` before and `shutdown` after a block; if the block raised, without waiting for the others."""
     init_rpc(name, **kwargs)
     try:
@@ -374,4 +378,4 @@ def session(name: str | None = None, **kwargs: Any) -> Iterator[Agent]:
     except BaseException:
         shutdown(graceful=False)
         raise
-    shutdown()
+    shutdown(strict_references=strict_references)

@@ -13,6 +13,7 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Call
 from telegrad.errors import DeadlineExceeded
+from telegrad.wire.messages import Turn
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -35,10 +36,12 @@ class Future(torch.futures.Future[T]):
 
     # -- the call's side --------------------------------------------------------------------------------------
 
-    def start(self, to: str | int, function: Any, args: Any, kwargs: Any, timeout: float | None) -> Future[T]:
+    def start(
+        self, to: str | int, function: Any, args: Any, kwargs: Any, timeout: float | None, *, turn: Turn | None = None
+    ) -> Future[T]:
         """Make the call that this is the future of."""
         assert self._agent is not None
-        self._call = self._agent.call_async(to, function, args, kwargs, timeout=timeout, on_done=self._ended)
+        self._call = self._agent.call_async(to, function, args, kwargs, timeout=timeout, on_done=self._ended, turn=turn)
         return self
 
     def _ended(self, call: Call) -> None:

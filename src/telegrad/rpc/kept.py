@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
-from telegrad.protocol.references import LIFE, Id
+from telegrad.agent.answers import RemoteTraceback
+from telegrad.errors import RemoteError
+from telegrad.protocol.references import LIFE, Ref
 from telegrad.rpc.mailbox import Mailbox
 
 
@@ -21,10 +24,10 @@ class Kept:
         self._waiters: list[Callable[[], None]] = []
         self.ready = False
         self.value: Any = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.mailbox = Mailbox() if ordered else None
 
-    def set(self, value: object, error: BaseException | None = None) -> None:
+    def set(self, value: object, error: Exception | None = None) -> None:
         """Here it is; only the first counts."""
         with self._lock:
             if self.ready:
@@ -44,23 +47,49 @@ class Kept:
     def get(self) -> Any:
         """The value; raises what the function raised that was to make it."""
         if self.error is not None:
-            # The stored exception must not collect the frames of all who see it: they hold references, among them
-            # perhaps one to this very value, which would then never die.
-            raise _another(self.error)
+            # Not the one that is kept: it would collect the frames of all who see it, and these hold references, among
+            # them perhaps one to this very value, which would then never die.
+            raise another(self.error)
         return self.value
 
 
-def _another(error: BaseException) -> BaseException:
+def to_keep(error: BaseException, worker: str) -> Exception:
+    """An exception as it is kept: with the text of its traceback as its cause, and without the frames."""
+    text = "".join(traceback.format_exception(error))
+    if isinstance(error, Exception):
+        kept = another(error)
+    else:  # one that ends programs must not end that of whoever uses the reference
+        kept = RemoteError(f"the function that was to make the value raised {type(error).__name__}: {error}")
+        kept.worker = worker
+        kept.type_name, kept.remote_traceback = f"{type(error).__module__}.{type(error).__qualname__}", text
+    kept.__cause__ = RemoteTraceback(worker, text)
+    return kept
+
+
+def another(error: Exception) -> Exception:
+    """The same exception once more, without its traceback."""
     try:
-        other = copy.copy(error)
+        other = _copy(error)
     except Exception:  # noqa: BLE001 - the user's class; then all get the same exception
-        return error
-    if type(other) is not type(error):
-        return error
-    other.__cause__ = error.__cause__
-    return other.with_traceback(error.__traceback__)
+        other = error
+    other.__cause__, other.__context__ = error.__cause__, None
+    return other.with_traceback(None)
 
 
-def show(rref: Id) -> str:
+def _copy(error: Exception) -> Exception:
+    cls: Any = type(error)
+    base: Any = next(each for each in cls.__mro__ if each.__module__ == "builtins")
+    own_way = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not base.__reduce__
+    if own_way or cls.__init__ is base.__init__:
+        return copy.copy(error)
+    # Its __init__ may take other arguments than those that the exception shows, or change them once more.
+    _, args, *state = base.__reduce__(error)
+    other: Exception = cls.__new__(cls, *args)
+    base.__init__(other, *args)
+    other.__dict__.update(state[0] if state and state[0] else {})
+    return other
+
+
+def show(rref: Ref) -> str:
     """A reference, for people."""
     return f"reference {rref[0]}:{rref[1] & ((1 << LIFE) - 1)}"

@@ -9,62 +9,87 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from telegrad.protocol.references import LIFE
+from telegrad.wire.messages import Turn
 
 Task = Callable[[Callable[[], None]], None]
 """Has a call run by another thread; it is given what to call when the call has ended."""
 
-Turn = tuple[int, int]
+
+@dataclass(slots=True)
+class _Stream:
+    upcoming: int = 0
+    end: int | None = None
+    """Where it ends, once its caller has said so."""
+    early: dict[int, Task | None] = field(default_factory=dict)
 
 
 class Mailbox:
     """What waits for its turn at one object.
 
     >>> mailbox, log = Mailbox(), []
-    >>> mailbox.put(7, (0, 1), lambda done: (log.append("second"), done()))
-    >>> mailbox.put(7, (0, 0), lambda done: (log.append("first"), done()))
+    >>> mailbox.put(7, Turn((7, 0), 0, 1), lambda done: (log.append("second"), done()))
+    >>> mailbox.put(7, Turn((7, 0), 0, 0), lambda done: (log.append("first"), done()))
     >>> log
     ['first', 'second']
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects all below
-        self._next: dict[tuple[int, int], int] = {}
-        self._early: dict[tuple[int, int], dict[int, Task | None]] = {}
+        self._streams: dict[tuple[int, int], _Stream] = {}  # by caller and stream
+        self._lost: set[tuple[int, int]] = set()  # lives of callers that are gone
         self._due: deque[Task] = deque()
         self._running = False
 
     def put(self, caller: int, turn: Turn, task: Task) -> None:
         """A call came; it runs when all that its caller made before it have ended, and no other runs."""
-        self._arrived(caller, turn, task)
-
-    def skip(self, caller: int, turn: Turn) -> None:
-        """A call will never come."""
-        self._arrived(caller, turn, None)
-
-    def lost(self, caller: int) -> None:
-        """A caller is gone: what waits for a call of its that will never come is dropped."""
         with self._lock:
-            for key in [key for key in self._early if key[0] == caller]:
-                del self._early[key]
-            for key in [key for key in self._next if key[0] == caller]:
-                del self._next[key]
+            self._arrived(caller, turn, task)
+        self._run_next()
+
+    def skip(self, caller: int, turn: Turn, *, last: bool = False) -> None:
+        """A call will not come. If it is the `last`, none will after it, and the stream ends here."""
+        with self._lock:
+            if last and (caller, turn.stream >> LIFE) not in self._lost:
+                stream = self._streams.setdefault((caller, turn.stream), _Stream())
+                stream.end = turn.number
+                self._tidy(caller, turn.stream, stream)
+            elif not last:
+                self._arrived(caller, turn, None)
+        self._run_next()
+
+    def lost(self, caller: int, life: int) -> None:
+        """A caller is gone: its calls that wait for one that will never come run now (and find that out)."""
+        with self._lock:
+            self._lost.add((caller, life))
+            for key in [key for key in self._streams if key[0] == caller and key[1] >> LIFE == life]:
+                stream = self._streams.pop(key)
+                self._due += [task for _, task in sorted(stream.early.items()) if task is not None]
+        self._run_next()
+
+    def waiting(self) -> int:
+        """How many streams are remembered."""
+        return len(self._streams)
 
     def _arrived(self, caller: int, turn: Turn, task: Task | None) -> None:
-        stream, number = turn
-        key = caller, stream
-        with self._lock:
-            early = self._early.setdefault(key, {})
-            early[number] = task
-            upcoming = self._next.get(key, 0)
-            while upcoming in early:
-                due = early.pop(upcoming)
-                if due is not None:
-                    self._due.append(due)
-                upcoming += 1
-            self._next[key] = upcoming
-            if not early:
-                del self._early[key]
-        self._run_next()
+        if (caller, turn.stream >> LIFE) in self._lost:
+            if task is not None:
+                self._due.append(task)
+            return
+        stream = self._streams.setdefault((caller, turn.stream), _Stream())
+        stream.early[turn.number] = task
+        while stream.upcoming in stream.early:
+            due = stream.early.pop(stream.upcoming)
+            stream.upcoming += 1
+            if due is not None:
+                self._due.append(due)
+        self._tidy(caller, turn.stream, stream)
+
+    def _tidy(self, caller: int, number: int, stream: _Stream) -> None:
+        if stream.end is not None and stream.upcoming >= stream.end:
+            del self._streams[caller, number]
 
     def _run_next(self) -> None:
         with self._lock:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from telegrad.agent.calls import Call, serving
+from telegrad.agent.calls import Call
 from telegrad.errors import CallError, DeadlineExceeded, ReferenceGone, TelegradError, WorkerLost
-from telegrad.protocol.references import LIFE, Id
+from telegrad.protocol.references import LIFE, Id, Ref
 from telegrad.rpc.futures import Future
 from telegrad.rpc.options import UNSET_RPC_TIMEOUT, given_timeout
 from telegrad.rpc.worker_info import WorkerInfo
-from telegrad.wire.messages import RRefBackwardReq
+from telegrad.wire.messages import RRefBackwardReq, Turn
 from telegrad.wire.payload import Reference
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RRef(Reference, Generic[T]):
     __slots__ = ("__weakref__", "_book", "_id", "_ordered", "_owner", "_released", "_use")
 
     _book: References
-    _id: Id
+    _id: Ref
     _use: Use | None
     _owner: int
     _ordered: bool
@@ -69,7 +69,7 @@ class RRef(Reference, Generic[T]):
         return default_agent().references.own(value, ordered=ordered, cls=cls)  # type: ignore[no-any-return]
 
     @classmethod
-    def _make(cls, book: References, rref: Id, use: Use | None, owner: int, ordered: bool) -> Self:
+    def _make(cls, book: References, rref: Ref, use: Use | None, owner: int, ordered: bool) -> Self:
         made = object.__new__(cls)
         made._book, made._id, made._use, made._owner, made._ordered = book, rref, use, owner, ordered
         made._released = False
@@ -87,7 +87,7 @@ class RRef(Reference, Generic[T]):
 
     def owner_name(self) -> str:
         """Its name."""
-        return self._book.agent.peers.find(self._owner).record.name
+        return self._book.name_of(self._owner)
 
     def confirmed_by_owner(self) -> bool:
         """Whether the owner is known to know of this reference."""
@@ -106,9 +106,8 @@ class RRef(Reference, Generic[T]):
         """
         if self._use is None:
             return self._local(timeout)
-        use = self._ready(timeout)
-        agent = self._book.agent
-        call = agent.begin(self._owner, FETCH, (self._id, not use.confirmed), timeout=given_timeout(timeout))
+        self._ready(timeout)
+        call = self._book.agent.begin(self._owner, FETCH, (self._id,), timeout=given_timeout(timeout))
         return self._complete(call, "to_here()")  # type: ignore[no-any-return]
 
     def local_value(self) -> T:
@@ -122,27 +121,28 @@ class RRef(Reference, Generic[T]):
 
     def _local(self, timeout: float) -> T:
         self._check()
-        seconds = given_timeout(timeout)
-        agent = self._book.agent
-        seconds = agent.settings.rpc_timeout if seconds is None else seconds
-        deadline = agent.runtime.now() + seconds if seconds else None
-        served = serving.get()
-        if served is not None and served.deadline is not None:
-            deadline = served.deadline if deadline is None else min(deadline, served.deadline)
-        return self._book.value(self._id, deadline)  # type: ignore[no-any-return]
+        return self._book.value(self._id, self._book.deadline(timeout))  # type: ignore[no-any-return]
 
     def _check(self) -> None:
         self._book.check_open()
         if self._released:
-            raise ReferenceGone(f"{self!r} was released, and cannot be used any more")
+            raise self.released_error()
 
-    def _ready(self, timeout: float) -> Use:
+    def released_error(self) -> ReferenceGone:
+        """What a use after the end raises."""
+        return ReferenceGone(f"{self!r} was released, and cannot be used any more")
+
+    def _ready(self, timeout: float) -> None:
         """Make sure that the owner knows of this reference; its creator need not wait for that."""
         self._check()
         use = self._use
         assert use is not None
         if not use.settled and not use.creator:
             self._book.wait_for(use, self, timeout)
+            self._check()
+        self._usable(use)
+
+    def _usable(self, use: Use) -> None:
         if use.lost:
             raise self._book.owner_lost(self._id, self._owner)
         if use.given_up:
@@ -151,7 +151,6 @@ class RRef(Reference, Generic[T]):
             )
         if use.error is not None:
             raise _about(use.error, f"{self!r} has no value: {use.error}") from use.error
-        return use
 
     def _complete(self, call: Call, what: str) -> Any:
         agent = self._book.agent
@@ -182,7 +181,7 @@ class RRef(Reference, Generic[T]):
         """Run a backward pass from the value, on its owner: a distributed one in that context; with -1 a local one."""
         if self._use is None:
             self._check()
-            self._book.run_backward(self._id, dist_autograd_ctx_id, retain_graph)
+            self._book.run_backward(self._owner, self._id, dist_autograd_ctx_id, retain_graph)
             return
         self._ready(0)
         call = self._book.agent.calling.ask(
@@ -199,7 +198,7 @@ class RRef(Reference, Generic[T]):
         """Give this reference up now. Others of the same value are not touched."""
         if not self._released:
             self._released = True
-            self._book.dropped(self._id, self._use.fork if self._use is not None else None, self._ordered)
+            self._give_up()
 
     def __enter__(self) -> Self:
         return self
@@ -212,7 +211,10 @@ class RRef(Reference, Generic[T]):
     def __del__(self) -> None:
         # Runs in any thread, at any moment: see References.dropped.
         if not getattr(self, "_released", True):
-            self._book.dropped(self._id, self._use.fork if self._use is not None else None, self._ordered)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._book.dropped(self._id, self._use.fork if self._use is not None else None, self._owner, self._ordered)
 
     # -- PyTorch's private names --------------------------------------------------------------------------------------
 
@@ -260,8 +262,8 @@ def _call_sync(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, .
 
 
 def _begin(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    def begin(values: tuple[Any, ...]) -> Call:
-        return rref._book.agent.begin(rref._owner, METHOD, values, timeout=given_timeout(timeout))
+    def begin(values: tuple[Any, ...], turn: Turn | None) -> Call:
+        return rref._book.agent.begin(rref._owner, METHOD, values, timeout=given_timeout(timeout), turn=turn)
 
     return _in_turn(rref, timeout, name, args, kwargs, begin)
 
@@ -296,9 +298,9 @@ def _call_async(
     kwargs: dict[str, Any],
     make: Callable[..., Future[Any]] = Future,
 ) -> Future[Any]:
-    def begin(values: tuple[Any, ...]) -> Future[Any]:
+    def begin(values: tuple[Any, ...], turn: Turn | None) -> Future[Any]:
         future = make(rref._book.agent, keeps=rref)
-        return future.start(rref._owner, METHOD, values, None, given_timeout(timeout))
+        return future.start(rref._owner, METHOD, values, None, given_timeout(timeout), turn=turn)
 
     return _in_turn(rref, timeout, name, args, kwargs, begin)
 
@@ -306,8 +308,8 @@ def _call_async(
 def _call_remote(
     rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> RRef[Any]:
-    def begin(values: tuple[Any, ...]) -> RRef[Any]:
-        return rref._book.create(rref._owner, METHOD, values, None, given_timeout(timeout), keeps=rref)
+    def begin(values: tuple[Any, ...], turn: Turn | None) -> RRef[Any]:
+        return rref._book.create(rref._owner, METHOD, values, None, given_timeout(timeout), keeps=rref, turn=turn)
 
     return _in_turn(rref, timeout, name, args, kwargs, begin)
 
@@ -321,21 +323,21 @@ def _in_turn(
     name: Method,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    begin: Callable[[tuple[Any, ...]], R],
+    begin: Callable[[tuple[Any, ...], Turn | None], R],
 ) -> R:
     """Begin a call of a method; if its object takes calls in order, with its number."""
-    unconfirmed = False
     if rref._use is not None:
-        unconfirmed = not rref._ready(timeout).confirmed
+        rref._ready(timeout)
     else:
         rref._check()
+    values = rref._id, name, args, kwargs
     if not rref._ordered:
-        return begin((rref._id, unconfirmed, name, args, kwargs, None))
-    turn = rref._book.next_turn(rref._id)
+        return begin(values, None)
+    turn = rref._book.next_turn(rref._owner, rref._id)
     try:
-        return begin((rref._id, unconfirmed, name, args, kwargs, turn))
+        return begin(values, turn)
     except BaseException:
-        rref._book.skip_turn(rref._owner, rref._id, unconfirmed, turn)
+        rref._book.skip_turn(rref._owner, turn)
         raise
 
 

@@ -13,13 +13,11 @@ from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.serving import DEFERRED
-from telegrad.errors import ReferenceGone
-from telegrad.protocol.references import Id
+from telegrad.protocol.references import Ref
 from telegrad.rpc.kept import Kept, show
-from telegrad.rpc.mailbox import Turn
 from telegrad.rpc.rref import FETCH, METHOD, Method, shown
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import RRefBackwardReq, RRefBackwardResp, RRefSkip
+from telegrad.wire.messages import RRefBackwardReq, RRefBackwardResp
 
 Answer = Callable[[object, BaseException | None], None]
 
@@ -29,10 +27,10 @@ class Host(Protocol):
 
     agent: Agent
 
-    def find_for(self, caller: int, rref: Id, unconfirmed: bool) -> Kept:
+    def find_for(self, caller: int, rref: Ref) -> Kept:
         """A value that a worker names."""
 
-    def run_backward(self, rref: Id, context: int, retain_graph: bool) -> None:
+    def run_backward(self, caller: int, rref: Ref, context: int, retain_graph: bool) -> None:
         """Run a pass from a value."""
 
 
@@ -44,7 +42,6 @@ class Visits:
         self._agent = host.agent
         self._agent.register(FETCH[1:], self._fetch, deferred=True)
         self._agent.register(METHOD[1:], self._method, deferred=True)
-        self._agent.handle(RRefSkip, self._skip, urgent=True)
         self._agent.handle(RRefBackwardReq, self._backward)
 
     def _visitor(self) -> tuple[Served, int]:
@@ -62,9 +59,9 @@ class Visits:
 
         self._agent.executor.submit(run)
 
-    def _fetch(self, answer: Answer, rref: Id, unconfirmed: bool) -> None:
+    def _fetch(self, answer: Answer, rref: Ref) -> None:
         _, caller = self._visitor()
-        kept = self._host.find_for(caller, rref, unconfirmed)
+        kept = self._host.find_for(caller, rref)
 
         def run() -> None:
             answer(kept.value, kept.error)
@@ -76,15 +73,13 @@ class Visits:
     def _method(
         self,
         answer: Answer,
-        rref: Id,
-        unconfirmed: bool,
+        rref: Ref,
         name: Method,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        turn: Turn | None,
     ) -> None:
         served, caller = self._visitor()
-        kept = self._host.find_for(caller, rref, unconfirmed)
+        kept = self._host.find_for(caller, rref)
 
         def run(ended: Callable[[], None]) -> None:
             deferred = False
@@ -114,6 +109,7 @@ class Visits:
         in_turn = _as_now(lambda ended: self._later(partial(run, ended)))
 
         def start() -> None:
+            turn, served.turn = served.turn, None
             if turn is not None and kept.mailbox is not None:
                 kept.mailbox.put(caller, turn, in_turn)
             else:
@@ -123,26 +119,13 @@ class Visits:
         if kept.when_ready(resume):
             start()
 
-    def _skip(self, channel: Channel, head: RRefSkip, message: Message) -> None:
-        caller = self._agent.peers.find(channel.peer).record.id
-        try:
-            kept = self._host.find_for(caller, head.rref, head.unconfirmed)
-        except ReferenceGone:  # then nobody waits for the turn
-            return
-
-        def skip() -> None:
-            if kept.mailbox is not None:
-                kept.mailbox.skip(caller, head.turn)
-
-        if kept.when_ready(skip):
-            skip()
-
     def _backward(self, channel: Channel, head: RRefBackwardReq, message: Message) -> None:
+        caller = self._agent.peers.find(channel.peer).record.id
         self._agent.serving.serve_message(
             channel,
             head.call,
             f"backward of {show(head.rref)}",
-            lambda: self._host.run_backward(head.rref, head.context, head.retain_graph),
+            lambda: self._host.run_backward(caller, head.rref, head.context, head.retain_graph),
             RRefBackwardResp(head.call),
         )
 

@@ -24,7 +24,8 @@ class AutogradMetadata(msgspec.Struct, frozen=True, array_like=True):
     """Whether the caller had grad mode on; if not, the function runs without it, too."""
 
 
-ReferenceId = tuple[int, int]
+ForkId = tuple[int, int]
+ReferenceId = tuple[int, int, int]
 
 
 class ForkInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -33,7 +34,7 @@ class ForkInfo(msgspec.Struct, frozen=True, array_like=True):
     position: int
     """Among the attachments, where the value is put together again."""
     rref: ReferenceId
-    fork: ReferenceId
+    fork: ForkId
     owner: int
     ordered: bool = False
 
@@ -42,9 +43,18 @@ class Creation(msgspec.Struct, frozen=True, array_like=True):
     """What makes a call a ``remote``: its result stays with the callee, under this name."""
 
     rref: ReferenceId
-    fork: ReferenceId
+    fork: ForkId
     ordered: bool = False
     """Methods of the value run one at a time, in each caller's order."""
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """The place of a call in its caller's order, where the object that it calls takes calls in order."""
+
+    rref: ReferenceId
+    stream: int
+    """Which only this caller uses, in this life of it."""
+    number: int
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -61,6 +71,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
     autograd: AutogradMetadata | None = None
     references: tuple[ForkInfo, ...] = ()
     creation: Creation | None = None
+    turn: Turn | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -205,36 +216,35 @@ class RRefForkRequest(msgspec.Struct, frozen=True, array_like=True, tag=18):
     """A user asks the owner to accept the fork that it was passed."""
 
     rref: ReferenceId
-    fork: ReferenceId
+    fork: ForkId
 
 
 class RRefForkAccept(msgspec.Struct, frozen=True, array_like=True, tag=19):
     """The owner knows of the fork, or has nothing under that name any more."""
 
-    fork: ReferenceId
+    fork: ForkId
     refused: bool
 
 
 class RRefChildAccept(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """The owner knows of the fork that the receiver of this message passed on."""
 
-    fork: ReferenceId
+    fork: ForkId
 
 
 class RRefUserDelete(msgspec.Struct, frozen=True, array_like=True, tag=21):
     """A user has dropped a fork."""
 
     rref: ReferenceId
-    fork: ReferenceId
+    fork: ForkId
 
 
 class RRefSkip(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """A call of an ordered object that has this turn was never sent."""
+    """A call of an ordered object was never sent."""
 
-    rref: ReferenceId
-    unconfirmed: bool
-    """As far as the sender knows, the call that makes the value may not have come yet."""
-    turn: tuple[int, int]
+    turn: Turn
+    last: bool = False
+    """Nor will any after it: the sender has no handle any more."""
 
 
 class RRefBackwardReq(msgspec.Struct, frozen=True, array_like=True, tag=16, forbid_unknown_fields=True):

@@ -1,0 +1,223 @@
+"""The books of one agent's references: the rules, what they are about, and the messages that they send and get.
+
+`telegrad.protocol.references` has the rules; this carries out what they say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from telegrad.agent.agent import Agent
+from telegrad.agent.channel import Channel
+from telegrad.agent.group import WorkerRecord
+from telegrad.agent.keeper import Traffic
+from telegrad.errors import ReferenceGone, UnknownWorker
+from telegrad.protocol import references as protocol
+from telegrad.protocol.references import LIFE, Id, Ref
+from telegrad.protocol.verdicts import State
+from telegrad.rpc.kept import Kept, show
+from telegrad.rpc.rref import Use
+from telegrad.wire.frames import Message
+from telegrad.wire.messages import RRefChildAccept, RRefForkAccept, RRefForkRequest, RRefUserDelete
+
+_LIFE_MASK = (1 << 23) - 1
+
+
+def life_of(record: WorkerRecord) -> int:
+    """What the ids begin with that a worker makes in this life of it."""
+    return record.incarnation & _LIFE_MASK
+
+
+class Ledger:
+    """Values by their references, uses by their forks, and who must hear of what happens to them."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.me = agent.me.id
+        self.life = life_of(agent.me)
+        self.lock = threading.Lock()  # protects all below
+        self.rules = protocol.References(self.me, self._is_gone, self.life)
+        self.kept: dict[Ref, Kept] = {}
+        self.uses: dict[Id, Use] = {}
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self._forks = itertools.count()
+        self._rrefs: dict[Id, int] = {}  # by owner and its life: the number of the next reference made there
+        self._listen(RRefForkRequest, self._requested)
+        self._listen(RRefForkAccept, lambda _, head: self.rules.accepted(head.fork, refused=head.refused))
+        self._listen(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
+        self._listen(RRefUserDelete, lambda sender, head: self.rules.deleted(sender, head.rref, head.fork))
+        agent.on_lost(self._on_lost)
+
+    def _is_gone(self, worker: int) -> bool:
+        if worker == self.me:
+            return False
+        try:
+            return bool(self.agent.peers.find(worker).gone)
+        except UnknownWorker:  # lost before this worker was started
+            return True
+
+    def name_of(self, worker: int) -> str:
+        """A worker's name, as far as it is known."""
+        try:
+            return self.agent.peers.find(worker).record.name
+        except UnknownWorker:
+            return f"number {worker}"
+
+    # Both are called with the lock held.
+
+    def new_fork(self) -> Id:
+        """An id for a fork."""
+        return self.me, self.life << LIFE | next(self._forks)
+
+    def new_rref(self, owner: WorkerRecord) -> Ref:
+        """An id for a reference that is to be created."""
+        life = life_of(owner)
+        number = self._rrefs.get((owner.id, life), 0)
+        self._rrefs[owner.id, life] = number + 1
+        return self.me, self.life << LIFE | number, life
+
+    # -- values and uses --------------------------------------------------------------------------------------------
+
+    def find(self, rref: Ref) -> Kept:
+        """A value that lives here, or is being made, or is to come."""
+        with self.lock:
+            kept = self.kept.get(rref)
+        if kept is None:
+            raise ReferenceGone(
+                f"{show(rref)} names nothing on worker {self.agent.me.name!r} (any more): it was released, or the "
+                "workers that held it are lost"
+            )
+        return kept
+
+    def find_for(self, caller: int, rref: Ref) -> Kept:
+        """The same; but its creator may use a reference before the call that makes the value has come."""
+        if rref[0] == caller:
+            with self.lock:
+                if rref not in self.kept and self.rules.to_come(rref):
+                    self.kept[rref] = Kept()
+        return self.find(rref)
+
+    def settle(self, use: Use) -> None:
+        """It is known whether the owner knows of a fork."""
+        with self.lock:
+            use.settled = True
+            waiters, use.waiters = use.waiters, []
+        for waiter in waiters:
+            waiter()
+
+    def when_settled(self, uses: Sequence[Use], action: Callable[[], None]) -> bool:
+        """Whether that is known of all these; if not, `action` is called when it is."""
+        with self.lock:
+            unknown = [use for use in uses if not use.settled]
+            left = len(unknown)
+
+            def settled() -> None:
+                nonlocal left
+                with self.lock:
+                    left -= 1
+                    last = left == 0
+                if last:
+                    action()
+
+            for use in unknown:
+                use.waiters.append(settled)
+        return not unknown
+
+    # -- effects ----------------------------------------------------------------------------------------------------
+
+    def carry_out(self, effects: Sequence[protocol.Effect]) -> None:
+        """Do what the rules say. The lock is not held."""
+        for effect in effects:
+            match effect:
+                case protocol.RequestFork(to, rref, fork):
+                    self._tell(to, RRefForkRequest(rref, fork))
+                case protocol.AcceptFork(to, fork, refused):
+                    self._tell(to, RRefForkAccept(fork, refused))
+                case protocol.AcceptChild(to, fork):
+                    self._tell(to, RRefChildAccept(fork))
+                case protocol.Delete(to, rref, fork):
+                    self._tell(to, RRefUserDelete(rref, fork))
+                case protocol.Freed(rref):
+                    with self.lock:
+                        kept = self.kept.pop(rref, None)
+                    del kept  # not under the lock: it may be the user's, with a destructor
+                case protocol.Orphaned(rref):
+                    self._orphan(rref)
+                case protocol.Confirmed(fork) | protocol.Refused(fork):
+                    self._decided(fork, effect)
+
+    def _tell(self, to: int, head: Any) -> None:
+        with self.lock:
+            self._sent[to] += 1
+        self.agent.tell(to, head)
+
+    def _orphan(self, rref: Ref) -> None:
+        with self.lock:
+            kept = self.kept.get(rref)
+        if kept is not None:
+            text = f"{show(rref)}: its value will never come, because the worker that was to have it made is lost"
+            kept.set(None, ReferenceGone(text))
+
+    def _decided(self, fork: Id, effect: protocol.Confirmed | protocol.Refused) -> None:
+        with self.lock:
+            use = self.uses.get(fork)
+        if use is None:
+            return
+        if isinstance(effect, protocol.Confirmed):
+            use.confirmed = True
+        elif effect.owner_lost:
+            use.lost = True
+        else:
+            use.given_up = True
+        self.settle(use)
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def _listen(self, kind: type, rule: Callable[[int, Any], list[protocol.Effect]]) -> None:
+        def heard(channel: Channel, head: Any, message: Message) -> None:
+            with self.lock:
+                if channel.session.state in (State.CLOSED, State.LOST):
+                    return  # its sender is given up, and may have been started again
+                sender = self.agent.peers.find(channel.peer).record.id
+                effects = rule(sender, head)
+            self.carry_out(effects)
+            with self.lock:
+                self._received[sender] += 1
+
+        self.agent.handle(kind, heard, urgent=True)
+
+    def _requested(self, sender: int, head: RRefForkRequest) -> list[protocol.Effect]:
+        effects = self.rules.requested(sender, head.rref, head.fork)
+        if self.rules.owns(head.rref):
+            self.kept.setdefault(head.rref, Kept())
+        return effects
+
+    def _on_lost(self, record: WorkerRecord, reason: str) -> None:
+        life = life_of(record)
+        with self.lock:
+            effects = self.rules.lost(record.id, life)
+            expected = [
+                rref
+                for rref in self.kept
+                if not self.rules.owns(rref) and (rref[0], rref[1] >> LIFE) == (record.id, life)
+            ]
+            mailboxes = [kept.mailbox for kept in self.kept.values() if kept.mailbox is not None]
+            self._rrefs.pop((record.id, life), None)
+            del self._sent[record.id], self._received[record.id]
+        for mailbox in mailboxes:
+            mailbox.lost(record.id, life)
+        self.carry_out(effects)
+        for rref in expected:
+            self._orphan(rref)
+            with self.lock:
+                self.kept.pop(rref, None)
+
+    def traffic(self, pending: bool) -> Traffic:
+        """See `Keeper.traffic`."""
+        with self.lock:
+            return Traffic(pending, dict(self._sent), dict(self._received))
