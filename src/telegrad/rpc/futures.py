@@ -13,6 +13,7 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Call
 from telegrad.errors import DeadlineExceeded
+from telegrad.rpc.raising import another
 from telegrad.wire.messages import Turn
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ class Future(torch.futures.Future[T]):
         return self
 
     def _ended(self, call: Call) -> None:
+        self._keeps = None
         value, error = self._take(call)
         self._ending = True
         if error is None:
@@ -59,7 +61,7 @@ class Future(torch.futures.Future[T]):
                 try:
                     self._outcome = self._result_of(call), None
                 except Exception as error:  # noqa: BLE001 - it is the call's, and goes to whoever waits
-                    self._outcome = None, error
+                    self._outcome = None, error.with_traceback(None)  # see telegrad.rpc.raising
             return self._outcome
 
     def set_result(self, result: T) -> None:
@@ -130,7 +132,7 @@ class Future(torch.futures.Future[T]):
     def _value_of(self, call: Call) -> T:
         value, error = self._take(call)
         if error is not None:
-            raise error
+            raise another(error)
         return cast(T, value)
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import traceback
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from telegrad.agent.answers import RemoteTraceback
 from telegrad.errors import RemoteError
 from telegrad.protocol.references import LIFE, Ref
 from telegrad.rpc.mailbox import Mailbox
+from telegrad.rpc.raising import another
 
 
 class Kept:
@@ -64,30 +64,6 @@ def to_keep(error: BaseException, worker: str) -> Exception:
         kept.type_name, kept.remote_traceback = f"{type(error).__module__}.{type(error).__qualname__}", text
     kept.__cause__ = RemoteTraceback(worker, text)
     return kept
-
-
-def another(error: Exception) -> Exception:
-    """The same exception once more, without its traceback."""
-    try:
-        other = _copy(error)
-    except Exception:  # noqa: BLE001 - the user's class; then all get the same exception
-        other = error
-    other.__cause__, other.__context__ = error.__cause__, None
-    return other.with_traceback(None)
-
-
-def _copy(error: Exception) -> Exception:
-    cls: Any = type(error)
-    base: Any = next(each for each in cls.__mro__ if each.__module__ == "builtins")
-    own_way = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not base.__reduce__
-    if own_way or cls.__init__ is base.__init__:
-        return copy.copy(error)
-    # Its __init__ may take other arguments than those that the exception shows, or change them once more.
-    _, args, *state = base.__reduce__(error)
-    other: Exception = cls.__new__(cls, *args)
-    base.__init__(other, *args)
-    other.__dict__.update(state[0] if state and state[0] else {})
-    return other
 
 
 def show(rref: Ref) -> str:
