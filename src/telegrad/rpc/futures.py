@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator
 from contextvars import copy_context
+from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -33,6 +34,7 @@ class Future(torch.futures.Future[T]):
         self._call: Call | None = None
         self._ending = False  # the call has ended, and is about to complete this
         self._lock = threading.Lock()  # protects _outcome
+        self._trace: TracebackType | None = None  # of the error that was set
         self._outcome: tuple[Any, Exception | None] | None = None
 
     # -- the call's side --------------------------------------------------------------------------------------
@@ -52,7 +54,7 @@ class Future(torch.futures.Future[T]):
         if error is None:
             self.set_result(value)
         else:
-            self.set_exception(error)  # type: ignore[arg-type]  # torch says the type of the result
+            self.set_exception(error)
 
     def _take(self, call: Call) -> tuple[Any, Exception | None]:
         """The outcome, decoded once, by whoever is first."""
@@ -108,7 +110,7 @@ class Future(torch.futures.Future[T]):
 
     def _wait_for_torch(self, timeout: float | None) -> T:
         if timeout is None and (self._agent is None or super().done()):
-            return super().wait()
+            return self._torch_result()
         if self._agent is not None:
             arrived = self._agent.runtime.event()
             super().add_done_callback(lambda _: arrived.set())
@@ -120,14 +122,26 @@ class Future(torch.futures.Future[T]):
             came = flag.wait(timeout)
         if not came:
             raise DeadlineExceeded(f"waited {timeout:g} s for a future that nobody has set", elapsed=timeout)
-        return super().wait()
+        return self._torch_result()
+
+    def set_exception(self, result: Exception) -> None:  # type: ignore[override]  # torch says the type of the result
+        """Set the error; torch's name for it."""
+        self._trace = result.__traceback__
+        super().set_exception(result)  # type: ignore[arg-type]  # the same
+
+    def _torch_result(self) -> T:
+        try:
+            return super().wait()
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            failed = error.with_traceback(self._trace)
+        raise another(failed).with_traceback(self._trace)  # see telegrad.rpc.raising
 
     def value(self) -> T:
         """The result of a future that is done; raises its error."""
         call = self._call
         if call is not None and call.done():
             return self._value_of(call)
-        return super().value()
+        return self._torch_result() if super().done() else super().value()
 
     def _value_of(self, call: Call) -> T:
         value, error = self._take(call)
@@ -144,7 +158,7 @@ class Future(torch.futures.Future[T]):
             try:
                 result = context.run(callback, self)
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the next future
-                following.set_exception(error)  # type: ignore[arg-type]  # torch says the type of the result
+                following.set_exception(error)
             else:
                 following.set_result(result)
 

@@ -330,7 +330,7 @@ class References:
                 handle._usable(use)
                 end(self.agent.calling.failure(use.creation) if use.creation is not None else None)
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
-                end(error)
+                end(error.with_traceback(None))
 
         if self._ledger.when_settled([use], settled):
             settled()
