@@ -409,7 +409,8 @@ class World(RuleBasedStateMachine):
         self.flights = [
             flight
             for flight in self.flights
-            if (flight.target, flight.source) != (who, whom) or isinstance(flight.what, Create | Fork)
+            if (flight.target, flight.source) != (who, whom)
+            or (isinstance(flight.what, Create | Fork) and self.random.random() < 0.5)
         ]
         worker.gone.add(whom[0])
         self.do(worker, worker.rules.lost(whom[0], whom[1]))

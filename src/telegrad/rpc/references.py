@@ -110,7 +110,6 @@ class References:
         return handle
 
     def _answered(self, rref: Ref, use: Use | None, keeps: object, call: Call) -> None:
-        call.on_done = None  # it leads to `keeps`, and back to `use`
         ledger = self._ledger
         if use is None:
             with ledger.lock:

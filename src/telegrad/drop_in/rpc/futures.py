@@ -89,7 +89,7 @@ def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.F
                 return
             over = True
         if error is not None:
-            together.set_exception(error)  # type: ignore[arg-type]  # torch says the type of the result
+            together.set_exception(error)
         else:
             together.set_result(list(futures))
 

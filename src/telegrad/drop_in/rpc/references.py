@@ -14,7 +14,7 @@ from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.futures import Future
 from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
 from telegrad.errors import DeadlineExceeded, NotInitialized, ReferenceGone, TelegradError
-from telegrad.protocol.references import LIFE, Id
+from telegrad.protocol.references import LIFE, Id, Ref
 from telegrad.rpc import rref as telegrad_rref
 from telegrad.rpc.references import References
 
@@ -163,7 +163,7 @@ class RRef(PyRRef[T]):
     """A reference to a value that lives on its owner: ``RRef(value)`` to one that lives here."""
 
 
-def _show(name: Id) -> str:
+def _show(name: Id | Ref) -> str:
     return f"GloballyUniqueId(created_on={name[0]}, local_id={name[1] & ((1 << LIFE) - 1)})"
 
 
