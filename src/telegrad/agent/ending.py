@@ -23,7 +23,8 @@ from telegrad.waiting import Event, Runtime
 _log = logging.getLogger("telegrad")
 
 _FLUSH = 1.0  # seconds that the last frames may take to leave
-_PATIENCE = 20  # rounds of a shutdown in which references may settle
+_PATIENCE = 60  # rounds of a shutdown in which references may settle: a number, so that all end in the same one
+_PAUSE = 0.1  # seconds between them, at most
 _NO_TRAFFIC = Traffic(False, {}, {})
 
 
@@ -145,6 +146,7 @@ class Ending:
                 if _settled({who: traffic for who, _, _, traffic in values}) or unsettled == _PATIENCE:
                     return held
                 unsettled += 1
+                owner.runtime.event().wait(now() + min(_PAUSE, 0.002 * unsettled))
             before = made
 
     def close(self) -> None:
