@@ -71,10 +71,11 @@ class Future(torch.futures.Future[T]):
         self._check_unmarked()
         super().set_result(result)
 
-    def set_exception(self, result: T) -> None:
+    def set_exception(self, result: Exception) -> None:  # type: ignore[override]  # torch says the type of the result
         """Let it fail; the same holds."""
         self._check_unmarked()
-        super().set_exception(result)
+        self._trace = getattr(result, "__traceback__", None)  # torch says what is wrong with what is no exception
+        super().set_exception(result)  # type: ignore[arg-type]  # see above
 
     def _check_unmarked(self) -> None:
         if self._call is not None and not self._ending:
@@ -123,11 +124,6 @@ class Future(torch.futures.Future[T]):
         if not came:
             raise DeadlineExceeded(f"waited {timeout:g} s for a future that nobody has set", elapsed=timeout)
         return self._torch_result()
-
-    def set_exception(self, result: Exception) -> None:  # type: ignore[override]  # torch says the type of the result
-        """Set the error; torch's name for it."""
-        self._trace = result.__traceback__
-        super().set_exception(result)  # type: ignore[arg-type]  # the same
 
     def _torch_result(self) -> T:
         try:
