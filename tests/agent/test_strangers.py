@@ -292,8 +292,9 @@ def test_at_most_a_few_kilobytes_of_a_stranger_are_read(town: Town, monkeypatch:
         read.append(count)
         return count
 
+    # Before the connection: its link looks the method up once, when it is made.
+    monkeypatch.setattr(socket.socket, "recv_into", counting)
     with Stranger(town.a) as stranger:
-        monkeypatch.setattr(socket.socket, "recv_into", counting)
         stranger.send(frame(Kind.HANDSHAKE, b"\xc1" * 4_000_000, length=2048))
         stranger.read_to_the_end()
         monkeypatch.undo()
