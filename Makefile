@@ -36,9 +36,7 @@ soak: setup
 	$(BIN)/python -m telegrad.testing.soak --seeds $(SEEDS)
 
 bench: setup
-	$(BIN)/python benchmarks/calls.py
-	$(BIN)/python benchmarks/backward.py
-	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/everything.py
 
 bench-check: setup
 	$(BIN)/python benchmarks/check.py

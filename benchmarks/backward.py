@@ -28,6 +28,7 @@ from pairs import (
     Case,
     System,
     Workers,
+    at_most,
     join_telegrad,
     join_torch,
 )
@@ -243,31 +244,43 @@ def _graph() -> Graph:
 # -- the cases ------------------------------------------------------------------------------------------------
 
 CASES = {
-    "hop1": Case("one call, 1 matmul: backward only", 200, _prepare(_only_backward, _matmuls(1)), time_inside),
+    "hop1": Case(
+        "one call, 1 matmul: backward only", 200, _prepare(_only_backward, _matmuls(1)), time_inside, at_most(0.3)
+    ),
     "hop64": Case(
         f"one call, {MOST_MATMULS} matmuls: backward only",
         40,
         _prepare(_only_backward, _matmuls(MOST_MATMULS)),
         time_inside,
+        at_most(0.6),
     ),
     "context": Case(
         "one call, 1 matmul: context enter + forward + backward + exit",
         100,
         _prepare(_everything, _matmuls(1)),
         time_inside,
+        at_most(0.25),
     ),
     "chain8": Case(
         f"{CALLS} calls in a chain, 1 matmul each: forward + backward",
         30,
         _prepare(_forward_and_backward, _matmuls(1, CALLS)),
         time_inside,
+        at_most(0.3),
     ),
-    "16MB": Case("one call with 16 MB: forward + backward", 6, _prepare(_forward_and_backward, _big), time_inside),
+    "16MB": Case(
+        "one call with 16 MB: forward + backward",
+        6,
+        _prepare(_forward_and_backward, _big),
+        time_inside,
+        at_most(0.4),
+    ),
     "local": Case(
         f"{NODES:,} nodes on one worker: backward only (torch: plain loss.backward())",
         10,
         lambda rpc: contextlib.contextmanager(_graph().in_context),
         time_inside,
+        at_most(1.2, tcp=1.2),
     ),
 }
 PLAIN = {"plain": Case("", 10, lambda rpc: contextlib.contextmanager(_graph().plain), time_inside)}
@@ -281,21 +294,18 @@ def turns(ready: Mapping[str, Workers], case: str, number: int) -> dict[str, tup
     return {system: (ready[system], case) for system in (TORCH, TELEGRAD)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark as a command."""
-    return command.run(
-        "backward.py",
-        "Compare backward passes of telegrad with those of torch.distributed.autograd, and with plain ones.",
-        CASES,
-        SYSTEMS,
-        turns,
-        hidden=PLAIN,
-        arguments=arguments,
-    )
+BENCHMARK = command.Benchmark(
+    "backward.py",
+    "Compare backward passes of telegrad with those of torch.distributed.autograd, and with plain ones.",
+    CASES,
+    SYSTEMS,
+    turns,
+    PLAIN,
+)
 
 
 if __name__ == "__main__":
     # The same module again, under its own name: what is called remotely must be found by that on the other side.
     import backward
 
-    sys.exit(backward.main())
+    sys.exit(command.run(backward.BENCHMARK))

@@ -3,14 +3,18 @@
 Over unix, torch has its default options, shared memory among them. Over tcp, both act as if they were on two hosts:
 torch with its `uv` transport and its `basic` channel, so that tensors, too, go through the sockets.
 
+Beside them, as the least that a round trip can cost in Python, a plain socket of the same kind carries as many bytes;
+and 16 MB are copied twice in memory, which is what shared memory cannot do without.
+
 python benchmarks/calls.py [--transport unix|tcp] [--cases noop add ...] [--blocks N] [--quick] [--json FILE]
 """
 
 from __future__ import annotations
 
+import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import command
@@ -25,13 +29,14 @@ from pairs import (
     Place,
     System,
     Workers,
+    at_most,
     join_telegrad,
     join_torch,
 )
 
-RAW = "raw"
+RAW = "raw socket"
 IN_FLIGHT = 500
-PING = bytes(64)
+SIZE = struct.Struct("!Q")
 
 
 # -- what is called, and how ----------------------------------------------------------------------------------
@@ -79,19 +84,36 @@ def _check(found: Any, expected: Any) -> None:
 
 
 KB, MB = 1 << 10, 1 << 20
+COPIES = "two copies in memory"
+ECHOES = {
+    "echo": (64, 200, at_most(0.25)),
+    "1KB": (KB, 200, {}),
+    "16KB": (16 * KB, 100, {}),
+    "64KB": (64 * KB, 100, at_most(0.35)),
+    "256KB": (256 * KB, 60, {}),
+    "1MB": (MB, 40, at_most(0.5)),
+    "4MB": (4 * MB, 20, {}),
+    "16MB": (16 * MB, 8, at_most(0.5, **{COPIES: 2.5})),
+    "64MB": (64 * MB, 4, at_most(0.25)),
+}
+"""Bytes that go there and back, how often in a block, and targets."""
 CASES = {
-    "noop": Case("rpc_sync of a function that does nothing", 200, _call_noop),
-    "echo": Case("16 floats there and back", 200, _call_echo(64)),
-    "add": Case("torch.add of two tensors of 16 floats", 200, _call_add),
-    "async": Case(f"{IN_FLIGHT} no-ops in flight, time for all", 5, _call_many),
-    "64KB": Case("tensor there and back", 100, _call_echo(64 * KB)),
-    "1MB": Case("tensor there and back", 40, _call_echo(MB)),
-    "16MB": Case("tensor there and back", 8, _call_echo(16 * MB)),
-    "64MB": Case("tensor there and back", 4, _call_echo(64 * MB)),
+    "noop": Case("rpc_sync of a function that does nothing", 200, _call_noop, targets=at_most(0.25)),
+    "add": Case("torch.add of two tensors of 16 floats", 200, _call_add, targets=at_most(0.35)),
+    "async": Case(f"{IN_FLIGHT} no-ops in flight, time for all", 5, _call_many, targets=at_most(0.3)),
+    **{
+        name: Case(
+            "16 floats there and back" if name == "echo" else "tensor there and back",
+            often,
+            _call_echo(size),
+            targets=targets,
+        )
+        for name, (size, often, targets) in ECHOES.items()
+    },
 }
 
 
-# -- the least that a round trip can cost ---------------------------------------------------------------------
+# -- the least that it can cost -------------------------------------------------------------------------------
 
 
 class RawPair:
@@ -102,45 +124,88 @@ class RawPair:
         if place.name == CALLEE:
             threading.Thread(target=self._answer, daemon=True).start()
 
-    def ping(self) -> None:
-        """Send some bytes and wait until they are back."""
-        self._socket.sendall(PING)
-        if len(self._socket.recv(len(PING))) != len(PING):
-            raise BenchmarkError("the other end of the raw socket is gone")
+    def echo(self, size: int) -> Action:
+        """Send so many bytes and wait until they are back, from and into memory used before."""
+        sent, back = memoryview(bytearray(size)), memoryview(bytearray(size))
+        head = SIZE.pack(size)
+
+        def action() -> None:
+            self._socket.sendall(head + sent if size <= KB else head)
+            if size > KB:
+                self._socket.sendall(sent)
+            if not self._read(back):
+                raise BenchmarkError("the other end of the raw socket is gone")
+
+        return action
 
     def _answer(self) -> None:
-        while data := self._socket.recv(len(PING)):
-            self._socket.sendall(data)
+        head, buffer = memoryview(bytearray(SIZE.size)), memoryview(b"")
+        while self._read(head):
+            (size,) = SIZE.unpack(head)
+            if size != len(buffer):
+                buffer = memoryview(bytearray(size))
+            self._read(buffer)
+            self._socket.sendall(buffer)
+
+    def _read(self, into: memoryview) -> bool:
+        """Fill this; False if the other end is closed."""
+        while into:
+            if not (count := self._socket.recv_into(into)):
+                return False
+            into = into[count:]
+        return True
 
     def shutdown(self) -> None:
         """Nothing is to be agreed on."""
 
 
-PING_PONG = {"ping": Case("64 bytes there and back through a unix socket, in Python", 200, lambda pair: pair.ping)}
+def _copy_twice(size: int) -> Action:
+    tensor, there, back = torch.rand(size // 4), torch.zeros(size // 4), torch.zeros(size // 4)
+
+    def action() -> None:
+        there.copy_(tensor)
+        back.copy_(there)
+
+    return action
+
+
+def _least(size: int) -> Callable[[RawPair], Action]:
+    return lambda pair: pair.echo(size)
+
+
+LEAST = {
+    RAW: {"noop": 64, **{name: size for name, (size, _, _) in ECHOES.items()}},
+    COPIES: {"16MB": 16 * MB},
+}
+"""By what is measured beside a case: how many bytes it moves there."""
+HIDDEN = {
+    **{f"{RAW} {name}": Case("", 1, _least(size)) for name, size in LEAST[RAW].items()},
+    **{
+        f"{COPIES} {name}": Case("", 1, lambda pair, size=size: _copy_twice(size))
+        for name, size in LEAST[COPIES].items()
+    },
+}
 SYSTEMS = {TORCH: System(join_torch), TELEGRAD: System(join_telegrad), RAW: System(RawPair)}
 
 
 def turns(ready: Mapping[str, Workers], case: str, number: int) -> dict[str, tuple[Workers, str]]:
-    """Torch and telegrad. The raw socket takes its turns in the first case only."""
+    """Torch and telegrad, and what their times can be held against."""
     both = {system: (ready[system], case) for system in (TORCH, TELEGRAD)}
-    return both if number else {**both, RAW: (ready[RAW], "ping")}
+    return both | {least: (ready[RAW], f"{least} {case}") for least, sizes in LEAST.items() if case in sizes}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark as a command."""
-    return command.run(
-        "calls.py",
-        "Compare calls of telegrad with calls of torch.distributed.rpc.",
-        CASES,
-        SYSTEMS,
-        turns,
-        hidden=PING_PONG,
-        arguments=arguments,
-    )
+BENCHMARK = command.Benchmark(
+    "calls.py",
+    "Compare calls of telegrad with calls of torch.distributed.rpc, and with plain sockets.",
+    CASES,
+    SYSTEMS,
+    turns,
+    HIDDEN,
+)
 
 
 if __name__ == "__main__":
     # The same module again, under its own name: what is called remotely must be found by that on the other side.
     import calls
 
-    sys.exit(calls.main())
+    sys.exit(command.run(calls.BENCHMARK))

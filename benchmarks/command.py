@@ -3,86 +3,112 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from measure import Comparison, Report, Series, alternate, machine
+from measure import Comparison, Report, alternate, machine
 from pairs import TELEGRAD, TORCH, BenchmarkError, Case, System, Workers, started
 
+TRANSPORTS = "unix", "tcp"
 Turns = Callable[[Mapping[str, Workers], str, int], Mapping[str, tuple[Workers, str]]]
 """From the systems, a case and its place among those chosen: who takes turns in it, and with which case.
 
-Torch and telegrad must be among them; what the others show is reported as information.
+Torch and telegrad must be among them; what the others show is reported beside them.
 """
 
 
-def run(
-    program: str,
-    description: str,
-    cases: Mapping[str, Case],
-    systems: Mapping[str, System],
-    turns: Turns,
-    *,
-    hidden: Mapping[str, Case] | None = None,
-    arguments: Sequence[str] | None = None,
-) -> int:
-    """Run a benchmark as a command, and return its exit code.
+@dataclass(frozen=True)
+class Benchmark:
+    """Some cases, and the systems that are compared in them."""
 
-    `hidden` are cases that `turns` may name, and the user may not.
-    """
-    options = _parse(description, cases, arguments)
-    known = {**cases, **(hidden or {})}
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with started(systems, known, options.transport) as ready:
-            report = _compare(options, known, ready, turns)
-    except BenchmarkError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return 130
-    print(report.text())
-    if options.json is not None:
-        report.write_json(options.json)
-    return 0
+    program: str
+    description: str
+    cases: Mapping[str, Case]
+    systems: Mapping[str, System]
+    turns: Turns
+    hidden: Mapping[str, Case] = field(default_factory=dict)
+    """Cases that `turns` may name, and the user may not."""
+
+    def measure(self, transport: str, cases: Sequence[str], blocks: int, quick: bool) -> Report:
+        """Run these cases, and return what was found."""
+        facts = machine()
+        known = {**self.cases, **self.hidden}
+        comparisons: list[Comparison] = []
+        with started(self.systems, known, transport) as ready:
+            for number, name in enumerate(cases):
+                case = known[name]
+                iterations = max(2, case.iterations // 10) if quick else case.iterations
+                taking_part = self.turns(ready, name, number)
+                measured = alternate(
+                    {who: workers.runs(what, iterations) for who, (workers, what) in taking_part.items()}, blocks
+                )
+                torch, telegrad = measured.pop(TORCH), measured.pop(TELEGRAD)
+                targets = case.targets.get(transport, {})
+                comparisons.append(Comparison(name, case.what, torch, telegrad, measured, targets))
+                print(f"{name}: {comparisons[-1].ratio():.2f}", file=sys.stderr, flush=True)
+        settings = {"transport": transport, "blocks": blocks, "quick": quick}
+        return Report(TORCH, TELEGRAD, settings, comparisons, facts)
 
 
-def _parse(description: str, cases: Mapping[str, Case], arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--transport", choices=("unix", "tcp"), default="unix", help="unix: torch's default options")
+def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
+    """Run a benchmark as a command, and return its exit code."""
+    parser = argparse.ArgumentParser(description=benchmark.description)
+    parser.add_argument("--transport", choices=TRANSPORTS, default=TRANSPORTS[0], help="unix: torch's default options")
     parser.add_argument(
-        "--cases", nargs="+", choices=tuple(cases), default=list(cases), metavar="CASE", help="of %(choices)s"
+        "--cases",
+        nargs="+",
+        choices=tuple(benchmark.cases),
+        default=list(benchmark.cases),
+        metavar="CASE",
+        help="of %(choices)s",
     )
-    parser.add_argument("--blocks", type=_at_least_one, help="blocks per system and case (10; with --quick, 2)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the iterations: to see that it works")
+    add_amount(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
     options = parser.parse_args(arguments)
-    options.blocks = options.blocks or (2 if options.quick else 10)
-    return options
+    with ending_in_a_line(benchmark.program) as end:
+        report = benchmark.measure(options.transport, options.cases, blocks(options), options.quick)
+        print(report.text())
+        if options.json is not None:
+            report.write_json(options.json)
+    return end.code
 
 
-def _compare(
-    options: argparse.Namespace, cases: Mapping[str, Case], ready: Mapping[str, Workers], turns: Turns
-) -> Report:
-    facts = machine()
-    comparisons: list[Comparison] = []
-    alone: dict[str, Series] = {}
-    for number, name in enumerate(options.cases):
-        case = cases[name]
-        iterations = max(2, case.iterations // 10) if options.quick else case.iterations
-        taking_part = turns(ready, name, number)
-        measured = alternate(
-            {who: workers.runs(what, iterations) for who, (workers, what) in taking_part.items()}, options.blocks
-        )
-        comparisons.append(Comparison(name, case.what, measured.pop(TORCH), measured.pop(TELEGRAD)))
-        alone.update({cases[taking_part[who][1]].what: series for who, series in measured.items()})
-        print(f"{name}: {comparisons[-1].ratio():.2f}", file=sys.stderr, flush=True)
-    settings = {"transport": options.transport, "blocks": options.blocks, "quick": options.quick}
-    return Report(TORCH, TELEGRAD, settings, comparisons, alone, facts)
+def add_amount(parser: argparse.ArgumentParser) -> None:
+    """The options that say how much is measured."""
+    parser.add_argument("--blocks", type=_at_least_one, help="blocks per system and case (10; with --quick, 2)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the iterations: to see that it works")
+
+
+def blocks(options: argparse.Namespace) -> int:
+    """How many blocks these options ask for."""
+    return options.blocks or (2 if options.quick else 10)
+
+
+@dataclass
+class End:
+    """How a command ends."""
+
+    code: int = 0
+
+
+@contextlib.contextmanager
+def ending_in_a_line(program: str) -> Iterator[End]:
+    """Turn what ends a run early into one line and an exit code."""
+    end = End()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield end
+    except BenchmarkError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        end.code = 1
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        end.code = 130
 
 
 def _at_least_one(text: str) -> int:

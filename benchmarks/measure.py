@@ -7,6 +7,7 @@ same minutes. How far the ratios of single pairs of blocks lie apart tells how m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,18 @@ class Comparison:
     what: str
     baseline: Series
     candidate: Series
+    beside: Mapping[str, Series] = field(default_factory=dict)
+    """What else took its turns: other systems, or the least that it can cost."""
+    targets: Mapping[str, float] = field(default_factory=dict)
+    """By system: how much of that system's time the candidate may take."""
 
     def ratio(self) -> float:
         """The candidate's median over the baseline's: below 1, the candidate is faster."""
-        return self.candidate.median() / self.baseline.median()
+        return self.ratio_to(self.baseline)
+
+    def ratio_to(self, other: Series) -> float:
+        """The candidate's median over that of another."""
+        return self.candidate.median() / other.median()
 
     def pair_ratios(self) -> list[float]:
         """The ratio of medians of each pair of neighbouring blocks."""
@@ -124,20 +133,17 @@ class Report:
     candidate: str
     settings: Mapping[str, Any]
     comparisons: Sequence[Comparison]
-    alone: Mapping[str, Series]
-    """What was measured with nothing to compare it to, as information."""
     machine: Mapping[str, Any]
 
     def text(self) -> str:
-        """The report as a plain table."""
+        """The report as plain tables."""
         lines = [f"{name:9} {value}" for name, value in {**self.machine, **self.settings}.items()]
-        head = ["case", self.baseline, "p99", self.candidate, "p99", "ratio", "of block pairs", "n", "what"]
+        head = ["case", self.baseline, "p99", self.candidate, "p99", "ratio", "at most", "met", "of block pairs", "n"]
         rows = [self._row(comparison) for comparison in self.comparisons]
-        lines += ["", *columns([head, *rows], left=(0, len(head) - 1)), ""]
-        lines += [
-            f"{name}: median {_microseconds(series.median())}, p99 {_microseconds(series.percentile(99))}"
-            for name, series in self.alone.items()
-        ]
+        lines += ["", *columns([[*head, "what"], *rows], left=(0, len(head))), ""]
+        if others := [row for comparison in self.comparisons for row in self._rows_beside(comparison)]:
+            head = ["case", "beside", "median", "p99", f"{self.candidate} / it", "at most", "met"]
+            lines += [*columns([head, *others], left=(0, 1)), ""]
         lines.append(
             f"Times in µs, medians over n iterations. Ratio: {self.candidate} / {self.baseline}; less is faster."
         )
@@ -149,30 +155,49 @@ class Report:
             comparison.case,
             *(_microseconds(seconds) for seconds in _median_and_p99(comparison.baseline)),
             *(_microseconds(seconds) for seconds in _median_and_p99(comparison.candidate)),
-            f"{comparison.ratio():.2f}",
+            *_judged(comparison.ratio(), comparison.targets.get(self.baseline)),
             f"{min(pairs):.2f} to {max(pairs):.2f}",
             str(comparison.candidate.count()),
             comparison.what,
         ]
 
-    def write_json(self, path: Path) -> None:
-        """Write everything, down to the single iterations, in seconds."""
-        content = {
+    def _rows_beside(self, comparison: Comparison) -> list[list[str]]:
+        return [
+            [
+                comparison.case,
+                name,
+                *(_microseconds(seconds) for seconds in _median_and_p99(series)),
+                *_judged(comparison.ratio_to(series), comparison.targets.get(name)),
+            ]
+            for name, series in comparison.beside.items()
+        ]
+
+    def as_data(self, *, blocks: bool = True) -> dict[str, Any]:
+        """Everything, in seconds; with `blocks`, down to the single iterations."""
+        return {
             "machine": dict(self.machine),
             "settings": dict(self.settings),
-            "cases": {
-                comparison.case: {
-                    "what": comparison.what,
-                    self.baseline: _as_data(comparison.baseline),
-                    self.candidate: _as_data(comparison.candidate),
-                    "ratio": comparison.ratio(),
-                    "pair_ratios": comparison.pair_ratios(),
-                }
-                for comparison in self.comparisons
-            },
-            "alone": {name: _as_data(series) for name, series in self.alone.items()},
+            "cases": {comparison.case: self._case_as_data(comparison, blocks) for comparison in self.comparisons},
         }
-        path.write_text(json.dumps(content, indent=1) + "\n")
+
+    def _case_as_data(self, comparison: Comparison, blocks: bool) -> dict[str, Any]:
+        systems = {self.baseline: comparison.baseline, self.candidate: comparison.candidate, **comparison.beside}
+        return {
+            "what": comparison.what,
+            "systems": {name: _as_data(series, blocks) for name, series in systems.items()},
+            "ratio": comparison.ratio(),
+            "pair_ratios": comparison.pair_ratios(),
+            "targets": dict(comparison.targets),
+        }
+
+    def write_json(self, path: Path) -> None:
+        """Write everything, down to the single iterations, in seconds."""
+        path.write_text(json.dumps(self.as_data(), indent=1) + "\n")
+
+
+def is_met(ratio: float, target: float) -> bool:
+    """Whether a ratio is at most its target, in the two digits in which both are printed."""
+    return round(ratio, 2) <= target
 
 
 def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
@@ -190,23 +215,41 @@ def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[s
 
 def machine() -> dict[str, Any]:
     """What the figures depend on besides the code. The load tells whether the machine was ours."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
+        "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
+        "memory": f"{pages / (1 << 30):.0f} GB",
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "torch": version("torch"),
-        "telegrad": version("telegrad"),
+        **{name: version(name) for name in ("torch", "telegrad")},
         "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
     }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):  # not every kernel has it
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()
 
 
 def _median_and_p99(series: Series) -> tuple[float, float]:
     return series.median(), series.percentile(99)
 
 
-def _as_data(series: Series) -> dict[str, Any]:
+def _as_data(series: Series, blocks: bool) -> dict[str, Any]:
     median, p99 = _median_and_p99(series)
-    return {"median": median, "p99": p99, "count": series.count(), "blocks": series.blocks}
+    every = {"blocks": series.blocks} if blocks else {}
+    return {"median": median, "p99": p99, "count": series.count(), **every}
+
+
+def _judged(ratio: float, target: float | None) -> tuple[str, str, str]:
+    if target is None:
+        return f"{ratio:.2f}", "", ""
+    return f"{ratio:.2f}", f"{target:.2f}", "yes" if is_met(ratio, target) else "NO"
 
 
 def _microseconds(seconds: float) -> str:

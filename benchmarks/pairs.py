@@ -13,13 +13,15 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +54,17 @@ class Case:
     iterations: int
     prepare: Callable[[Any], Any]
     measure: Callable[[Any, int], Block] = time_each
+    targets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By transport and by system: how much of that system's time telegrad may take."""
+
+
+def at_most(unix: float, tcp: float = 0.5, **beside: float) -> dict[str, dict[str, float]]:
+    """Targets against torch; and against what has its turns beside it, over unix.
+
+    >>> at_most(0.25)
+    {'unix': {'torch': 0.25}, 'tcp': {'torch': 0.5}}
+    """
+    return {"unix": {TORCH: unix, **beside}, "tcp": {TORCH: tcp}}
 
 
 # -- in a worker ----------------------------------------------------------------------------------------------
@@ -149,7 +162,7 @@ class Workers:
         token = secrets.token_hex(32)
         self._controls: dict[str, Connection] = {}
         self._processes = {}
-        ends = list(socket.socketpair())
+        ends = _connected(transport)
         for worker in system.names:
             mine, theirs = context.Pipe()
             end = ends.pop() if ends and len(system.names) <= 2 else None
@@ -193,8 +206,9 @@ class Workers:
 
     def kill(self) -> None:
         """End all, in whatever state they are."""
-        for process in self._processes.values():
-            process.kill()
+        for pid in self._signal(signal.SIGSTOP):  # first, so that none ends or starts another meanwhile
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for process in self._processes.values():
             process.join()
 
@@ -212,10 +226,17 @@ class Workers:
             raise BenchmarkError(f"{who} failed:\n{answer}")
         return answer
 
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes.values():
-            if process.pid is not None and process.is_alive():
-                os.kill(process.pid, number)
+    def _signal(self, number: signal.Signals) -> list[int]:
+        """Signal all processes, and after each those that it has started: a system may have some of its own."""
+        reached: list[int] = []
+        due = [process.pid for process in self._processes.values() if process.pid is not None and process.is_alive()]
+        while due:
+            for pid in due:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            reached += due
+            due = _children(due)
+        return reached
 
     def _stop(self) -> None:
         """Return when no thread of any can run."""
@@ -225,6 +246,28 @@ class Workers:
             if seen is None or seen.si_code != os.CLD_STOPPED:
                 process.join(PATIENCE)
                 raise BenchmarkError(f"the {name} of {self._system} died, with exit code {process.exitcode}")
+
+
+def _connected(transport: str) -> list[socket.socket]:
+    """The two ends of a plain connection of this kind."""
+    if transport == "unix":
+        return list(socket.socketpair())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [socket.create_connection(server.getsockname()), server.accept()[0]]
+    for end in ends:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return ends
+
+
+def _children(parents: Collection[int]) -> list[int]:
+    """The processes that these have started, and that live."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            # The name, in brackets, may hold anything; after it come state and parent.
+            if int(path.read_text().rpartition(")")[2].split()[1]) in parents:
+                found.append(int(path.parent.name))
+    return found
 
 
 @contextlib.contextmanager
@@ -237,8 +280,14 @@ def started(systems: Mapping[str, System], cases: Mapping[str, Case], transport:
                 ready[name] = Workers(name, system, cases, transport, directory)
                 ready[name].join()
             yield ready
-            for workers in ready.values():
-                workers.leave()
+            for name, workers in ready.items():
+                try:
+                    workers.leave()
+                except BenchmarkError as error:
+                    if name == TELEGRAD:
+                        raise
+                    # Torch's can time out on a busy machine. All has been measured by now.
+                    print(f"{name} did not shut down in order: {error}", file=sys.stderr)
         finally:
             for workers in ready.values():
                 workers.kill()

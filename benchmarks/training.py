@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import command
@@ -23,6 +23,7 @@ from pairs import (
     Case,
     System,
     Workers,
+    at_most,
     join_telegrad,
     join_torch,
 )
@@ -163,7 +164,12 @@ def _proxy(rpc: Any) -> Action:
 
 
 CASES = {
-    "server": Case(f"a parameter server and {len(OTHERS) + 1} trainers: one step of each", 20, _parameter_server),
+    "server": Case(
+        f"a parameter server and {len(OTHERS) + 1} trainers: one step of each",
+        20,
+        _parameter_server,
+        targets=at_most(0.5),
+    ),
     "pipeline": Case(f"{len(OTHERS)} stages, {MICRO_BATCHES} micro-batches: one step", 15, _pipeline),
     "remote": Case("remote() and to_here() of a small tensor", 100, _remote),
     "proxy": Case("a method of a remote object: rref.rpc_sync().method()", 200, _proxy),
@@ -176,20 +182,17 @@ def turns(ready: Mapping[str, Workers], case: str, number: int) -> dict[str, tup
     return {system: (ready[system], case) for system in (TORCH, TELEGRAD)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark as a command."""
-    return command.run(
-        "training.py",
-        "Compare training with remote parts of telegrad with that of torch.distributed.rpc.",
-        CASES,
-        SYSTEMS,
-        turns,
-        arguments=arguments,
-    )
+BENCHMARK = command.Benchmark(
+    "training.py",
+    "Compare training with remote parts of telegrad with that of torch.distributed.rpc.",
+    CASES,
+    SYSTEMS,
+    turns,
+)
 
 
 if __name__ == "__main__":
     # The same module again, under its own name: what is called remotely must be found by that on the other side.
     import training
 
-    sys.exit(training.main())
+    sys.exit(command.run(training.BENCHMARK))

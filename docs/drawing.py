@@ -105,6 +105,20 @@ class Picture:
             f'marker-end="url(#tip{ink[1:]})"/>'
         )
 
+    def stroke(self, *points: tuple[float, float], ink: str = INK, thick: float = 1.4, dash: str = "") -> None:
+        """A line along these points, without a tip."""
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        self._parts.append(f'<polyline points="{path}" fill="none" stroke="{ink}" stroke-width="{thick:g}"{dashes}/>')
+
+    def block(self, x: float, y: float, width: float, height: float, fill: str) -> None:
+        """A filled rectangle, given by its upper left corner."""
+        self._parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"/>')
+
+    def dot(self, x: float, y: float, ink: str) -> None:
+        """A measured point."""
+        self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{ink}"/>')
+
     def edge(self, start: Box, end: Box, *, ink: str = INK, dash: str = "", thick: float = 1.4) -> None:
         """An arrow from one node to another."""
         self.line(

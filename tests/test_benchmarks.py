@@ -7,9 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-CALLS, BACKWARD, TRAINING = (BENCHMARKS / f"{name}.py" for name in ("calls", "backward", "training"))
+CALLS, BACKWARD, TRAINING, EVERYTHING, DRAW = (
+    BENCHMARKS / f"{name}.py" for name in ("calls", "backward", "training", "everything", "draw")
+)
 
 
 def _check_ratios(benchmark: Path, cases: list[str], figures: Path) -> None:
@@ -20,7 +23,8 @@ def _check_ratios(benchmark: Path, cases: list[str], figures: Path) -> None:
     written = json.loads(figures.read_text())["cases"]
     assert list(written) == cases
     for case in cases:
-        row = re.search(rf"^{case} .* (\d+\.\d\d) +\d+\.\d\d to \d+\.\d\d ", done.stdout, re.MULTILINE)
+        target = r"(?: +\d+\.\d\d +(?:yes|NO))?"
+        row = re.search(rf"^{case} .* (\d+\.\d\d){target} +\d+\.\d\d to \d+\.\d\d ", done.stdout, re.MULTILINE)
         assert row is not None, done.stdout
         assert float(row[1]) == round(written[case]["ratio"], 2)
 
@@ -35,6 +39,71 @@ def test_the_benchmark_of_backward_prints_and_writes_a_ratio_over_two_workers_an
 
 def test_the_benchmark_of_training_prints_and_writes_a_ratio(tmp_path: Path) -> None:
     _check_ratios(TRAINING, ["pipeline", "proxy"], tmp_path / "figures.json")
+
+
+def test_everything_leaves_the_figures_of_both_transports_and_a_picture_of_them(tmp_path: Path) -> None:
+    figures, picture, again = (tmp_path / name for name in ("results/figures.json", "drawn.svg", "again.svg"))
+    command = [sys.executable, str(EVERYTHING), "--quick", "--blocks", "1", "--cases", "noop", "1KB", "64KB"]
+    done = subprocess.run(
+        [*command, "--json", str(figures), "--picture", str(picture)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    written = json.loads(figures.read_text())
+    assert {"processor", "cores", "kernel", "python", "torch", "telegrad", "load"} <= written["machine"].keys()
+    compared = [run for run in written["runs"] if run["program"] == "calls.py"]
+    assert [run["transport"] for run in compared] == ["unix", "tcp"]
+    for run in compared:
+        assert list(run["cases"]) == ["noop", "1KB", "64KB"]
+        assert all(case["systems"].keys() == {"torch", "telegrad", "raw socket"} for case in run["cases"].values())
+    assert [run["cases"]["noop"]["targets"] for run in compared] == [{"torch": 0.25}, {"torch": 0.5}]
+    judged = {f"{run['cases'][case]['ratio']:.2f}" for run in compared for case in ("noop", "64KB")}
+    shown = {words.split()[0] for words in _texts(picture) if "≤" in words}
+    assert shown == judged
+    subprocess.run([sys.executable, DRAW, "--json", figures, "--picture", again], check=True, timeout=100)
+    assert again.read_bytes() == picture.read_bytes()
+
+
+def test_the_committed_picture_shows_the_committed_figures(tmp_path: Path) -> None:
+    drawn = tmp_path / "drawn.svg"
+    subprocess.run([sys.executable, DRAW, "--picture", drawn], check=True, timeout=100)
+    assert drawn.read_bytes() == (BENCHMARKS.parent / "docs" / "benchmarks.svg").read_bytes(), (
+        "run `python benchmarks/draw.py`"
+    )
+
+
+def test_the_picture_says_when_its_figures_are_not_to_be_relied_on(tmp_path: Path) -> None:
+    figures = json.loads((BENCHMARKS / "results" / "latest.json").read_text())
+    for load, quick, expected in (
+        ("0.1 0.1 0.1", False, []),
+        ("9.0 8.0 7.0", True, ["A quick run", "The machine was busy"]),
+    ):
+        figures["machine"]["load"], figures["settings"]["quick"] = load, quick
+        written, drawn = tmp_path / "figures.json", tmp_path / "drawn.svg"
+        written.write_text(json.dumps(figures))
+        subprocess.run([sys.executable, DRAW, "--json", written, "--picture", drawn], check=True, timeout=100)
+        said = [words for words in _texts(drawn) if words.startswith(("A quick run", "The machine was busy"))]
+        assert [words.startswith(begin) for words, begin in zip(said, expected, strict=True)] == [True] * len(expected)
+
+
+def test_a_case_without_an_optional_system_says_in_one_line_what_is_left_out() -> None:
+    hidden = "import sys; sys.modules.update(ray=None, zmq=None); sys.path.insert(0, sys.argv[1]); import others"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hidden}; others.explain_absence(); print(others.installed())", BENCHMARKS],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout == "[]\n", done.stderr
+    assert [line.split()[1] for line in done.stderr.splitlines()] == ["Ray", "pyzmq"]
+
+
+def _texts(picture: Path) -> list[str]:
+    return [text.text or "" for text in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_the_benchmark_of_calls_names_the_cases_when_it_does_not_know_one() -> None:

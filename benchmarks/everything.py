@@ -1,0 +1,124 @@
+"""Everything that is measured, over both transports, in one file of figures and one picture: `make bench`.
+
+    python benchmarks/everything.py [--quick] [--blocks N] [--transports unix tcp] [--cases noop ...]
+                                    [--json FILE] [--picture FILE]
+
+Prints the table of each benchmark when it is done, and at the end which targets were not met. Leaves the figures in
+`benchmarks/results/latest.json` and the picture in `docs/benchmarks.svg`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import backward
+import calls
+import command
+import draw
+import others
+import training
+from measure import is_met, machine
+from pairs import TELEGRAD, BenchmarkError
+
+BENCHMARKS = calls.BENCHMARK, backward.BENCHMARK, training.BENCHMARK
+CASES = tuple(dict.fromkeys(case for benchmark in BENCHMARKS for case in benchmark.cases))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all, as a command."""
+    options = _parse(arguments)
+    figures: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        # Asked for before anything runs: the load is that of others.
+        "machine": {**machine(), **others.versions()},
+        "settings": {"blocks": command.blocks(options), "quick": options.quick},
+        "runs": [],
+        "failed": {},
+    }
+    with command.ending_in_a_line("everything.py") as end:
+        for benchmark, transport in _plan(options.transports):
+            cases = [case for case in benchmark.cases if case in options.cases]
+            if cases:
+                _measure(benchmark, transport, cases, figures)
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        print("\n".join(summary(figures)))
+        print(f"All figures: {options.json}")
+        if figures["failed"]:
+            raise BenchmarkError("no picture was drawn, because not everything ran")
+        options.picture.write_text(draw.draw(figures).svg())
+        print(f"As a picture: {options.picture}")
+    return end.code
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run all benchmarks, and draw what they find.")
+    parser.add_argument(
+        "--transports", nargs="+", choices=command.TRANSPORTS, default=command.TRANSPORTS, help="both, if not given"
+    )
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help="of %(choices)s")
+    command.add_amount(parser)
+    parser.add_argument("--json", type=Path, default=draw.FIGURES, metavar="FILE", help="(%(default)s)")
+    parser.add_argument("--picture", type=Path, default=draw.PICTURE, metavar="FILE", help="(%(default)s)")
+    return parser.parse_args(arguments)
+
+
+def _plan(transports: Sequence[str]) -> Iterator[tuple[command.Benchmark, str]]:
+    for transport in transports:
+        for benchmark in BENCHMARKS:
+            yield benchmark, transport
+    others.explain_absence()
+    # Ray has one way to move things between processes of a host, so there is nothing to choose.
+    if others.installed() and "unix" in transports:
+        yield others.BENCHMARK, "unix"
+
+
+def _measure(benchmark: command.Benchmark, transport: str, cases: Sequence[str], figures: dict[str, Any]) -> None:
+    """Add what a benchmark finds, or why it does not. The others go on."""
+    title = f"{benchmark.program} over {transport}"
+    print(f"\n== {title}\n", flush=True)
+    settings = figures["settings"]
+    try:
+        report = benchmark.measure(transport, cases, settings["blocks"], settings["quick"])
+    except BenchmarkError as error:
+        print(f"{title}: {error}", file=sys.stderr)
+        figures["failed"][title] = str(error)
+        return
+    print(report.text(), flush=True)
+    found = report.as_data(blocks=False)
+    load = found["machine"]["load"]
+    figures["runs"].append(
+        {"program": benchmark.program, "transport": transport, "load": load, "cases": found["cases"]}
+    )
+
+
+def summary(figures: Mapping[str, Any]) -> list[str]:
+    """How many targets were met, and which were not."""
+    met, missed = 0, []
+    for run in figures["runs"]:
+        for case, found in run["cases"].items():
+            medians = {name: system["median"] for name, system in found["systems"].items()}
+            for system, target in found["targets"].items():
+                ratio = medians[TELEGRAD] / medians[system]
+                if is_met(ratio, target):
+                    met += 1
+                else:
+                    where = f"{run['program']} {case} over {run['transport']}"
+                    missed.append(f"  {where}: {ratio:.2f} of {system}, and should be at most {target:.2f}")
+    return [
+        "",
+        f"{met} of {met + len(missed)} targets are met{'.' if not missed else '; these are not:'}",
+        *missed,
+        *(f"  {title} did not run" for title in figures["failed"]),
+        f"Load before the run: {figures['machine']['load']}, on {figures['machine']['cores']} cores.",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
