@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 REASONS = {
-    "hang": "it asserts, or runs into, a hang or a bug of torch's",
+    "hang": "it asserts a hang or a bug of torch's",
+    "ddp": "it does not pass reliably under DDP, and docs/migrating.md says what is known of it",
     "torchscript": "it runs RPC inside TorchScript",
     "tensorpipe": "it checks TensorPipe's transports or the text of its internal logs",
     "cuda": "it needs CUDA",
