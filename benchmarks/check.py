@@ -167,7 +167,8 @@ def _work(name: str, directory: str, cases: Sequence[str], control: Any) -> None
     executor.SLOW = 0.5
     _count_bytes()
     threading.setprofile(_on_first_event)
-    options = rpc.Options(init_method=f"file://{directory}/meeting", transports=("unix",))
+    # How often a thread looks before it sleeps depends on the machine.
+    options = rpc.Options(init_method=f"file://{directory}/meeting", transports=("unix",), spin=0)
     rpc.init_rpc(name, rank=0 if name == CALLER else 1, world_size=2, rpc_backend_options=options)
     if name == CALLER:
         sys.setprofile(_on_event)

@@ -17,6 +17,19 @@ def test_shared_memory_comes_from_the_option_else_the_environment_else_is_a_giga
     assert Options(shared_memory=0).settings().shared_memory == 0
 
 
+def test_spin_comes_from_the_option_else_the_environment_else_is_400_microseconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TELEGRAD_SPIN", raising=False)
+    assert Options().microseconds_of_spin() == 400
+    monkeypatch.setenv("TELEGRAD_SPIN", "50")
+    assert Options().microseconds_of_spin() == 50
+    assert Options(spin=0).microseconds_of_spin() == 0
+    monkeypatch.setenv("TELEGRAD_SPIN", "long")
+    with pytest.raises(ValueError, match=r"TELEGRAD_SPIN \('long'\) must be a number of microseconds"):
+        Options().microseconds_of_spin()
+
+
 @pytest.mark.parametrize("text", ["-1", "1G", "much"])
 def test_shared_memory_that_is_no_number_of_bytes_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TELEGRAD_SHARED_MEMORY", text)

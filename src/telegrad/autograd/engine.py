@@ -21,7 +21,6 @@ from telegrad.autograd.gradients import AccumulateThrough
 from telegrad.autograd.islands import Island
 from telegrad.autograd.torch_private import (
     has_hooks,
-    has_post_accumulate_hooks,
     profiled,
     run_backward,
     sequence_number,
@@ -31,6 +30,8 @@ from telegrad.errors import TelegradError
 from telegrad.protocol.backward import ROOT, Entry
 from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, PassInfo
 
+# The constructor of a named tuple is a Python function, and dear for what is done once per leaf.
+_edge: Callable[[tuple[Node, int, None]], GradientEdge] = partial(tuple.__new__, GradientEdge)
 _ANCHOR = GradientEdge(ANCHOR_NODE, 0)
 
 
@@ -181,11 +182,15 @@ class PassGraph:
         fed = self.fed.get(send.message)
         if fed is None or fed.grads is None:
             return False  # it has a gate
-        leaves = [(index, send.leaf(index)) for index in fed.reached]
-        if any(has_hooks(leaf) for _, leaf in leaves):
-            return False  # they have come since the plan
-        for index, leaf in leaves:
-            self._context.gradients.add(leaf, fed.grads, index)
+        leaves = []
+        for index in fed.reached:
+            leaf = send.leaf(index)
+            if has_hooks(leaf):
+                return False  # they have come since the plan
+            leaves.append(leaf)
+        add, grads = self._context.gradients.add, fed.grads
+        for index, leaf in zip(fed.reached, leaves, strict=True):
+            add(leaf, grads, index)
         return True
 
     def run(
@@ -232,11 +237,15 @@ class PassGraph:
 
     def _sends_of(self, island: Island) -> list[SendRpcBackward]:
         """The sends among its entries, in record order."""
+        entries = island.entries
+        if len(entries) == 1 and entries[0] == ROOT:
+            return []
         with self._context.lock:
             there = self._context.sends
-            sends = [there[entry] for entry in island.entries if entry != ROOT]  # type: ignore[index]
-        if len(sends) > 1:
-            sends.sort(key=lambda send: send.order)
+            if len(entries) == 1:
+                return [there[entries[0]]]  # type: ignore[index]  # entries but ROOT are message ids
+            sends = [there[entry] for entry in entries if entry != ROOT]  # type: ignore[index]  # as above
+        sends.sort(key=lambda send: send.order)
         return sends
 
     def _run(
@@ -247,12 +256,17 @@ class PassGraph:
             self._backward(outputs, grads, (), True)
             return ()
         if leaves == INTO_CONTEXT:
-            nodes: list[Any] = list(island.leaves)
-            edges = [GradientEdge(node, 0) for node in nodes]
+            through = self._hooks
+            edges: list[GradientEdge] = []
+            node: Any
+            for node in island.leaves:
+                edges.append(_edge((node, 0, None)))
+                if node.variable._post_accumulate_grad_hooks:
+                    through = True
             if island.reached:
                 edges.append(_ANCHOR)
-            if self._hooks or any(has_post_accumulate_hooks(node.variable) for node in nodes):
-                with self._through.into(self._context.gradients, nodes):
+            if through:
+                with self._through.into(self._context.gradients, list(island.leaves)):
                     self._backward(outputs, grads, edges, True)
                 return ()
             return self._backward(outputs, grads, edges, False)

@@ -25,7 +25,8 @@ class Gradients:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects the two below
-        self._grads: dict[torch.Tensor, torch.Tensor] = {}
+        # By the leaf's id, since to hash a tensor is a Python function: the leaf, which that keeps alive, and its grad.
+        self._grads: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._placed: dict[torch.Tensor, torch.Tensor | None] = {}  # see `place`; with what the leaf had there before
 
     def add(self, leaf: torch.Tensor, captured: Sequence[torch.Tensor | None], index: int) -> None:
@@ -35,41 +36,47 @@ class Gradients:
             return
         ours = _is_ours(grad)
         with self._lock:
-            if ours and leaf not in self._grads:
-                self._grads[leaf] = grad
+            if ours and id(leaf) not in self._grads:
+                self._grads[id(leaf)] = leaf, grad
                 return
         # Whatever mode the thread is in: with create_graph a gradient has a graph, which copy and sum must not lose.
         with torch.enable_grad():
             if not ours:
                 grad = grad.clone() if grad.layout != torch.strided else _clone_like(grad, leaf)
             with self._lock:
-                there = self._grads.get(leaf)
-                self._grads[leaf] = grad if there is None else _sum(there, grad)
+                there = self._grads.get(id(leaf))
+                self._grads[id(leaf)] = leaf, grad if there is None else _sum(there[1], grad)
 
     def replace(self, leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
         """Set what AccumulateGrad made of it."""
         with self._lock:
             if grad is None:
-                self._grads.pop(leaf, None)
+                self._grads.pop(id(leaf), None)
             else:
-                self._grads[leaf] = grad
+                self._grads[id(leaf)] = leaf, grad
 
     def get(self, leaf: torch.Tensor) -> torch.Tensor | None:
         with self._lock:
-            return leaf.grad if leaf in self._placed else self._grads.get(leaf)
+            if self._placed and leaf in self._placed:
+                return leaf.grad
+            there = self._grads.get(id(leaf))
+            return None if there is None else there[1]
 
     def as_dict(self) -> dict[torch.Tensor, torch.Tensor]:
         """A copy of the table, with the tensors themselves."""
         with self._lock:
             placed = {leaf: leaf.grad for leaf in self._placed}
-            return {**self._grads, **{leaf: grad for leaf, grad in placed.items() if grad is not None}}
+            return {
+                **dict(self._grads.values()),
+                **{leaf: grad for leaf, grad in placed.items() if grad is not None},
+            }
 
     def place(self, leaf: torch.Tensor) -> None:
         """Let ``.grad`` of the leaf be our gradient until `take_back`: for who writes there when the engine is done."""
         with self._lock:
             if leaf not in self._placed:
                 self._placed[leaf] = leaf.grad
-                leaf.grad = self._grads.pop(leaf, None)
+                _, leaf.grad = self._grads.pop(id(leaf), (leaf, None))
 
     def take_back(self, leaf: torch.Tensor) -> None:
         """End that, and give the leaf back what it had there."""
@@ -78,7 +85,7 @@ class Gradients:
                 own, grad = self._placed.pop(leaf), leaf.grad
                 leaf.grad = own
                 if grad is not None:
-                    self._grads[leaf] = grad
+                    self._grads[id(leaf)] = leaf, grad
 
     def clear(self) -> None:
         for leaf in list(self._placed):

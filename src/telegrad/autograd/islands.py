@@ -7,6 +7,7 @@ must see the whole gradient once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,13 @@ from telegrad.autograd.torch_private import has_hooks
 
 Start = tuple[Node, int]
 """A node, and which of its outputs."""
+_FEW_NODES, _FEW_LEAVES = 32, 8  # that take no longer than a message
 
 
 class Island:
     """Entries, and what they lead to."""
 
-    __slots__ = ("direct", "entries", "leaves", "reached", "wanted")
+    __slots__ = ("direct", "entries", "last", "leaves", "reached", "wanted")
 
     def __init__(self, entry: Hashable) -> None:
         self.entries: list[Hashable] = [entry]
@@ -34,6 +36,8 @@ class Island:
         """Which of the tensors that the caller asked for lie in it."""
         self.direct = True
         """From each place where it is entered one step leads to a leaf, another one each, without hooks."""
+        self.last = 0
+        """The message of its only recv, if the engine is sure to execute that last, and soon; else 0."""
 
     def take_in(self, other: Island) -> None:
         """Become one with another."""
@@ -43,6 +47,7 @@ class Island:
             self.reached.setdefault(node, set()).update(indices)
         self.wanted |= other.wanted
         self.direct = False
+        self.last = 0
 
 
 def plan(
@@ -65,6 +70,7 @@ def plan(
     for entry, begin in starts.items():
         parent[entry] = entry
         part = parts[entry] = Island(entry)
+        before = len(owner)
         stack: list[Iterable[tuple[Node | None, int]]] = []
         leaves, reached = part.leaves, part.reached
         edges: Iterable[tuple[Node | None, int]] = begin
@@ -98,6 +104,8 @@ def plan(
             edges = stack.pop()
             steps += 1
         part.direct = part.direct and not reached and steps == len(begin) == len(leaves)
+        if len(reached) == 1 and len(owner) - before <= _FEW_NODES and len(leaves) <= _FEW_LEAVES:
+            part.last = _last(reached, itertools.islice(owner, before, None))
     if wanted is not None:
         for node, numbers in wanted.items():
             for part in parts.values():
@@ -115,6 +123,17 @@ def plan(
         else:
             islands[first] = part
     return list(islands.values())
+
+
+def _last(reached: Iterable[Any], nodes: Iterable[Any]) -> int:
+    """The message of the only recv, if the engine executes all other nodes before it: those that were made later."""
+    (recv,) = reached
+    made: int = recv._sequence_nr()
+    for node in nodes:
+        if node._sequence_nr() <= made and node is not recv:
+            return 0
+    message: int = recv.recv.message
+    return message
 
 
 def _has_hooks(node: Node) -> bool:

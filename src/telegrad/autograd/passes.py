@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
+from typing import NamedTuple
 
 import torch
 
@@ -34,13 +35,13 @@ from telegrad.wire.messages import (
     GRADIENT,
     NONE,
     UNREACHED,
+    LastWord,
     PassInfo,
     ProbeReq,
     PropagateGradientsReq,
     PropagateGradientsResp,
     ResumeReq,
 )
-from telegrad.wire.tensors import TensorDescriptor
 
 Answered = Callable[[dict[int, Report], int, int], list[Effect[Ticket]]]
 """Tells the protocol that a message was answered: the reports in the answer, by whom, and how many counted messages."""
@@ -48,6 +49,19 @@ Answered = Callable[[dict[int, Report], int, int], list[Effect[Ticket]]]
 
 class PassAborted(TelegradError):
     """Unwinds an island of a pass that has failed; the failure itself is told elsewhere."""
+
+
+class _Letter(NamedTuple):
+    """Gradients that leave, and to whom."""
+
+    to: int
+    head: Callable[..., PropagateGradientsReq]
+    """Makes the head, of descriptors of the gradients."""
+    grads: Sequence[torch.Tensor]
+    back: Channel | None
+    """Where the receiver reads them, if it said so."""
+    reads: bool
+    """Whether the driver reads there what comes back."""
 
 
 running: ContextVar[PassRun | None] = ContextVar("telegrad_pass", default=None)
@@ -79,6 +93,8 @@ class PassRun:
         self._asked: dict[int, Answered] = {}  # messages that are not answered
         self._over = False
         self._driver = 0  # the thread inside backward()
+        # Gradients that wait for the end of their island, by message. Without the lock, by single operations.
+        self._last: dict[int, _Letter | None] = {}
 
     # -- where the pass begins ----------------------------------------------------------------------------------
 
@@ -101,13 +117,15 @@ class PassRun:
             self._state.plan(self._graph.plan(set()))
             effects = self._state.begin()
         self._carry_out(effects)
+        wake = Wakeup()
         while True:
             with self._lock:
                 effect = self._todo.popleft() if self._todo else None
                 if effect is None:
                     if self._over or self.failure is not None:
                         break
-                    wake = self._wake = Wakeup()
+                    wake.raised = False  # who raises it late, for something that is done, wakes us for nothing
+                    self._wake = wake
             if effect is not None:
                 self._do_here(effect)
             elif not self._postman.agent.oneway.wait(wake, self._way_back, deadline):
@@ -138,7 +156,7 @@ class PassRun:
             if isinstance(effect, Start):
                 if effect.waiting:
                     self._postman.start_thread("gated island", partial(self._run_island, effect))
-                elif self._begun_here:
+                elif self._begun_here and (run_here is not None or get_ident() != self._driver):
                     self._for_the_caller(effect)
                 elif run_here is None:
                     run_here = effect
@@ -215,6 +233,8 @@ class PassRun:
                 if not state.has(message):
                     state.grow(graph.grow(message), [message])
                 effects += state.gradient(ticket, message, sender)
+                if request.answer is not None:
+                    effects += self._settle(sender, request.answer)
             gate = self._gates.pop(message, None) if self._gates else None
         if gate is not None:
             gate.set()
@@ -301,6 +321,8 @@ class PassRun:
         if island.direct and self.failure is None and graph.hand_over(island):
             self._island_ended(island)
             return
+        if island.last and not start.waiting and not self.about.create_graph:
+            self._last[island.last] = None
         here, inside = running.set(self), current.set(self.context)
         # User code that runs in here, a hook say, makes its calls from this worker.
         agent, served = acting.set(self._postman.agent), serving.set(None)
@@ -326,10 +348,23 @@ class PassRun:
 
     def _island_ended(self, island: Island) -> None:
         self._graph.forget(island)
+        letter = self._last.pop(island.last, None) if island.last else None
+        word: LastWord | None = None
         with self._lock:
             effects = self._state.ended()
+            if letter is not None and len(effects) == 1 and self.failure is None:
+                word = self._last_word(letter, effects[0])
+        if letter is not None and self._post(letter, word) and word is not None:
+            return
         if effects:
             self._carry_out(effects)
+
+    def _last_word(self, letter: _Letter, effect: Effect[Ticket]) -> LastWord | None:
+        """The answer that can ride on a gradient, if it goes to the same worker. Called with the lock held."""
+        if not isinstance(effect, Answer) or effect.ticket[0] != letter.to:
+            return None
+        reports = self._postman.pack_reports(self._state.reports())
+        return LastWord(effect.ticket[1], self._state.count_for(letter.to), reports)
 
     def _wait_for(self, send: SendRpcBackward) -> None:
         """In a gate: wait for the gradient of a send that is sure to come."""
@@ -356,7 +391,7 @@ class PassRun:
                 f"in context {recv.context_id:#x}. Only the pass itself can send its gradient back: detach the tensor "
                 "before the inner backward, or make the inner one part of the loss"
             )
-        there = [grad for grad in grads if grad is not None]
+        there: Sequence[torch.Tensor] = [grad for grad in grads if grad is not None]
         states = (GRADIENT,) * len(grads)
         if len(there) < len(grads):
             states = tuple(
@@ -380,17 +415,26 @@ class PassRun:
             reads = on_driver and not known and back is None and self._reader_of in (None, recv.source)
             if reads:
                 self._reader_of = recv.source
+        head = partial(
+            PropagateGradientsReq, number, self.about, recv.message, states, known, autograd=metadata, back=reads
+        )
+        letter = _Letter(recv.source, head, there, back, reads)
+        if not number and recv.message in self._last:
+            self._last[recv.message] = letter  # `_island_ended` sends it
+        elif not self._post(letter):
+            raise PassAborted("the pass has failed")
 
-        def head(attachments: tuple[TensorDescriptor, ...]) -> PropagateGradientsReq:
-            return PropagateGradientsReq(number, self.about, recv.message, states, known, attachments, metadata, reads)
-
+    def _post(self, letter: _Letter, word: LastWord | None = None) -> bool:
+        """Send gradients, and with them an answer; False: that failed, and so has the pass."""
+        head = letter.head if word is None else partial(letter.head, answer=word)
         try:
-            channel = self._postman.agent.oneway.send(recv.source, head, there, back=back)
-            if reads:
-                self._way_back = channel
+            channel = self._postman.agent.oneway.send(letter.to, head, letter.grads, back=letter.back)
         except TelegradError as error:
             self.fail(error)
-            raise PassAborted("the pass has failed") from error
+            return False
+        if letter.reads:
+            self._way_back = channel
+        return True
 
     def _ask(self, answered: Answered) -> int:
         """A number for a message that will be answered; `answered` tells the protocol when it is."""
@@ -413,11 +457,15 @@ class PassRun:
             name = self._postman.name_of(sender)
             self.fail(TelegradError(f"worker {name!r} refused to take part in the pass: {answer.refusal}"))
         with self._lock:
-            answered = self._asked.pop(answer.call, None)
-            if answered is None:
-                return
-            effects = answered(self._postman.unpack_reports(answer.reports), sender, answer.count)
+            effects = self._settle(sender, answer)
         self._carry_out(effects)
+
+    def _settle(self, sender: int, answer: PropagateGradientsResp | LastWord) -> list[Effect[Ticket]]:
+        """Tell the protocol of an answer. Called with the lock held."""
+        answered = self._asked.pop(answer.call, None)
+        if answered is None:
+            return []
+        return answered(self._postman.unpack_reports(answer.reports), sender, answer.count)
 
     # -- failure ------------------------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class Postman:
     ) -> None:
         worker, call, back = ticket
         told, data = (None, b"") if failure is None else self._pack_failure(failure)
-        packed = tuple(WorkerReport(who, report.number, report.partly_fed) for who, report in reports.items())
+        packed = self.pack_reports(reports)
         head = PropagateGradientsResp(about.context, about.number, call, count, packed, "", told)
         self.agent.oneway.tell(worker, head, data, back=back)
 
@@ -97,6 +97,9 @@ class Postman:
             return None
         message = self._record(context, target, [grads[index] for index in indices])
         return AutogradMetadata(context.id, message, tuple(indices))
+
+    def pack_reports(self, reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
+        return tuple([WorkerReport(who, report.number, report.partly_fed) for who, report in reports.items()])
 
     def unpack_reports(self, reports: Sequence[WorkerReport]) -> dict[int, Report]:
         return {report.worker: Report(report.number, report.partly_fed) for report in reports}

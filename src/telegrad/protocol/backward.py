@@ -90,10 +90,6 @@ class _Island:
         self.arrived: set[Entry] = set()
         self.started = False
 
-    @property
-    def partly_fed(self) -> bool:
-        return not self.started and bool(self.arrived)
-
 
 class Pass(Generic[Ticket]):
     """One pass at worker `me`. `begin` is called where it starts, `plan` everywhere before the first arrival."""
@@ -106,7 +102,7 @@ class Pass(Generic[Ticket]):
         self._islands: dict[int, _Island] = {}
         self._island_of: dict[Entry, int] = {}
         self._flow: Diffusion[Ticket] = Diffusion()
-        self._probe: Diffusion[Ticket] = Diffusion()
+        self._probe_flow: Diffusion[Ticket] | None = None  # nearly every pass does without
         self._reports: dict[int, Report] = {}
         self._number = 0
         self._probe_over = False
@@ -118,11 +114,12 @@ class Pass(Generic[Ticket]):
         """Say which entries form which islands; those that have started stay as they are."""
         self.planned = True
         before = self._islands
-        self._islands = {number: island for number, island in before.items() if island.started}
-        self._island_of = {entry: number for number, island in self._islands.items() for entry in island.entries}
+        if before:
+            self._islands = {number: island for number, island in before.items() if island.started}
+            self._island_of = {entry: number for number, island in self._islands.items() for entry in island.entries}
         for number, entries in islands.items():
             self.grow(number, entries)
-        for island in before.values():
+        for island in before.values() if before is not self._islands else ():
             for entry in island.arrived:
                 now = self._island_of.get(entry)
                 if now is not None:
@@ -144,7 +141,10 @@ class Pass(Generic[Ticket]):
 
     def partly_fed(self) -> bool:
         """Whether an island here waits for the rest of its entries."""
-        return any(island.partly_fed for island in self._islands.values())
+        for island in self._islands.values():  # noqa: SIM110 - any() would make a generator, on every pass
+            if island.arrived and not island.started:
+                return True
+        return False
 
     def _start(self, number: int) -> list[Effect[Ticket]]:
         island = self._islands[number]
@@ -163,16 +163,15 @@ class Pass(Generic[Ticket]):
         """The pass starts here: the roots have arrived."""
         self._flow.start()
         effects = self._arrive(ROOT)
-        effects += self._settled(self._flow.idle())
-        return effects
+        return effects + self._settled(self._flow.idle())
 
     def gradient(self, ticket: Ticket | None, entry: Entry, sender: int | None = None) -> list[Effect[Ticket]]:
         """The gradient of one of our sends came; without a ticket it is counted, and not answered."""
         answers = self._received(ticket, sender)
         effects = self._arrive(entry)
-        answers += self._flow.settle()
-        effects += self._settled(answers)
-        return effects
+        if not effects:  # else this worker is active, and nothing can be over
+            answers += self._flow.settle()
+        return effects + self._settled(answers) if answers or not effects else effects
 
     def _received(self, ticket: Ticket | None, sender: int | None) -> list[Ticket]:
         if ticket is not None:
@@ -215,21 +214,24 @@ class Pass(Generic[Ticket]):
 
     def _settled(self, tickets: list[Ticket]) -> list[Effect[Ticket]]:
         effects: list[Effect[Ticket]] = [Answer(ticket) for ticket in tickets] if tickets else []
-        if self._flow.quiet and not self._ended and not self._probe.engaged:
+        if self._flow.quiet and not self._ended and not (self._probe_flow is not None and self._probe_flow.engaged):
             self._report()
-            unfed = tuple(sorted(worker for worker, report in self._reports.items() if report.partly_fed))
-            if unfed and self.known:
-                self._ended = True
-                effects.append(Stuck(unfed))
-            elif unfed:
+            unfed = [worker for worker, report in self._reports.items() if report.partly_fed]
+            if unfed and not self.known:
                 self._probe.start()
                 effects.append(PROBE)
             else:
                 self._ended = True
-                effects.append(DONE)
+                effects.append(Stuck(tuple(sorted(unfed))) if unfed else DONE)
         return effects
 
     # -- the probe --------------------------------------------------------------------------------------------
+
+    @property
+    def _probe(self) -> Diffusion[Ticket]:
+        if self._probe_flow is None:
+            self._probe_flow = Diffusion()
+        return self._probe_flow
 
     def probed(self, ticket: Ticket) -> list[Effect[Ticket]]:
         """The probe came from another worker. Say `probe_walked` when the walk, and what it sends, is done."""
@@ -300,7 +302,8 @@ class Pass(Generic[Ticket]):
     @property
     def engaged(self) -> bool:
         """Whether this worker still has part in the pass."""
-        return (self._flow.engaged or self._probe.engaged) and not self._ended
+        probing = self._probe_flow is not None and self._probe_flow.engaged
+        return (self._flow.engaged or probing) and not self._ended
 
     @property
     def running(self) -> int:

@@ -39,15 +39,15 @@ class Diffusion(Generic[Ticket]):
     """
 
     __slots__ = (
-        "_active",
         "_arrived",
         "_counted",
         "_gave_up",
         "_held",
-        "_owed",
         "_parent",
         "_sender",
+        "active",
         "engaged",
+        "owed",
         "started_here",
     )
 
@@ -55,9 +55,11 @@ class Diffusion(Generic[Ticket]):
         self.engaged = False
         self.started_here = False
         """The computation began at this worker: nobody waits for its answer, but for `quiet`."""
+        self.active = 0
+        """How much runs here."""
+        self.owed = 0
+        """How many of our messages are not answered."""
         self._parent: Ticket | None = None
-        self._owed = 0
-        self._active = 0
         self._gave_up = False
         self._sender: Hashable = None
         self._counted: dict[Hashable, int] = {}  # sent to those that engaged us, ever, by worker
@@ -67,7 +69,7 @@ class Diffusion(Generic[Ticket]):
     def start(self) -> None:
         """Begin the computation, here. The worker is active until `idle`."""
         self.engaged = self.started_here = True
-        self._active += 1
+        self.active += 1
 
     def received(self, ticket: Ticket, sender: Hashable = None) -> list[Ticket]:
         """A message came; returns the messages to answer now."""
@@ -85,7 +87,7 @@ class Diffusion(Generic[Ticket]):
         arrived[sender] = arrived.get(sender, 0) + 1
         if self._held:
             waiting = [held for held in self._held if arrived.get(held[0], 0) < held[1]]
-            self._owed -= len(self._held) - len(waiting)
+            self.owed -= len(self._held) - len(waiting)
             self._held = waiting
 
     def sent(self, to: Hashable = None) -> bool:
@@ -93,7 +95,7 @@ class Diffusion(Generic[Ticket]):
         if to is not None and self._parent is not None and to == self._sender:
             self._counted[to] = self._counted.get(to, 0) + 1
             return False
-        self._owed += 1
+        self.owed += 1
         return True
 
     def count_for(self, worker: Hashable) -> int:
@@ -105,21 +107,21 @@ class Diffusion(Generic[Ticket]):
         if count and self._arrived.get(sender, 0) < count:
             self._held.append((sender, count))
             return []
-        self._owed -= 1
+        self.owed -= 1
         return self.settle()
 
     def busy(self) -> None:
         """Something begins to run here."""
-        self._active += 1
+        self.active += 1
 
     def idle(self) -> list[Ticket]:
         """Something has ended here; returns the messages to answer now."""
-        self._active -= 1
-        return self.settle()
+        self.active -= 1
+        return [] if self.active else self.settle()
 
     def settle(self) -> list[Ticket]:
         """Rule 1: returns the message that engaged this worker, if it is time to answer it."""
-        if self._active or self._owed or not self.engaged or self.started_here:
+        if self.active or self.owed or not self.engaged or self.started_here:
             return []
         self.engaged = False
         parent, self._parent = self._parent, None
@@ -128,17 +130,7 @@ class Diffusion(Generic[Ticket]):
     @property
     def quiet(self) -> bool:
         """At the worker that started it: the computation is over, everywhere."""
-        return self.started_here and not self._gave_up and not self._active and not self._owed
-
-    @property
-    def active(self) -> int:
-        """How much runs here."""
-        return self._active
-
-    @property
-    def owed(self) -> int:
-        """How many of our messages are not answered."""
-        return self._owed
+        return self.started_here and not self._gave_up and not self.active and not self.owed
 
     def release(self) -> list[Ticket]:
         """Give up: returns the message that engaged this worker, which must be answered all the same."""

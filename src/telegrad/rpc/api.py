@@ -181,7 +181,7 @@ def _make_agent(
         name,
         rank,
         transports=transports,
-        poller=SocketPoller(),
+        poller=SocketPoller(options.microseconds_of_spin()),
         runtime=runtime,
         token=token,
         host=host,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from telegrad.agent.settings import AgentSettings
 from telegrad.protocol.limits import SessionSettings
+from telegrad.transport.spinning import SPIN
 from telegrad.wire.frames import Limits
 
 DEFAULT_RPC_TIMEOUT = 60.0
@@ -44,6 +45,9 @@ class Options:
     shared_memory: int | None = None
     """Bytes of memory to share with workers of this host, for large messages, 0 for none; default:
     TELEGRAD_SHARED_MEMORY, else 1 GiB."""
+    spin: int | None = None
+    """Microseconds for which a thread that waits looks for what it waits for before it sleeps, 0 for none; default:
+    TELEGRAD_SPIN, else 400."""
     init_timeout: float = 300.0
     """Seconds to wait for all workers to come."""
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -63,16 +67,13 @@ class Options:
             limits=self.limits,
         )
 
-    def _shared_memory(self, environ: Mapping[str, str] = os.environ) -> int:
-        size, source = self.shared_memory, "the option shared_memory"
-        if size is None:
-            text = environ.get("TELEGRAD_SHARED_MEMORY", "").strip()
-            if not text:
-                return AgentSettings.shared_memory
-            size, source = int(text) if text.isdecimal() else -1, f"TELEGRAD_SHARED_MEMORY ({text!r})"
-        if size < 0:
-            raise ValueError(f"{source} must be a number of bytes, or 0 to share none")
-        return size
+    def _shared_memory(self) -> int:
+        what = "bytes, or 0 to share none"
+        return _number("shared_memory", self.shared_memory, AgentSettings.shared_memory, what)
+
+    def microseconds_of_spin(self) -> int:
+        """How long to look before sleeping, from the option or the environment."""
+        return _number("spin", self.spin, SPIN, "microseconds, or 0 to sleep at once")
 
     def allowed_transports(self, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         """The transports that may be used, from the option or the environment."""
@@ -87,6 +88,20 @@ class Options:
         if unknown or not names:
             raise ValueError(f"{source} names {unknown or 'nothing'}; the transports are {', '.join(TRANSPORTS)}")
         return names
+
+
+def _number(name: str, given: int | None, default: int, what: str) -> int:
+    """An option that is a number, from what was given, else the environment, else the default."""
+    number, source = given, f"the option {name}"
+    if number is None:
+        variable = f"TELEGRAD_{name.upper()}"
+        text = os.environ.get(variable, "").strip()
+        if not text:
+            return default
+        number, source = int(text) if text.isdecimal() else -1, f"{variable} ({text!r})"
+    if number < 0:
+        raise ValueError(f"{source} must be a number of {what}")
+    return number
 
 
 def given_timeout(timeout: float) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Readiness, Ready
+from telegrad.transport.spinning import SPIN, Spin
 from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Kind, Limits, pack_header
 
 # PING and GOODBYE say how much was sent before them, so they pass nothing.
@@ -49,6 +50,7 @@ class SocketLink(Link):
         self._mask = -1  # what the poller watches for; -1: not what it was last told
         self._waiters: list[_Waiter] = []  # for this link alone, and with a poller
         self._wake_fd = -1
+        self._spin = Spin(0)
 
     def fileno(self) -> int:
         return self._fd
@@ -158,7 +160,7 @@ class SocketLink(Link):
             waiter.poll.register(self._fd, _POLLIN | _POLLOUT if writes else _POLLIN)
         ready = 0
         left = None if deadline is None else (deadline - monotonic()) * 1000
-        for fd, mask in waiter.poll.poll(0 if left is not None and left < 0 else left):
+        for fd, mask in self._spin.wait(waiter.poll.poll, 0 if left is not None and left < 0 else left):
             if fd == self._fd:
                 if mask & ~_POLLOUT:
                     ready |= _READ
@@ -201,6 +203,7 @@ class SocketLink(Link):
         """Belong to `poller` (None: to none)."""
         with self._lock:
             self._poller, self._read_armed, self.once = poller, read, once
+            self._spin = Spin(poller.spin if poller is not None else 0)
             self._mask = -1
             self._watch()
 
@@ -332,9 +335,11 @@ class SocketListener(Listener):
 
 
 class SocketPoller(Poller):
-    """epoll."""
+    """epoll. Threads that wait for it, or for one of its links, look for `spin` microseconds before they sleep."""
 
-    def __init__(self) -> None:
+    def __init__(self, spin: int = SPIN) -> None:
+        self.spin = spin
+        self._spin = Spin(spin)
         self._epoll = select.epoll()
         self._fd = self._epoll.fileno()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -386,7 +391,8 @@ class SocketPoller(Poller):
 
     def wait(self, deadline: float | None) -> list[Readiness]:
         found = []
-        for fd, mask in self._epoll.poll(None if deadline is None else max(0.0, deadline - monotonic())):
+        left = None if deadline is None else max(0.0, deadline - monotonic())
+        for fd, mask in self._spin.wait(self._epoll.poll, left):
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 continue

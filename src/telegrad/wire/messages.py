@@ -146,6 +146,14 @@ class PassFailure(msgspec.Struct, frozen=True, array_like=True):
     traceback: str
 
 
+class LastWord(msgspec.Struct, frozen=True, array_like=True):
+    """An answer that rides on the last gradient that its sender has to send: its fields say what the answer's do."""
+
+    call: int
+    count: int
+    reports: tuple[WorkerReport, ...]
+
+
 class PropagateGradientsReq(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """The gradients of one send. Those that are there follow as attachments, in order."""
 
@@ -161,6 +169,8 @@ class PropagateGradientsReq(msgspec.Struct, frozen=True, array_like=True, tag=5)
     """With create_graph, the gradients can be differentiated again."""
     back: bool = False
     """The sender reads the connection that brings this: what its receiver has to say to it may come back there."""
+    answer: LastWord | None = None
+    """The sender is done, and answers the message that engaged it."""
 
 
 class PropagateGradientsResp(msgspec.Struct, frozen=True, array_like=True, tag=6):
