@@ -9,12 +9,10 @@ import re
 import sys
 import time
 
-from conformance.exceptions import differences, left_out, races
+from conformance.exceptions import differences, left_out
 from conformance.runner import LIMIT, Outcome, run
 from conformance.suites import SUITES
 
-_AGAIN = 2
-"""How often a test that may lose a race with itself gets another chance."""
 _RAISED = re.compile(r"\w[\w.]*(Error|Exception|Iteration|Exceeded|Lost)\b")
 
 
@@ -51,45 +49,39 @@ def main() -> int:
     ]
     tests = [(suite, test) for suite, test in chosen if (suite.name, test) not in exceptions]
 
+    known = {} if options.native else differences()
+
     def show(outcome: Outcome) -> None:
         print(f"{outcome.verdict:8}{outcome.seconds:6.1f} s  {outcome.suite}: {outcome.test}", flush=True)
         if outcome.verdict == "failed" and options.verbose:
             print(outcome.text, outcome.output[-60000:], sep="\n", flush=True)
 
     started = time.monotonic()
-    outcomes = run(tests, jobs=options.jobs, limit=options.limit, on_end=show)
-    for _ in range(_AGAIN):
-        lost = [outcome for outcome in outcomes if outcome.verdict == "failed" and outcome.name in races()]
-        again = [(suite, outcome.test) for outcome in lost for suite in suites if suite.name == outcome.suite]
-        if again:
-            print(f"{len(again)} tests that are known to race with themselves run again", flush=True)
-            outcomes = [outcome for outcome in outcomes if outcome not in lost]
-            outcomes += run(again, jobs=1, limit=options.limit, on_end=show)
+    outcomes = run(tests, jobs=options.jobs, limit=options.limit, differ=known, on_end=show)
     out = [
         (suite.name, test, exceptions[suite.name, test]) for suite, test in chosen if (suite.name, test) in exceptions
     ]
     _table([suite.name for suite in suites], outcomes, out)
     print(f"\n{len(outcomes)} tests in {time.monotonic() - started:.0f} s")
-    known = {} if options.native else differences()
-    bad = [outcome for outcome in outcomes if (outcome.verdict == "failed") is not (outcome.name in known)]
-    for outcome in bad:
-        if outcome.verdict == "passed":
+    for outcome in outcomes:
+        if outcome.verdict == "passed" and outcome.name in known:
             print(f"{outcome.suite}: {outcome.test} passes: exceptions.toml need not have it among what differs")
-    return 1 if any(outcome.verdict == "failed" for outcome in bad) else 0
+    return 1 if any(outcome.verdict == "failed" for outcome in outcomes) else 0
 
 
 def _table(suites: list[str], outcomes: list[Outcome], left_out: list[tuple[str, str, str]]) -> None:
-    print(f"\n{'suite':24}{'passed':>8}{'failed':>8}{'skipped':>9}{'left out':>10}")
-    total = [0, 0, 0, 0]
+    verdicts = ("passed", "failed", "differs", "skipped")
+    print(f"\n{'suite':24}{''.join(f'{title:>10}' for title in (*verdicts, 'left out'))}")
+    total = [0] * (len(verdicts) + 1)
     for name in suites:
-        verdicts = [outcome.verdict for outcome in outcomes if outcome.suite == name]
-        row = [verdicts.count(verdict) for verdict in ("passed", "failed", "skipped")]
-        row.append(sum(suite == name for suite, _, _ in left_out))
+        ended = [outcome.verdict for outcome in outcomes if outcome.suite == name]
+        row = [*(ended.count(verdict) for verdict in verdicts), sum(suite == name for suite, _, _ in left_out)]
         total = [a + b for a, b in zip(total, row, strict=True)]
-        print(f"{name:24}{row[0]:8}{row[1]:8}{row[2]:9}{row[3]:10}")
-    print(f"{'together':24}{total[0]:8}{total[1]:8}{total[2]:9}{total[3]:10}")
+        print(f"{name:24}{''.join(f'{number:10}' for number in row)}")
+    print(f"{'together':24}{''.join(f'{number:10}' for number in total)}")
     for title, lines in (
-        ("failed", [f"{o.suite}: {o.test}: {_why(o)}" for o in outcomes if o.verdict == "failed"]),
+        ("failed", [f"{o.suite}: {o.test}: {_last_line(o.text)}" for o in outcomes if o.verdict == "failed"]),
+        ("differs, and is meant to", [_show_difference(o) for o in outcomes if o.verdict == "differs"]),
         ("skipped by the suite itself", [f"{o.suite}: {o.test}: {o.text}" for o in outcomes if o.verdict == "skipped"]),
         ("left out", [f"{suite}: {test}: {why}" for suite, test, why in left_out]),
     ):
@@ -99,16 +91,13 @@ def _table(suites: list[str], outcomes: list[Outcome], left_out: list[tuple[str,
             print(f"  {line}")
 
 
-def _why(outcome: Outcome) -> str:
-    differs = differences().get(outcome.name)
-    return f"differs: {differs}" if differs is not None else _last_line(outcome.text)
+def _show_difference(outcome: Outcome) -> str:
+    return f"{outcome.suite}: {outcome.test}: {differences()[outcome.name]}"
 
 
 def _last_line(text: str) -> str:
     """The line of a traceback that says what was raised: that of the first process that failed."""
-    raised = [
-        line for line in text.splitlines() if re.match(r"\w[\w.]*(Error|Exception|Iteration|Exceeded|Lost)\b", line)
-    ]
+    raised = [line for line in text.splitlines() if _RAISED.match(line)]
     lines = raised or text.strip().splitlines() or [""]
     return lines[0][:200]
 

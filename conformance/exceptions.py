@@ -8,7 +8,6 @@ from typing import Any
 
 REASONS = {
     "hang": "it asserts a hang or a bug of torch's",
-    "ddp": "it does not pass reliably under DDP, and docs/migrating.md says what is known of it",
     "torchscript": "it runs RPC inside TorchScript",
     "tensorpipe": "it checks TensorPipe's transports or the text of its internal logs",
     "cuda": "it needs CUDA",
@@ -25,18 +24,13 @@ def left_out() -> dict[tuple[str, str], str]:
     """What is left out: suite and test, and why."""
     found = {}
     for suite, entries in _document().items():
-        if suite in ("differs", "races"):
+        if suite == "differs":
             continue
         for test, entry in entries.items():
             if set(entry) != {"reason", "why"} or entry["reason"] not in REASONS:
                 raise ValueError(f"exceptions.toml: {suite}.{test} needs a reason of {', '.join(REASONS)}, and a why")
             found[suite, test] = f"{REASONS[entry['reason']]}: {entry['why']}"
     return found
-
-
-def races() -> set[tuple[str, str]]:
-    """The tests that may fail by a race of their own."""
-    return {(suite, test) for suite, tests in _document().get("races", {}).items() for test in tests}
 
 
 def differences() -> dict[tuple[str, str], str]:
