@@ -219,3 +219,43 @@ def test_workers_can_join_and_leave_a_group_without_a_world_size(
     monkeypatch.setenv("STORE", str(tmp_path / "store"))
     names = ["worker0", "worker1", "worker2"]
     assert run_workers(OPEN_GROUP, tmp_path, 3) == [f"{names} {names}"]
+
+
+NUMBERS = """
+import os, torch
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import RRef
+
+def show(rref):
+    return str(rref)
+
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3)
+if rank == 0:
+    one = torch.ones(1)
+    rrefs = RRef(1), rpc.remote("worker1", torch.add, (one, 1)), rpc.remote("worker2", torch.neg, (one,))
+    for rref in rrefs:
+        print(rref)
+    try:
+        rrefs[1].local_value()
+    except RuntimeError as error:
+        print(error)
+    print("there", rpc.rpc_sync("worker1", show, (rrefs[1],)))
+rpc.shutdown()
+"""
+
+
+def test_texts_of_references_count_as_torchs_do_and_no_two_have_one_id(tmp_path: Path) -> None:
+    def shown(number: int) -> str:
+        return f"GloballyUniqueId(created_on=0, local_id={number})"
+
+    assert run_workers(NUMBERS, tmp_path, 3) == sorted(
+        [
+            f"OwnerRRef({shown(0)})",
+            f"UserRRef(RRefId = {shown(1)}, ForkId = {shown(2)})",
+            f"UserRRef(RRefId = {shown(3)}, ForkId = {shown(4)})",
+            f"For UserRRef(rref_id={shown(1)}, fork_id={shown(2)}), can't call localValue() on user "
+            "WorkerInfo(id=0, name=worker0). Call it on owner WorkerInfo(id=1, name=worker1)",
+            f"there OwnerRRef({shown(1)})",
+        ]
+    )

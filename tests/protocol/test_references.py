@@ -140,9 +140,9 @@ def test_an_owner_knows_whether_the_call_that_creates_a_reference_is_still_to_co
     owner = References(0)
     assert owner.to_come((1, 0, 0))
     assert owner.to_come((1, 2, 0))
-    owner.created((1, 2, 0), (1, 5), caller=1)
+    owner.created((1, 2, 0), (1, 5), caller=1, after=0)
     assert owner.to_come((1, 0, 0))
-    assert owner.to_come((1, 1, 0))
+    assert not owner.to_come((1, 1, 0)), "the caller made it elsewhere"
     owner.computed((1, 2, 0))
     owner.deleted(1, (1, 2, 0), (1, 5))
     assert not owner.to_come((1, 2, 0))
@@ -187,6 +187,7 @@ class Flight:
 class Create:
     rref: Ref
     fork: Id
+    after: int
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Worker:
     rules: References = field(init=False)
     gone: set[int] = field(default_factory=set)
     numbers: int = 0
-    rref_numbers: dict[Life, int] = field(default_factory=dict)
+    latest: dict[Life, int] = field(default_factory=dict)
     computing: list[tuple[Ref, Life | None, Id]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -210,10 +211,10 @@ class Worker:
         self.numbers += 1
         return self.me[0], self.me[1] << LIFE | self.numbers
 
-    def new_rref(self, owner: Life) -> Ref:
-        number = self.rref_numbers.get(owner, 0)
-        self.rref_numbers[owner] = number + 1
-        return self.me[0], self.me[1] << LIFE | number, owner[1]
+    def new_rref(self, owner: Life) -> tuple[Ref, int]:
+        self.numbers += 1
+        after, self.latest[owner] = self.latest.get(owner, -1), self.numbers
+        return (self.me[0], self.me[1] << LIFE | self.numbers, owner[1]), after
 
 
 class World(RuleBasedStateMachine):
@@ -281,7 +282,7 @@ class World(RuleBasedStateMachine):
     @rule(at=st.integers(0, 60), to=st.integers(0, 60), leaves=st.integers(0, 5))
     def create(self, at: int, to: int, leaves: int) -> None:
         maker, owner = self.pick(at), self.pick(to)
-        rref, fork = maker.new_rref(owner.me), maker.new_fork()
+        (rref, after), fork = maker.new_rref(owner.me), maker.new_fork()
         if maker is owner:
             maker.rules.own(rref, computing=leaves > 2)
             if leaves > 2:
@@ -294,7 +295,7 @@ class World(RuleBasedStateMachine):
             maker.rules.not_created(fork)
             self.unsent.add((maker.me, owner.me))
             return
-        self.send(maker.me, owner.me[0], Create(rref, fork))
+        self.send(maker.me, owner.me[0], Create(rref, fork, after))
         self.handles.append(Handle(maker.me, owner.me, rref, fork, frozenset()))
 
     @precondition(lambda self: self.handles)
@@ -356,10 +357,10 @@ class World(RuleBasedStateMachine):
         worker, sender = self.workers[flight.target[0]], flight.source[0]
         rules = worker.rules
         match flight.what:
-            case Create(rref, fork):
+            case Create(rref, fork, after):
                 self.values.add((worker.me, rref))
                 self.orphans.discard((worker.me, rref))
-                rules.created(rref, fork, sender)
+                rules.created(rref, fork, sender, after)
                 worker.computing.append((rref, flight.source, fork))
             case Answer(fork):
                 self.do(worker, rules.answered(fork))

@@ -352,7 +352,7 @@ def test_to_here_past_its_timeout_names_worker_and_reference(group: Group, gate:
         rref.to_here(timeout=0.02)
     assert caught.value.worker == "b"
     here = rpc.remote("a", wait_for, ("gate",))
-    with pytest.raises(DeadlineExceeded, match="reference 0:0 on worker 'a' is still being made"):
+    with pytest.raises(DeadlineExceeded, match="reference 0:2 on worker 'a' is still being made"):
         here.to_here(timeout=0.02)
     with pytest.raises(DeadlineExceeded, match=r"RRef\(0:0 on worker 'b'\)"):
         rref.rpc_sync(timeout=0.02).upper()
@@ -401,7 +401,7 @@ def test_a_reference_after_shutdown() -> None:
             for use in (rref.to_here, rref.rpc_sync().add, rref.backward):
                 with pytest.raises(NotInitialized, match=r"worker 'a'.*shut down"):
                     use()
-        assert repr(there) == "RRef(0:0 on worker 'b')"
+        assert repr(there) == "RRef(0:1 on worker 'b')"
         assert becomes_true(lambda: nothing_is_held(agents))
 
 

@@ -14,9 +14,9 @@ before what it deletes. Each message must come once; the session sees to that.
 
 A lost worker's forks are given up, and with them perhaps the value. What the lost worker had passed on meanwhile is
 then refused: its user gets an error instead of a value that is gone. For that an owner must know, of a reference that
-it does not have, whether it had it once or the call that creates it is still to come. So each worker numbers the
-references that it creates, for each owner, without gaps, and the owner notes which have come. A reference also names
-the life of its owner: one that is started again has nothing that its former life had.
+it does not have, whether it had it once or the call that creates it is still to come. So each worker numbers what it
+creates, says with each reference which one it created there before, and the owner notes which have come. A reference
+also names the life of its owner: one that is started again has nothing that its former life had.
 
 Events are methods; they return effects, which the caller carries out, in order.
 
@@ -42,7 +42,7 @@ Worker = int
 Id = tuple[int, int]
 """Of a fork: the worker that made it, and a number that it never used before: a mark of its life, and a counter."""
 Ref = tuple[int, int, int]
-"""Of a reference: the same, but with a counter for each life of each owner; and the mark of the owner's life."""
+"""Of a reference: the same, of the same counter; and the mark of the owner's life."""
 
 LIFE = 40
 """Bits of the counter."""
@@ -181,13 +181,16 @@ class References:
         """A value of ours gets its first handle, here."""
         self._owned[rref] = _Owned(created=True, computing=computing, handles=1)
 
-    def created(self, rref: Ref, fork: Id, caller: Worker) -> None:
-        """The call came that creates a value here, for a fork of the caller's. See `computed`."""
+    def created(self, rref: Ref, fork: Id, caller: Worker, after: int = -1) -> None:
+        """The call came that creates a value here, for a fork of the caller's. See `computed`.
+
+        `after`: the counter of the one that the caller created here before; -1: there was none.
+        """
         owned = self._owned.setdefault(rref, _Owned(created=True))
         owned.created = owned.computing = True
         life = _life(rref)
         if life not in self._lost_lives and rref[2] == self._life:
-            self._arrivals.setdefault(life, Arrivals()).came(rref[1] & _COUNTER)
+            self._arrivals.setdefault(life, Arrivals()).came(rref[1] & _COUNTER, after)
         self._add_fork(owned, rref, fork, caller)
 
     def computed(self, rref: Ref) -> list[Effect]:

@@ -45,8 +45,8 @@ class Ledger:
         self.uses: dict[Id, Use] = {}
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
-        self._forks = itertools.count()
-        self._rrefs: dict[Id, int] = {}  # by owner and its life: the number of the next reference made there
+        self._numbers = itertools.count()  # of references and forks
+        self._latest: dict[Id, int] = {}  # by owner and its life: the number of the last reference we created there
         self._listen(RRefForkRequest, self._requested)
         self._listen(RRefForkAccept, lambda _, head: self.rules.accepted(head.fork, refused=head.refused))
         self._listen(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
@@ -72,14 +72,15 @@ class Ledger:
 
     def new_fork(self) -> Id:
         """An id for a fork."""
-        return self.me, self.life << LIFE | next(self._forks)
+        return self.me, self.life << LIFE | next(self._numbers)
 
-    def new_rref(self, owner: WorkerRecord) -> Ref:
-        """An id for a reference that is to be created."""
+    def new_rref(self, owner: WorkerRecord) -> tuple[Ref, int]:
+        """An id for a reference that is to be created, and the number of the one before it on the same owner, or -1."""
         life = life_of(owner)
-        number = self._rrefs.get((owner.id, life), 0)
-        self._rrefs[owner.id, life] = number + 1
-        return self.me, self.life << LIFE | number, life
+        number = next(self._numbers)
+        after = self._latest.get((owner.id, life), -1)
+        self._latest[owner.id, life] = number
+        return (self.me, self.life << LIFE | number, life), after
 
     # -- values and uses --------------------------------------------------------------------------------------------
 
@@ -207,7 +208,7 @@ class Ledger:
                 if not self.rules.owns(rref) and (rref[0], rref[1] >> LIFE) == (record.id, life)
             ]
             mailboxes = [kept.mailbox for kept in self.kept.values() if kept.mailbox is not None]
-            self._rrefs.pop((record.id, life), None)
+            self._latest.pop((record.id, life), None)
             del self._sent[record.id], self._received[record.id]
         for mailbox in mailboxes:
             mailbox.lost(record.id, life)

@@ -111,7 +111,7 @@ class Passing:
             kept = ledger.kept.setdefault(creation.rref, Kept())
             if creation.ordered and kept.mailbox is None:
                 kept.mailbox = Mailbox()
-            ledger.rules.created(creation.rref, creation.fork, caller)
+            ledger.rules.created(creation.rref, creation.fork, caller, creation.after)
 
     def computed(self, creation: Creation, value: object, error: BaseException | None) -> None:
         """See `Keeper.computed`."""

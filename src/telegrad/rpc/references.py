@@ -55,7 +55,7 @@ class References:
         kept = Kept(ordered)
         kept.set(value)
         with self._ledger.lock:
-            rref = self._ledger.new_rref(self.agent.me)
+            rref, _ = self._ledger.new_rref(self.agent.me)
             self._ledger.kept[rref] = kept
             self._ledger.rules.own(rref)
         return self.make_handle(rref, None, self._me, ordered, cls)
@@ -81,7 +81,7 @@ class References:
         record = self.agent.peers.find(to).record
         owner = record.id
         with ledger.lock:
-            rref, fork = ledger.new_rref(record), ledger.new_fork()
+            (rref, after), fork = ledger.new_rref(record), ledger.new_fork()
             use = None if owner == self._me else Use(fork, creator=True)
             if use is None:
                 ledger.kept[rref] = Kept(ordered)
@@ -98,7 +98,7 @@ class References:
                 kwargs,
                 timeout=timeout,
                 on_done=partial(self._answered, rref, use, keeps),
-                creation=Creation(rref, fork, ordered),
+                creation=Creation(rref, fork, ordered, after),
                 turn=turn,
             )
         except BaseException:

@@ -29,7 +29,7 @@ from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
 from telegrad.wire.lending import PLACE_SIZE, pack_place, unpack_place
 
 MAGIC = b"tg"
-VERSION = 2
+VERSION = 3
 HEADER = struct.Struct("<2sBBIQQQ")
 HEADER_SIZE = HEADER.size
 _pack_header, _unpack_header = HEADER.pack, HEADER.unpack_from

@@ -46,6 +46,8 @@ class Creation(msgspec.Struct, frozen=True, array_like=True):
     fork: ForkId
     ordered: bool = False
     """Methods of the value run one at a time, in each caller's order."""
+    after: int = -1
+    """The counter of the reference that this caller created before it on the same owner; -1: none."""
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
