@@ -111,6 +111,7 @@ def _in_child(suite: Suite, test: str, directory: Path) -> None:
         # Else a test of DDP may call a worker whose init_process_group has not returned, though its own has.
         os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
         tempfile.tempdir = str(directory)  # the suites leave their rendezvous files behind
+        os.environ["TELEGRAD_RUNTIME_DIR"] = str(directory)  # and workers that are killed their sockets
         verdict, text = _run_case(make_case(suite, test))
     except BaseException:  # noqa: BLE001 - a fork must never go on as the runner
         verdict, text = "failed", traceback.format_exc()
