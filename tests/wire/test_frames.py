@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -45,15 +45,23 @@ def allocate(size: int) -> memoryview:
     return memoryview(bytearray(size))
 
 
-def fill(region: bytes) -> Callable[[memoryview], None] | None:
-    def write(view: memoryview) -> None:
-        view[:] = region
+class Contents:
+    """A region, of which a copy can be had or not."""
 
-    return write if region else None
+    def __init__(self, contents: bytes | bytearray, copied: bool) -> None:
+        self.contents = contents
+        self.size = len(contents)
+        self.copied = copied
+
+    def write(self, view: memoryview) -> None:
+        view[:] = self.contents
+
+    def copy(self) -> bytes | None:
+        return bytes(self.contents) if self.copied else None
 
 
-def frames_of(head: bytes, data: bytes, region: bytes) -> tuple[Outgoing, ...]:
-    return pack(head, data, len(region), fill(region), allocate)
+def frames_of(head: bytes, data: bytes, region: bytes, copied: bool = False) -> tuple[Outgoing, ...]:
+    return pack(head, data, Contents(region, copied) if region else None, allocate)
 
 
 def parts(message: Message) -> tuple[bytes, bytes, bytes]:
@@ -195,10 +203,17 @@ def test_a_message_that_is_all_head_is_complete_without_a_chunk() -> None:
     assert parts(message) == (head, b"", b"")
 
 
+@given(st.binary(max_size=40), st.binary(max_size=40), st.binary(min_size=1, max_size=40))
+def test_a_region_that_is_copied_arrives_as_one_that_is_written(head: bytes, data: bytes, region: bytes) -> None:
+    (copied,), (written,) = frames_of(head, data, region, copied=True), frames_of(head, data, region)
+    assert bytes(copied.body) == bytes(written.body)
+
+
 @pytest.mark.parametrize("size", [100, 3 * CHUNK])
-def test_what_was_packed_is_a_snapshot(size: int) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_was_packed_is_a_snapshot(size: int, copied: bool) -> None:
     region = bytearray(b"r" * size)
-    frames = pack(b"", b"", size, lambda view: view.__setitem__(slice(None), region), allocate)
+    frames = pack(b"", b"", Contents(region, copied), allocate)
     region[:] = b"x" * size
     assert all(b"x" not in bytes(frame.body) for frame in frames)
 

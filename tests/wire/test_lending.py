@@ -21,6 +21,18 @@ class Place:
         self.slab, self.offset, self.number = 7, 4096, 99
 
 
+class Contents:
+    def __init__(self, contents: bytes) -> None:
+        self._contents = contents
+        self.size = len(contents)
+
+    def write(self, memory: memoryview) -> None:
+        memory[:] = self._contents
+
+    def copy(self) -> bytes | None:
+        return None
+
+
 def lend(head: bytes, data: bytes, region: bytes) -> tuple[Outgoing, Place]:
     places: list[Place] = []
 
@@ -28,10 +40,7 @@ def lend(head: bytes, data: bytes, region: bytes) -> tuple[Outgoing, Place]:
         places.append(Place(size))
         return places[0]
 
-    def write(memory: memoryview) -> None:
-        memory[:] = region
-
-    (frame,) = pack(head, data, len(region), write if region else None, allocate)
+    (frame,) = pack(head, data, Contents(region) if region else None, allocate)
     return frame, places[0]
 
 

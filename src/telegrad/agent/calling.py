@@ -90,7 +90,7 @@ class Calling:
         self.made += 1
         channel.calls[call.id] = call
         try:
-            channel.post(pack(encode_head(make_head(call.id)), b"", 0, None, channel.room))
+            channel.post(pack(encode_head(make_head(call.id)), b"", None, channel.room))
         except BaseException:
             self._forget(call, peer)
             raise
@@ -201,9 +201,7 @@ class Calling:
         descriptors = () if layout is None else layout.descriptors
         nested = call.parent is not None
         head = encode_head(Request(call.id, name, left, nested, descriptors, call.recorded, call.forks, creation, turn))
-        if layout is None:
-            return pack(head, encoded.data, 0, None, call.channel.room)
-        return pack(head, encoded.data, layout.size, layout.write, call.channel.room)
+        return pack(head, encoded.data, layout, call.channel.room)
 
     def _take_credit(self, call: Call) -> None:
         """Wait until the peer takes another request of this size."""
@@ -375,7 +373,7 @@ class Calling:
             call.channel.abandoned.pop(call.id, None)
             return False
         try:
-            call.channel.post(pack(encode_head(Cancel(call.id, reason)), b"", 0, None, call.channel.room))
+            call.channel.post(pack(encode_head(Cancel(call.id, reason)), b"", None, call.channel.room))
         except TelegradError as lost:  # then there is nobody to tell
             _log.debug("%s was given up, but the worker is gone: %s", call, lost)
         return True

@@ -98,9 +98,9 @@ class OneWay:
         channel = back or self._channel_to(to)
         if attachments:
             layout = lay_out(attachments)
-            frames = pack(encode_head(make_head(layout.descriptors)), data, layout.size, layout.write, channel.room)
+            frames = pack(encode_head(make_head(layout.descriptors)), data, layout, channel.room)
         else:
-            frames = pack(encode_head(make_head(())), data, 0, None, channel.room)
+            frames = pack(encode_head(make_head(())), data, None, channel.room)
         channel.post(frames)
         return channel
 
@@ -125,7 +125,7 @@ class OneWay:
     def _tell(self, to: int, head: Any, data: bytes, channel: Channel | None) -> None:
         try:
             channel = channel or self._channel_to(to)
-            channel.post(pack(encode_head(head), data, 0, None, channel.room))
+            channel.post(pack(encode_head(head), data, None, channel.room))
         except (WorkerLost, NotInitialized, AuthenticationError) as error:
             _log.debug("%s for worker %d was not sent: %s", type(head).__name__, to, error)
 

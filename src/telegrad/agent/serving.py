@@ -154,7 +154,7 @@ class Serving:
         token = serving.set(served)
         try:
             run()
-            frames = pack(encode_head(done), b"", 0, None, channel.room)
+            frames = pack(encode_head(done), b"", None, channel.room)
         except BaseException as error:  # noqa: BLE001 - whatever it raises belongs to the caller
             frames = self._pack_failure(channel, served, error)
         finally:
@@ -294,7 +294,7 @@ class Serving:
         by_name = bool(self._owner.me.main) and caller.record.main == self._owner.me.main
         encoded = payload.encode(value, main_by_name=by_name, root="result")
         if not encoded.attachments and not encoded.references:
-            return pack(encode_head(Reply(served.id)), encoded.data, 0, None, channel.room)
+            return pack(encode_head(Reply(served.id)), encoded.data, None, channel.room)
         recorder, autograd = self._owner.recorder, None
         forks: tuple[ForkInfo, ...] = ()
         if encoded.references and self._owner.keeper is not None:
@@ -304,7 +304,7 @@ class Serving:
                 autograd = recorder.outgoing(served.scope, caller.record, encoded, request=False)
             layout: Layout = lay_out(encoded.attachments)
             head = encode_head(Reply(served.id, layout.descriptors, autograd, forks))
-            return pack(head, encoded.data, layout.size, layout.write, channel.room)
+            return pack(head, encoded.data, layout, channel.room)
         except BaseException:
             if forks and self._owner.keeper is not None:
                 self._owner.keeper.not_sent(caller.record.id, forks)
@@ -330,13 +330,7 @@ class Serving:
             isinstance(error, FunctionNotFound),
             layout.descriptors if layout is not None else (),
         )
-        return pack(
-            encode_head(head),
-            data,
-            layout.size if layout is not None else 0,
-            layout.write if layout is not None else None,
-            channel.room,
-        )
+        return pack(encode_head(head), data, layout, channel.room)
 
     # -- cancelling -------------------------------------------------------------------------------------------
 

@@ -118,6 +118,18 @@ class Loan(Protocol):
     number: int
 
 
+class Region(Protocol):
+    """The contents of a message's tensors, before they are copied."""
+
+    size: int
+
+    def write(self, view: memoryview, /) -> None:
+        """Copy them to where they belong."""
+
+    def copy(self) -> bytes | None:
+        """The same as bytes, if that is the faster way."""
+
+
 class Outgoing(NamedTuple):
     """One frame to send, still without sequence and acks."""
 
@@ -156,6 +168,9 @@ def unpack_sent(body: bytes | bytearray | memoryview) -> tuple[int, int]:
 # -- messages out ---------------------------------------------------------------------------------------------
 
 
+_PADDING = tuple(bytes(size) for size in range(16))
+
+
 def _aligned(size: int) -> int:
     return (size + 15) & ~15
 
@@ -165,20 +180,19 @@ def message_size(head: bytes, data: bytes, region_size: int) -> int:
     return _aligned(PREFIX_SIZE + len(head) + len(data)) + region_size
 
 
-def pack_small(
-    head: bytes, data: bytes, region_size: int = 0, write: Callable[[memoryview], None] | None = None
-) -> Outgoing:
-    """One frame for the whole message. `write` fills the region, which starts at a multiple of 16."""
-    prefix = _pack_prefix(len(head), len(data), region_size)
-    if write is None or not region_size:
-        return _new_outgoing((MESSAGE, prefix + head + data, None))
-    start = (PREFIX_SIZE + len(head) + len(data) + 15) & ~15
-    body = bytearray(start + region_size)
-    body[:PREFIX_SIZE] = prefix
-    middle = PREFIX_SIZE + len(head)
-    body[PREFIX_SIZE:middle] = head
-    body[middle : middle + len(data)] = data
-    write(memoryview(body)[start:])
+def pack_small(head: bytes, data: bytes, region: Region | None = None) -> Outgoing:
+    """One frame for the whole message. The region starts at a multiple of 16."""
+    if region is None or not region.size:
+        return _new_outgoing((MESSAGE, _pack_prefix(len(head), len(data), 0) + head + data, None))
+    prefix = _pack_prefix(len(head), len(data), region.size)
+    end = PREFIX_SIZE + len(head) + len(data)
+    contents = region.copy()
+    if contents is not None:
+        return _new_outgoing((MESSAGE, b"".join((prefix, head, data, _PADDING[-end & 15], contents)), None))
+    start = (end + 15) & ~15
+    body = bytearray(start + region.size)
+    body[:end] = prefix + head + data
+    region.write(memoryview(body)[start:])
     return _new_outgoing((MESSAGE, body, None))
 
 
@@ -187,14 +201,14 @@ def bulk_size(data: bytes, region_size: int) -> int:
     return _aligned(len(data)) + region_size
 
 
-def pack_bulk(
-    head: bytes, data: bytes, region_size: int, write: Callable[[memoryview], None] | None, buffer: memoryview
-) -> Iterator[Outgoing]:
+def pack_bulk(head: bytes, data: bytes, region: Region | None, buffer: memoryview) -> Iterator[Outgoing]:
     """The frames of a large message, over `buffer`, which has `bulk_size` bytes and is filled here (the snapshot)."""
     start = _aligned(len(data))
     buffer[: len(data)] = data
-    if write is not None:
-        write(buffer[start : start + region_size])
+    region_size = 0
+    if region is not None:
+        region_size = region.size
+        region.write(buffer[start : start + region_size])
     yield Outgoing(BULK_HEAD, _PREFIX.pack(len(head), len(data), region_size) + head)
     offset, end = 0, start + region_size
     while offset < end:
@@ -208,32 +222,29 @@ def _next_chunk(rest: int) -> int:
     return rest if rest <= CHUNK + _REMAINDER else CHUNK
 
 
-def pack_lent(
-    head: bytes, data: bytes, region_size: int, write: Callable[[memoryview], None] | None, loan: Loan
-) -> Outgoing:
+def pack_lent(head: bytes, data: bytes, region: Region | None, loan: Loan) -> Outgoing:
     """The one frame of a message whose region and data, in this order, are put into shared memory here."""
     memory = loan.view
-    if write is not None:
-        write(memory[:region_size])
+    region_size = 0
+    if region is not None:
+        region_size = region.size
+        region.write(memory[:region_size])
     memory[region_size : region_size + len(data)] = data
     prefix = _PREFIX.pack(len(head), len(data), region_size)
     return Outgoing(LENT, prefix + pack_place(loan.slab, loan.offset, loan.number) + head, loan)
 
 
 def pack(
-    head: bytes,
-    data: bytes,
-    region_size: int,
-    write: Callable[[memoryview], None] | None,
-    allocate: Callable[[int], memoryview | Loan],
+    head: bytes, data: bytes, region: Region | None, allocate: Callable[[int], memoryview | Loan]
 ) -> tuple[Outgoing, ...]:
     """The frames of a message. What is in them is a snapshot: the sender may change its tensors now."""
+    region_size = 0 if region is None else region.size
     if ((PREFIX_SIZE + len(head) + len(data) + 15) & ~15) + region_size <= INLINE_LIMIT:
-        return (pack_small(head, data, region_size, write),)
+        return (pack_small(head, data, region),)
     room = allocate(bulk_size(data, region_size))
     if isinstance(room, memoryview):
-        return tuple(pack_bulk(head, data, region_size, write, room))
-    return (pack_lent(head, data, region_size, write, room),)
+        return tuple(pack_bulk(head, data, region, room))
+    return (pack_lent(head, data, region, room),)
 
 
 # -- frames in ------------------------------------------------------------------------------------------------

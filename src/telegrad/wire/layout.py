@@ -33,14 +33,13 @@ from telegrad.wire.descriptors import (
 from telegrad.wire.neutral import neutral, nothing_intercepts
 
 SPAN_FACTOR = 2
-_COPIED_TWICE = 2048  # bytes up to which finding the region's address takes longer than a second copy
 _STRIDED_LAYOUT = torch.strided
 _string_at: Callable[[int, int], bytes] = ctypes.string_at
 _UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods no user code can intercept
 
 
 class Layout:
-    """Where each attachment goes in a region of ``size`` bytes. ``write`` copies them there."""
+    """Where each attachment goes in a region of ``size`` bytes. ``write`` and ``copy`` copy them."""
 
     __slots__ = ("_copies", "_moves", "descriptors", "size")
 
@@ -74,17 +73,27 @@ class Layout:
             with neutral():
                 self._write(view)
 
+    def copy(self) -> bytes | None:
+        """What `write` would write, if every attachment is one dense tensor: two copies of little take less time."""
+        if self._copies or not nothing_intercepts():
+            return None
+        parts = []
+        for _, tensor, nbytes in self._moves:
+            address = tensor.data_ptr()
+            if not address:
+                raise _no_contents(tensor)
+            parts.append(_string_at(address, nbytes))
+            if nbytes % ALIGNMENT:
+                parts.append(bytes(-nbytes % ALIGNMENT))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
     def _write(self, view: memoryview) -> None:
-        start = 0
+        start = ctypes.addressof(ctypes.c_char.from_buffer(view)) if self._moves else 0
         for offset, tensor, nbytes in self._moves:
             address = tensor.data_ptr()
             if not address:
                 raise _no_contents(tensor)
-            if nbytes <= _COPIED_TWICE:
-                view[offset : offset + nbytes] = _string_at(address, nbytes)
-            else:
-                start = start or ctypes.addressof(ctypes.c_char.from_buffer(view))
-                ctypes.memmove(start + offset, address, nbytes)
+            ctypes.memmove(start + offset, address, nbytes)
         for copy in self._copies:
             copy.write(view)
 
@@ -159,7 +168,8 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any]) -> bool:
         try:
             if code is None or not nbytes or not x.data_ptr():
                 return False
-            storages.add(x.untyped_storage().data_ptr())
+            if len(attachments) > 1:
+                storages.add(x.untyped_storage().data_ptr())
         except RuntimeError:  # it has no memory of its own
             return False
         descriptors.append(
@@ -167,7 +177,7 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any]) -> bool:
         )
         moves.append((size, x, nbytes))
         size += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    if len(storages) < len(moves):
+    if len(storages) < len(moves) != 1:
         return False
     layout.descriptors, layout.size, layout._moves = tuple(descriptors), size, moves
     return True
