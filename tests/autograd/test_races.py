@@ -279,6 +279,7 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
 
     monkeypatch.setattr(SendRpcBackward, "set_grads", set_and_wait)
     monkeypatch.setattr(PassGraph, "forget", forget_and_tell)
+    monkeypatch.setattr(PassGraph, "_entered", lambda *_: None)  # by the tokens, which gradients are set for
     with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: Then.apply(weight * 2, action))
         y = group["a"].call("b", "@f")

@@ -31,7 +31,7 @@ from telegrad.protocol.backward import ROOT, Entry
 from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, PassInfo
 
 # The constructor of a named tuple is a Python function, and dear for what is done once per leaf.
-_edge: Callable[[tuple[Node, int, None]], GradientEdge] = partial(tuple.__new__, GradientEdge)
+_edge: Callable[[tuple[Node | None, int, None]], GradientEdge] = partial(tuple.__new__, GradientEdge)
 _ANCHOR = GradientEdge(ANCHOR_NODE, 0)
 
 
@@ -122,8 +122,7 @@ class PassGraph:
             sends = list(self._context.sends.values())
         for send in sends:
             if send.message not in started:
-                tokens = send.tokens
-                begin = [start_of(tokens[index]) for index in self.tensors_of(send)]
+                begin = [send.edge(index) for index in self.tensors_of(send)]
                 if begin:
                     starts[send.message] = begin
         # Hooks on AccumulateGrad cannot be seen from here, so where it is executed each leaf counts as having some.
@@ -142,7 +141,7 @@ class PassGraph:
         if send is None:
             raise TelegradError(f"context {self._context.id:#x} was left")
         number = next(self._numbers)
-        begin = [start_of(send.tokens[index]) for index in self.tensors_of(send)]
+        begin = [send.edge(index) for index in self.tensors_of(send)]
         (self.islands[number],) = islands.plan({message: begin})
         return number
 
@@ -167,7 +166,7 @@ class PassGraph:
         there = self.live.setdefault(send.message, set())
         fresh = named - there
         there |= fresh
-        return [start_of(send.tokens[index]) for index in sorted(fresh)]
+        return [send.edge(index) for index in sorted(fresh)]
 
     # -- the engine ---------------------------------------------------------------------------------------------
 
@@ -184,7 +183,7 @@ class PassGraph:
             return False  # it has a gate
         leaves = []
         for index in fed.reached:
-            leaf = send.leaf(index)
+            leaf = send.edge(index)[0].variable  # type: ignore[attr-defined]  # of AccumulateGrad
             if has_hooks(leaf):
                 return False  # they have come since the plan
             leaves.append(leaf)
@@ -197,6 +196,11 @@ class PassGraph:
         self, island: Island, waiting: Sequence[Entry], wait_for: Callable[[SendRpcBackward], None]
     ) -> Sequence[torch.Tensor | None]:
         """Run an island; returns what was captured, for `take`. Gates call `wait_for`. Without the lock."""
+        entered = self._entered(island, waiting)
+        if entered is not None:
+            for node, outputs_reached in island.reached.items():
+                self.reached[node.recv.message] = outputs_reached
+            return self._run(island, *entered)
         outputs: list[torch.Tensor] = []
         grads: list[torch.Tensor | None] = []
         gates: list[tuple[Callable[[], None], Sequence[torch.Tensor]]] = []
@@ -235,6 +239,27 @@ class PassGraph:
                 return self._run(island, outputs, grads)
         return self._run(island, outputs, grads)
 
+    def _entered(
+        self, island: Island, waiting: Sequence[Entry]
+    ) -> tuple[list[GradientEdge], list[torch.Tensor]] | None:
+        """Where gradients of one send can be fed to the engine without its tokens, and those; None: they are needed.
+
+        Tokens are for gates, for tensors that the engine is to reach without a gradient, and for profilers to see.
+        """
+        if waiting or self.known or len(island.entries) != 1 or self._about.create_graph or profiled():
+            return None
+        fed = self.fed.get(island.entries[0])  # type: ignore[call-overload]  # ROOT is never fed
+        if fed is None or fed.grads is None or len(fed.reached) != len(island.begin):
+            return None
+        there, grads = fed.grads, []
+        for index in fed.reached:
+            grad = there[index]
+            if grad is None:
+                return None
+            grads.append(grad)
+        fed.grads = []  # handed over: who gets them in the end may keep them without a copy
+        return [_edge((node, number, None)) for node, number in island.begin], grads
+
     def _sends_of(self, island: Island) -> list[SendRpcBackward]:
         """The sends among its entries, in record order."""
         entries = island.entries
@@ -249,7 +274,10 @@ class PassGraph:
         return sends
 
     def _run(
-        self, island: Island, outputs: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
+        self,
+        island: Island,
+        outputs: Sequence[torch.Tensor | GradientEdge],
+        grads: Sequence[torch.Tensor | None],
     ) -> Sequence[torch.Tensor | None]:
         leaves = self._about.leaves
         if leaves == INTO_GRAD:
@@ -277,7 +305,7 @@ class PassGraph:
 
     def _backward(
         self,
-        outputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor | GradientEdge],
         grads: Sequence[torch.Tensor | None],
         inputs: Sequence[GradientEdge],
         accumulate: bool,
@@ -308,7 +336,7 @@ class PassGraph:
         with self._context.lock:
             sends = list(self._context.sends.values())
         wanted = {edge.node for edge in self.roots.inputs} if self.roots is not None else set()
-        sent = [send.order for send in sends if islands.meets([start_of(token) for token in send.tokens], wanted)]
+        sent = [send.order for send in sends if islands.meets(send.next_functions, wanted)]
         return bool(sent) and min(sent) < max((node.recv.order for node in island.reached), default=0)
 
     def forget(self, island: Island) -> None:

@@ -89,14 +89,14 @@ class SendRpcBackward:
         return "torch::distributed::autograd::SendRpcBackward"
 
     @property
-    def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
+    def next_functions(self) -> tuple[tuple[Node, int], ...]:
         """Where the gradients go, as PyTorch shows it: the tensors' own nodes."""
-        return tuple(token.grad_fn.next_functions[0] for token in self.tokens)
+        return tuple([self.edge(index) for index in range(len(self.tokens))])
 
-    def leaf(self, index: int) -> torch.Tensor:
-        """The tensor that was sent, which must be a leaf: of others the token keeps the graph only."""
-        leaf: torch.Tensor = self.tokens[index].grad_fn.next_functions[0][0].variable
-        return leaf
+    def edge(self, index: int) -> tuple[Node, int]:
+        """Where the gradient of one tensor goes."""
+        edge: tuple[Node, int] = self.tokens[index].grad_fn.next_functions[0]
+        return edge
 
     def check(
         self, grads: Sequence[torch.Tensor | None], sender: int, receiver: int, name_of: Callable[[int], str]

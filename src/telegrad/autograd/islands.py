@@ -24,10 +24,12 @@ _FEW_NODES, _FEW_LEAVES = 32, 8  # that take no longer than a message
 class Island:
     """Entries, and what they lead to."""
 
-    __slots__ = ("direct", "entries", "last", "leaves", "reached", "wanted")
+    __slots__ = ("begin", "direct", "entries", "last", "leaves", "reached", "wanted")
 
-    def __init__(self, entry: Hashable) -> None:
+    def __init__(self, entry: Hashable, begin: Sequence[Start]) -> None:
         self.entries: list[Hashable] = [entry]
+        self.begin = begin
+        """Where it is entered, if it has one entry only."""
         self.leaves: dict[Node, None] = {}
         """The AccumulateGrad nodes."""
         self.reached: dict[Any, set[int]] = {}
@@ -35,7 +37,7 @@ class Island:
         self.wanted: set[int] = set()
         """Which of the tensors that the caller asked for lie in it."""
         self.direct = True
-        """From each place where it is entered one step leads to a leaf, another one each, without hooks."""
+        """Each place where it is entered is a leaf, another one each, without hooks."""
         self.last = 0
         """The message of its only recv, if the engine is sure to execute that last, and soon; else 0."""
 
@@ -69,12 +71,11 @@ def plan(
 
     for entry, begin in starts.items():
         parent[entry] = entry
-        part = parts[entry] = Island(entry)
+        part = parts[entry] = Island(entry, begin)
         before = len(owner)
         stack: list[Iterable[tuple[Node | None, int]]] = []
         leaves, reached = part.leaves, part.reached
         edges: Iterable[tuple[Node | None, int]] = begin
-        steps = 0
         while True:
             for node, index in edges:
                 if node is None or node in leaves:
@@ -102,8 +103,7 @@ def plan(
             if not stack:
                 break
             edges = stack.pop()
-            steps += 1
-        part.direct = part.direct and not reached and steps == len(begin) == len(leaves)
+        part.direct = part.direct and len(owner) == before and len(begin) == len(leaves)
         if len(reached) == 1 and len(owner) - before <= _FEW_NODES and len(leaves) <= _FEW_LEAVES:
             part.last = _last(reached, itertools.islice(owner, before, None))
     if wanted is not None:

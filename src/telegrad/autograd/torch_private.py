@@ -39,7 +39,7 @@ _run_backward = Variable._execution_engine.run_backward
 
 
 def run_backward(
-    outputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor | GradientEdge],
     grads: Sequence[torch.Tensor | None],
     retain_graph: bool,
     create_graph: bool,
