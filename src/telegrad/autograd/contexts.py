@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -33,9 +32,9 @@ class DistAutogradContext:
         self.lock = threading.Lock()  # protects everything below
         self.sends: dict[int, SendRpcBackward] = {}
         self.recvs: dict[int, Recv] = {}
-        self.made: Counter[int] = Counter()
+        self.made: dict[int, int] = {}
         """Calls made in it, by callee."""
-        self.served: Counter[int] = Counter()
+        self.served: dict[int, int] = {}
         """Calls answered in it, by caller."""
         self.callers: set[int] = set()
         self.cleanups: dict[int, int] = {}
@@ -160,7 +159,7 @@ class Contexts:
     def served(self, context: DistAutogradContext, caller: int) -> None:
         """A call that `caller` made in the context was answered."""
         with context.lock:
-            context.served[caller] += 1
+            context.served[caller] = context.served.get(caller, 0) + 1
             due = _is_due(context)
         if due:
             self.release(context)
@@ -192,4 +191,5 @@ class Contexts:
 
 
 def _is_due(context: DistAutogradContext) -> bool:
-    return any(context.served[caller] >= calls for caller, calls in context.cleanups.items())
+    served = context.served
+    return bool(context.cleanups) and any(served.get(caller, 0) >= calls for caller, calls in context.cleanups.items())

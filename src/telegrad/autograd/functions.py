@@ -8,7 +8,6 @@ gradient.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,17 +28,12 @@ ONE = torch.ones((), device="cpu")
 _NOTHING = torch.zeros((), device="cpu")
 
 
-_AS_IT_IS = contextlib.nullcontext()
-
-
-def _recording() -> contextlib.AbstractContextManager[object]:
-    """Torch's modes in which nodes can be made. Most threads are in them, and to enter them is dear."""
+def _record(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Apply it in the modes of torch in which nodes can be made. Most threads are in them, and entering is dear."""
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-        return _AS_IT_IS
-    modes = contextlib.ExitStack()
-    modes.enter_context(torch.inference_mode(False))
-    modes.enter_context(torch.enable_grad())
-    return modes
+        return apply(function, *args)
+    with torch.inference_mode(False), torch.enable_grad():
+        return apply(function, *args)
 
 
 class SendRpc(torch.autograd.Function):
@@ -48,7 +42,7 @@ class SendRpc(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, send: SendRpcBackward, index: int, tensor: torch.Tensor) -> torch.Tensor:
         ctx.send, ctx.index = send, index
-        ctx.set_materialize_grads(False)
+        ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
         return _NOTHING.clone()
 
     @staticmethod
@@ -73,8 +67,7 @@ class SendRpcBackward:
         """The worker it went to."""
         self._expected = [(tensor.shape, tensor.dtype, tensor.layout) for tensor in tensors]
         self._grads: list[torch.Tensor | None] | None = None
-        with _recording():
-            self.tokens = [apply(SendRpc, self, i, without_dead_wrapper(tensor)) for i, tensor in enumerate(tensors)]
+        self.tokens = [_record(SendRpc, self, i, without_dead_wrapper(tensor)) for i, tensor in enumerate(tensors)]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -169,7 +162,7 @@ class RecvRpcBackward(torch.autograd.Function):
         ctx: Any, anchor: torch.Tensor, recv: Recv, propagate: Callable[..., None], tensors: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         ctx.recv, ctx.propagate = recv, propagate
-        ctx.set_materialize_grads(False)
+        ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
         recv.count = len(tensors)
         return tuple(tensors)  # no inputs to torch, which would make views of them
 
@@ -187,16 +180,15 @@ def receive(
     recv: Recv, propagate: Callable[[Any, Sequence[torch.Tensor | None]], None], tensors: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
     """The tensors of a received message, which have no history, as outputs of one `RecvRpcBackward` node."""
-    with _recording():
-        outputs: tuple[torch.Tensor, ...] = apply(RecvRpcBackward, ANCHOR, recv, propagate, tensors)
-        return outputs
+    outputs: tuple[torch.Tensor, ...] = _record(RecvRpcBackward, ANCHOR, recv, propagate, tensors)
+    return outputs
 
 
 class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, wait: Callable[[], None], *after: torch.Tensor) -> torch.Tensor:
         ctx.wait, ctx.after = wait, len(after)
-        ctx.set_materialize_grads(False)
+        ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
         return _NOTHING.clone()
 
     @staticmethod
@@ -211,10 +203,9 @@ def chain_gates(waits: Sequence[tuple[Callable[[], None], Sequence[torch.Tensor]
     They have the lowest priority that the engine knows, so it does all it can before it waits.
     """
     before: list[torch.Tensor] = []
-    with _recording():
-        for wait, tokens in waits:
-            gate: torch.Tensor = apply(_Gate, wait, *tokens, *before)
-            assert gate.grad_fn is not None
-            set_sequence_number(gate.grad_fn, 0)
-            before = [gate]
+    for wait, tokens in waits:
+        gate: torch.Tensor = _record(_Gate, wait, *tokens, *before)
+        assert gate.grad_fn is not None
+        set_sequence_number(gate.grad_fn, 0)
+        before = [gate]
     return before[0]

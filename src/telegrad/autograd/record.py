@@ -49,7 +49,7 @@ class AutogradRecorder:
                 message = self.record(scope, peer.id, [encoded.attachments[index] for index in indices])
         if request:
             with scope.lock:
-                scope.made[peer.id] += 1
+                scope.made[peer.id] = scope.made.get(peer.id, 0) + 1
         return AutogradMetadata(scope.id, message, tuple(indices), grad_mode)
 
     def not_sent(self, peer: WorkerRecord, metadata: AutogradMetadata) -> None:

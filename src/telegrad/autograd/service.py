@@ -148,7 +148,8 @@ class Autograd:
             if run.failure is None:
                 with context.lock:
                     context.passes.pop(number, None)
-                    context.stepped.update(step.optimizer for step in about.steps)
+                    if about.steps:
+                        context.stepped.update(step.optimizer for step in about.steps)
 
     def _take_turn(self, context: DistAutogradContext, run: PassRun) -> None:
         """One pass at a time in a context."""
