@@ -9,7 +9,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from telegrad.agent.calling import Calling
@@ -223,7 +222,7 @@ class Agent:
             if not head.nested:
                 with channel.lock:
                     channel.credits.arrived(message.size)
-            self.executor.submit(partial(self.serving.serve, channel, head, [message]))
+            self.serving.take(channel, head, message)
             return
         elif isinstance(head, Cancel):
             self._cancel_served(self.serving.cancel(channel, head.call, head.reason))

@@ -93,7 +93,7 @@ class Served(msgspec.Struct, eq=False):
         """Raise CallCancelled if the caller no longer wants the answer: long functions may call this now and then."""
         if self.cancelled:
             raise CallCancelled(
-                f"{self.function}, called by worker {self.caller!r}: {self.cancelled}",
+                f"{self.function or 'a function'}, called by worker {self.caller!r}: {self.cancelled}",
                 function=self.function,
                 call=self.id,
             )

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _is_grad_enabled = torch.is_grad_enabled
+_EARLY = 256
+"""Cancellations that are kept of calls that are not there: they may still come, or were answered."""
 _AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
 """Types of results that are the answer themselves, as nearly all are."""
 
@@ -70,9 +72,11 @@ class Serving:
         self._owner = owner
         self._agent = owner.as_agent()
         self._loop = loop
-        self._lock = threading.Lock()  # protects _services
+        self._lock = threading.Lock()  # protects the two below
         self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
+        self._early: dict[tuple[Channel, int], str] = {}  # cancellations that overtook a large request, perhaps
         self.active: dict[tuple[Channel, int], Served] = {}
+        """The calls that have come and are not answered, also those that wait for a thread."""
         self.on_failure: Callable[[BaseException], None] | None = None
         """Told of every exception that a function raised, before its caller is."""
 
@@ -83,9 +87,8 @@ class Serving:
 
     # -- one call ---------------------------------------------------------------------------------------------
 
-    def serve(self, channel: Channel, request: Request, parcel: list[Message]) -> None:
-        """Run the function, and answer. The parcel holds the message until it is decoded, and nobody else does: its
-        memory can go back to the sender when the function is done with it."""
+    def take(self, channel: Channel, request: Request, message: Message) -> None:
+        """A request has come: have a runner serve it. Until then it can be cancelled, and is never run."""
         now = self._owner.runtime.now()
         served = Served(
             self._agent,
@@ -94,19 +97,26 @@ class Serving:
             request.function,
             now,
             now + request.timeout if request.timeout else None,
-            0 if request.nested else parcel[0].size,
+            0 if request.nested else message.size,
         )
         served.turn = request.turn
+        self.active[channel, request.call] = served
+        if self._early:
+            with self._lock:
+                served.cancelled = self._early.pop((channel, request.call), "")
+        self._owner.executor.submit(partial(self._begin, channel, served, request, [message]))
+
+    def _begin(self, channel: Channel, served: Served, request: Request, parcel: list[Message]) -> None:
+        """Run the function, and answer. The parcel holds the message until it is decoded, and nobody else does: its
+        memory can go back to the sender when the function is done with it."""
         keeper = self._owner.keeper
         references: list[Placed] | tuple[()] = ()
-        if keeper is None or (request.creation is None and not request.references):
-            self.active[channel, request.call] = served
-        elif channel.session.state in (State.CLOSED, State.LOST):
-            # What a lost worker held has been given up, and this came too late for that.
-            _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
-            return
-        else:
-            self.active[channel, request.call] = served
+        if keeper is not None and (request.creation is not None or request.references):
+            if channel.session.state in (State.CLOSED, State.LOST):
+                # What a lost worker held has been given up, and this came too late for that.
+                _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
+                self.active.pop((channel, request.call), None)
+                return
             caller = self._owner.peers.find(channel.peer).record.id
             if request.creation is not None:
                 keeper.creating(request.creation, caller)
@@ -176,6 +186,8 @@ class Serving:
     ) -> None:
         creation = request.creation
         try:
+            if served.cancelled:  # while it waited for a thread, or for its references
+                served.check()
             name = request.function
             message = parcel.pop()
             attachments = build(request.attachments, message.region) if request.attachments else []
@@ -338,6 +350,10 @@ class Serving:
         """The caller of `call` no longer wants the answer. Returns what was cancelled, if it still ran."""
         served = self.active.get((channel, call))
         if served is None:
+            with self._lock:
+                self._early[channel, call] = reason
+                if len(self._early) > _EARLY:
+                    del self._early[next(iter(self._early))]
             return []
         served.cancelled = reason
         if served.on_cancel is not None:
@@ -350,6 +366,9 @@ class Serving:
 
     def cancel_all(self, channel: Channel, reason: str) -> list[Served]:
         """The caller is gone."""
+        with self._lock:
+            for key in [key for key in self._early if key[0] is channel]:
+                del self._early[key]
         return [
             served for key in list(self.active) if key[0] is channel for served in self.cancel(channel, key[1], reason)
         ]
