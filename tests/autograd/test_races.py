@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import telegrad.autograd.service as service
 from telegrad import autograd
 from telegrad.agent import calling
+from telegrad.agent.oneway import OneWay
 from telegrad.autograd.contexts import current
 from telegrad.autograd.engine import PassGraph
 from telegrad.autograd.functions import SendRpcBackward
@@ -358,3 +360,24 @@ def test_the_loss_of_one_worker_does_not_make_the_others_lose_each_other() -> No
     with sim:
         sim.run(main)
     assert outcome["after"] < 3
+
+
+def test_an_error_while_the_last_gradient_of_an_island_is_packed_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Simulation(1, ["a", "b"])
+    send = OneWay.send
+
+    def fails(self: OneWay, to: int, make_head: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(make_head, partial) and "answer" in make_head.keywords:
+            raise RuntimeError("it cannot be packed")
+        return send(self, to, make_head, *args, **options)
+
+    def main() -> str:
+        with api.acting_as(sim["a"]), autograd.context() as context_id:
+            y = sim["a"].call("b", operator.mul, (make_weight(), 2))
+            with pytest.raises(BackwardError) as caught:
+                autograd.backward(context_id, [y.sum()])
+        return str(caught.value)
+
+    monkeypatch.setattr(OneWay, "send", fails)
+    with sim:
+        assert "it cannot be packed" in sim.run(main)
