@@ -295,7 +295,7 @@ def test_a_runner_that_waits_for_its_answer_serves_others(served: Served) -> Non
         assert other.wait(soon())
         here.send(Kind.HANDSHAKE, b"answer", 0, 0, 0)
         assert answered.wait(soon())
-    assert outcome == [Ready.READ]
+    assert [ready & Ready.READ for ready in outcome] == [Ready.READ]  # the poller may be ready as well
 
 
 def test_timers_run_while_the_only_runner_waits_for_its_answer(served: Served) -> None:
@@ -365,7 +365,7 @@ def test_nested_calls_over_links_never_use_the_threads_up(narrow: Served) -> Non
 def test_timers_run_in_the_order_of_their_times_and_cancelled_ones_do_not(served: Served) -> None:
     order: list[str] = []
     done = served.event()
-    now = time.monotonic()
+    now = time.monotonic() + 0.25  # all are set by then, also on a loaded machine
     served.executor.at(now + 0.04, done.set)
     for name, after in [("third", 0.03), ("first", 0.01), ("never", 0.015), ("second", 0.02), ("same", 0.02)]:
         timer = served.executor.at(now + after, lambda name=name: order.append(name))  # type: ignore[misc]  # mypy cannot type a default
