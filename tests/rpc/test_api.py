@@ -27,6 +27,7 @@ from telegrad.errors import (
     WorkerLost,
 )
 from telegrad.protocol.limits import SessionSettings
+from telegrad.rpc.futures import Future
 from telegrad.testing.group import local_group
 
 Group = dict[str, Agent]
@@ -525,4 +526,34 @@ def test_the_future_of_a_call_is_completed_by_the_call_alone(group: Group) -> No
     for complete in (lambda: future.set_result(4), lambda: future.set_exception(ValueError("x"))):  # type: ignore[arg-type]  # torch says the type of the result
         with pytest.raises(RuntimeError, match="Future can only be marked completed once"):
             complete()
+    assert future.wait() == 3
+
+
+class Meddled(Future[int]):
+    """While the call completes it, another thread tries."""
+
+    meddler: threading.Thread | None = None
+    error: RuntimeError | None = None
+
+    def set_result(self, result: int) -> None:
+        if self.meddler is None:
+            self.meddler = threading.Thread(target=self.meddle)
+            self.meddler.start()
+            self.meddler.join()
+        super().set_result(result)
+
+    def meddle(self) -> None:
+        try:
+            super().set_result(4)
+        except RuntimeError as error:
+            self.error = error
+
+
+def test_nobody_completes_the_future_of_a_call_in_the_moment_in_which_the_call_does(group: Group) -> None:
+    future = Meddled(group["a"])
+    future.start("b", operator.add, (1, 2), None, None)
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    assert done.wait(10)
+    assert "can only be marked completed once" in str(future.error)
     assert future.wait() == 3

@@ -32,7 +32,7 @@ class Future(torch.futures.Future[T]):
         self._agent = agent
         self._keeps = keeps  # alive for as long as the call is under way
         self._call: Call | None = None
-        self._ending = False  # the call has ended, and is about to complete this
+        self._completed_by = 0  # the thread that completes this, when the call has ended
         self._lock = threading.Lock()  # protects _outcome
         self._trace: TracebackType | None = None  # of the error that was set
         self._outcome: tuple[Any, Exception | None] | None = None
@@ -50,7 +50,7 @@ class Future(torch.futures.Future[T]):
     def _ended(self, call: Call) -> None:
         self._keeps = None
         value, error = self._take(call)
-        self._ending = True
+        self._completed_by = threading.get_ident()
         if error is None:
             self.set_result(value)
         else:
@@ -78,7 +78,7 @@ class Future(torch.futures.Future[T]):
         super().set_exception(result)  # type: ignore[arg-type]  # see above
 
     def _check_unmarked(self) -> None:
-        if self._call is not None and not self._ending:
+        if self._call is not None and self._completed_by != threading.get_ident():
             raise RuntimeError(
                 f"Future can only be marked completed once, and this one is marked by {self._call} when it has ended"
             )
