@@ -565,3 +565,40 @@ def test_get_future_is_done_when_the_value_has_been_made(group: Group, gate: thr
         for _ in range(2):
             with pytest.raises(LookupError, match="no"):
                 failed._get_future().wait()
+
+
+def test_no_thread_is_woken_to_note_that_a_value_was_made(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads the answer does it: another thread would cost more than the call."""
+    woken: list[object] = []
+    monkeypatch.setattr(group["a"].executor, "submit_all", woken.extend)
+    for _ in range(5):
+        rref = rpc.remote("b", add, (1, 2))
+        assert rref.to_here() == 3
+        assert becomes_true(rref.confirmed_by_owner)
+    assert not woken
+
+
+def test_what_follows_from_the_future_of_a_reference_does_not_hold_up_whoever_reads(
+    group: Group, gate: threading.Event
+) -> None:
+    rref = rpc.remote("b", wait_for, ("gate",))
+    threads = []
+
+    def call_again(_: object) -> int:
+        threads.append(threading.current_thread())
+        return rpc.rpc_sync("b", add, (1, 2))  # its answer comes over the link that is being read
+
+    following = rref._get_future().then(call_again)
+    peer = group["a"].peers.find("b")
+
+    def open_when_read() -> None:
+        assert peer.outgoing is not None
+        becomes_true(lambda: peer.outgoing._reading)
+        gate.set()
+
+    opener = threading.Thread(target=open_when_read)
+    opener.start()
+    rref.to_here()
+    opener.join()
+    assert following.wait(PATIENCE) == 3
+    assert threading.current_thread() not in threads

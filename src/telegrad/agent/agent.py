@@ -162,8 +162,8 @@ class Agent:
     ) -> Call:
         """Start a call. `on_done` is run with it, on a thread of the agent, when it has ended; see `result`.
 
-        With a `creation` the result stays with the callee, under that name. A `turn` is the place of a call of an
-        object that takes calls in order.
+        With a `creation` the result stays with the callee, under that name; then `on_done` may run on any thread that
+        reads, and must be short. A `turn` is the place of a call of an object that takes calls in order.
         """
         return self.calling.call_async(to, function, args, kwargs, timeout, on_done, creation, turn)
 

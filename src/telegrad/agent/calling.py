@@ -134,6 +134,7 @@ class Calling:
         if channel is None:
             channel = self._owner.peers.channel_to(peer, deadline)
         call = Call(next(self._call_ids), channel, peer.record.name, "", now, deadline, parent, on_done)
+        call.at_once = creation is not None  # then it is the keeper's
         try:
             frames = self._pack_request(call, peer, function, args, kwargs, creation, turn)
             if parent is None:
@@ -317,12 +318,15 @@ class Calling:
             call.parent.children.pop(call.id, None)
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other, and the result
         if on_done is not None:
-            done = partial(on_done, call)
-            if answer is not None:
-                channel.ended.append(done)  # whoever reads submits it, with those that came at the same time
-            else:
+            if answer is None:
                 channel.expect(-1)
-                self._owner.executor.submit(done)
+                self._owner.executor.submit(partial(on_done, call))
+            elif call.at_once:
+                channel.expect(-1)
+                self._run_at_once(on_done, call)
+            else:
+                # Whoever reads submits it, with those that came at the same time.
+                channel.ended.append(partial(on_done, call))
         # Threads may wait for an asynchronous call, too, and several for one.
         for waiter in list(call.waiters):
             if waiter.event is not None:
@@ -334,6 +338,12 @@ class Calling:
         if self._owner.draining:
             self._owner.activity_ended()
         return True
+
+    def _run_at_once(self, on_done: Callable[[Call], None], call: Call) -> None:
+        try:
+            on_done(call)
+        except Exception:  # noqa: BLE001 - a fault of ours, which must not end the reading
+            _log.exception("worker %r: what follows from %s failed", self._owner.me.name, call)
 
     def _forget(self, call: Call, peer: Peer) -> None:
         """The request never left: take back all that was done for it."""

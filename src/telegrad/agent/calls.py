@@ -32,7 +32,9 @@ class Call(msgspec.Struct, eq=False):
     deadline: float | None = None
     parent: Served | None = None
     on_done: Callable[[Call], None] | None = None
-    """Asynchronous calls only; run by a runner."""
+    """Asynchronous calls only; run by a runner, or, with `at_once`, by whoever reads the answer."""
+    at_once: bool = False
+    """Whether `on_done` is short, waits for nothing and runs nothing of the user's."""
     charge: int = 0
     """Credits taken for it, in bytes; 0 if nested."""
     recorded: AutogradMetadata | None = None

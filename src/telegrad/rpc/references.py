@@ -110,6 +110,7 @@ class References:
         return handle
 
     def _answered(self, rref: Ref, use: Use | None, keeps: object, call: Call) -> None:
+        """The call that makes a value has ended. Runs on whatever thread read that, so it waits for nothing."""
         ledger = self._ledger
         if use is None:
             with ledger.lock:
@@ -331,7 +332,8 @@ class References:
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
                 end(error.with_traceback(None))
 
-        if self._ledger.when_settled([use], settled):
+        # Who settles may be a thread that reads a link, and what follows from a future is the user's.
+        if self._ledger.when_settled([use], lambda: self.agent.executor.submit(settled)):
             settled()
         return future
 
