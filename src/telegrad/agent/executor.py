@@ -35,6 +35,7 @@ Task = Callable[[], None]
 
 PARKED_FOR = 10.0  # seconds after which a runner that has nothing to do ends
 SLOW = 0.001  # seconds at one task after which another runner takes over
+SELDOM = 4  # times as long between two looks of the watchdog, if it finds nothing running time and again
 CALM = 0.05  # seconds without a task after which the watchdog rests
 
 
@@ -380,7 +381,7 @@ class Executor:
 
     def _watch(self) -> None:
         """Call another runner whenever nobody polls and none of those at work has started anything new for a while."""
-        seen, calm_since = -1, self._runtime.now()
+        seen, calm_since, rarer = -1, self._runtime.now(), 1
         while True:
             pause = self._runtime.event()
             rests = False
@@ -397,14 +398,17 @@ class Executor:
                         self._parked.pop().set()
                     else:
                         self._start_runner()
+                # Each look interrupts whoever runs, and of many short tasks most looks find none.
+                rarer = 1 if waiting else min(2 * rarer, SELDOM)
                 now = self._runtime.now()
                 if waiting or self._started != seen:
                     calm_since = now
                 elif now - calm_since > CALM:
                     self._watchdog_rests, rests = pause, True
                 seen = self._started
-            pause.wait(None if rests else now + SLOW)
+            pause.wait(None if rests else now + SLOW * rarer)
             if rests:
+                rarer = 1
                 with self._lock:
                     self._watchdog_rests = None
                 calm_since = self._runtime.now()
