@@ -26,6 +26,7 @@ from telegrad.optim.everywhere import Begin, on_all
 from telegrad.optim.hyperparameters import Dirty, Hyperparameters, same
 from telegrad.optim.placement import by_owner, checked_groups
 from telegrad.optim.share import Built, GroupOfOwner, Push, Share, State, build
+from telegrad.optim.stepping import must_be_annotated
 from telegrad.rpc.api import default_agent, rpc_async
 from telegrad.rpc.rref import Begun, RRef
 from telegrad.wire import payload
@@ -179,6 +180,14 @@ class DistributedOptimizer(Optimizer):
         A parameter without a gradient in the context is left as it is. Without a context the gradients in ``.grad`` are
         taken, where ``backward(..., accumulate="grad")`` leaves them.
         """
+        if must_be_annotated(self):
+            _annotated_step(self, context_id)
+        else:
+            self._step(context_id)
+
+    step.hooked = True  # type: ignore[attr-defined]  # or torch would wrap it
+
+    def _step(self, context_id: int | None) -> None:
         self._check(context_id)
         if context_id is not None and self._folded is not None:
             context = self._agent.autograd.contexts.retrieve(context_id)
@@ -277,6 +286,9 @@ class DistributedOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TelegradError("a DistributedOptimizer cannot be pickled: save its state_dict()")
+
+
+_annotated_step = Optimizer.profile_hook_step(DistributedOptimizer._step)
 
 
 def _name(optimizer_class: Callable[..., Any]) -> str:

@@ -8,11 +8,17 @@ from typing import Any
 import torch
 
 Hyperparameters = dict[str, Any]
+_NUMBERS = (float, bool, int, type(None))
+_ABSENT = object()
 
 
 def plain(group: Mapping[str, Any]) -> Hyperparameters:
     """A copy of a group without its parameters. A learning rate that is a tensor travels as a number."""
-    return {key: _plain(value) for key, value in group.items() if key != "params"}
+    found = {}
+    for key, value in group.items():
+        if key != "params":
+            found[key] = value if type(value) in _NUMBERS else _plain(value)
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -36,7 +42,10 @@ class Dirty:
         found = {}
         for number, (group, before, keys) in enumerate(zip(groups, self._before, self._keys, strict=True)):
             now = plain(group)
-            keys.update(key for key, value in now.items() if key not in before or not same(value, before[key]))
+            for key, value in now.items():
+                there = before.get(key, _ABSENT)
+                if value is not there and not same(value, there):
+                    keys.add(key)
             if keys:
                 found[number] = {key: now[key] for key in keys if key in now}
         return found

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from telegrad.autograd.folding import steps_of_this_pass
 from telegrad.optim.hyperparameters import Hyperparameters, plain, put
+from telegrad.optim.stepping import run_step
 from telegrad.rpc.api import default_agent
 from telegrad.rpc.rref import RRef
 from telegrad.wire import payload
@@ -193,7 +194,7 @@ class Share:
             there = sum(leaf.grad is not None for leaf in self.leaves)
             for part in self._parts:
                 if len(self._parts) == 1 or self.leaves[part.params[0]].grad is not None:
-                    part.optimizer.step()
+                    run_step(part.optimizer)
         return there
 
     def zero_grad(self, context_id: int | None, set_to_none: bool) -> None:
@@ -251,7 +252,7 @@ class Share:
                 assert isinstance(push, Push)
                 self._put(push)
                 self._read = hyperparameters
-        self._parts[number].optimizer.step()
+        run_step(self._parts[number].optimizer)
         self.leaves[number].grad = None
 
 

@@ -1,0 +1,31 @@
+"""Steps without torch's annotation for profilers, where no profiler looks: it takes longer than a small step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from telegrad.autograd.torch_private import profiled
+
+
+def run_step(optimizer: Optimizer) -> None:
+    """What ``optimizer.step()`` does."""
+    step: Any = type(optimizer).step
+    # Torch wraps the class's step; a scheduler, or the user, may have put another on the object.
+    if not getattr(step, "hooked", False) or "step" in optimizer.__dict__ or must_be_annotated(optimizer):
+        optimizer.step()
+    else:
+        getattr(step, "__wrapped__", step)(optimizer)
+
+
+def must_be_annotated(optimizer: Any) -> bool:
+    """Whether anybody would miss torch's wrapper of a step: a profiler, or a hook that it runs."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or profiled()
+    )

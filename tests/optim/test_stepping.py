@@ -1,0 +1,81 @@
+"""A step without torch's wrapper is the same step, and whoever would miss the wrapper gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from telegrad.optim.stepping import run_step
+
+NAME = "Optimizer.step#SGD.step"
+
+
+def made() -> SGD:
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    return SGD([weight], lr=0.5)
+
+
+def value(optimizer: Optimizer) -> list[float]:
+    found: list[float] = optimizer.param_groups[0]["params"][0].tolist()
+    return found
+
+
+def test_it_steps_and_does_not_annotate(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = made()
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", None)  # which the wrapper would call
+    run_step(optimizer)
+    assert value(optimizer) == [0.5] * 3
+    with pytest.raises(TypeError):
+        optimizer.step()
+
+
+def test_a_profiler_sees_it() -> None:
+    optimizer = made()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run_step(optimizer)
+    assert NAME in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        Optimizer.register_step_pre_hook,
+        Optimizer.register_step_post_hook,
+        lambda _, hook: torch_optimizer.register_optimizer_step_pre_hook(hook),
+        lambda _, hook: torch_optimizer.register_optimizer_step_post_hook(hook),
+    ],
+)
+def test_hooks_run(register: Callable[[Optimizer, Callable[..., None]], Any]) -> None:
+    optimizer, calls = made(), []
+    handle = register(optimizer, lambda *_: calls.append(1))
+    run_step(optimizer)
+    handle.remove()
+    run_step(optimizer)
+    assert calls == [1]
+    assert value(optimizer) == [0.0] * 3
+
+
+def test_a_step_that_was_put_on_the_object_is_called() -> None:
+    optimizer, calls = made(), []
+    optimizer.step = lambda: calls.append(1)  # type: ignore[method-assign, assignment]
+    run_step(optimizer)
+    assert calls == [1]
+
+
+def test_an_optimizer_of_another_make_is_called_as_it_is() -> None:
+    class Mine:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def step(self) -> None:
+            self.calls += 1
+
+    mine: Any = Mine()
+    run_step(mine)
+    assert mine.calls == 1
