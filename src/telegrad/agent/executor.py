@@ -6,8 +6,8 @@ once, reads what came, and runs due timers), or it is parked. One rule holds it 
     At any time some runner that is not blocked either polls or will look for tasks and poll next.
 
 So the runner that reads a request runs it at once, with no hand-over to another thread. Only when it is about to
-wait (a nested call, a gate: it says so through `wait` or `wait_for_link`), or has been at one task for longer than a
-millisecond (the watchdog sees it, as Go's scheduler does), does another runner take over; it is unparked, or started
+wait (a nested call, a gate: it says so through `wait` or `wait_for_link`), or has been at one task for longer than two
+milliseconds (the watchdog sees it, as Go's scheduler does), does another runner take over; it is unparked, or started
 if none is parked. So nesting can never use the threads up, and a slow function delays nobody. Runners that are parked
 for long end.
 
@@ -34,8 +34,8 @@ _log = logging.getLogger("telegrad")
 Task = Callable[[], None]
 
 PARKED_FOR = 10.0  # seconds after which a runner that has nothing to do ends
-SLOW = 0.001  # seconds at one task after which another runner takes over
-SELDOM = 4  # times as long between two looks of the watchdog, if it finds nothing running time and again
+SLOW = 0.002  # seconds at one task after which another runner takes over
+SELDOM = 2  # times as long between two looks of the watchdog, if it finds nothing running time and again
 CALM = 0.05  # seconds without a task after which the watchdog rests
 
 

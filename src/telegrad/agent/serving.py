@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import traceback
@@ -147,8 +146,11 @@ class Serving:
                     caller = self._owner.peers.find(channel.peer).record
                     served.autograd = request.autograd
                     served.scope, entered = recorder.enter(request.autograd, caller)
-                with contextlib.nullcontext() if request.autograd.grad_mode else torch.no_grad():
+                if request.autograd.grad_mode:
                     self._run(channel, served, request, parcel, references)
+                else:
+                    with torch.no_grad():
+                        self._run(channel, served, request, parcel, references)
         except Exception as error:  # noqa: BLE001 - a fault of ours, and the caller must not wait for it
             _log.exception("worker %r failed to serve %s", self._owner.me.name, request.function)
             self._answer(channel, served, request.creation, None, error)
