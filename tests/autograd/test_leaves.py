@@ -21,6 +21,8 @@ from one_process import (
 from torch import nn
 
 from telegrad import autograd, rpc
+from telegrad.autograd.gradients import Gradients
+from telegrad.autograd.torch_private import run_backward
 
 weights: dict[str, torch.Tensor] = {}
 modules: dict[str, nn.Module] = {}
@@ -420,3 +422,35 @@ def test_a_context_that_comes_before_another_has_ended_takes_the_leaf_over(group
     for context in contexts:
         group["a"].autograd.contexts.release(context)
     assert x.grad is None
+
+
+def test_a_gradient_that_is_a_view_of_what_nobody_holds_is_kept_without_a_copy() -> None:
+    layer, gradients = torch.nn.Linear(3, 4), Gradients()
+    edges = [torch.autograd.graph.get_gradient_edge(parameter) for parameter in layer.parameters()]
+    captured = run_backward([layer(torch.rand(2, 3))], [torch.ones(2, 4)], False, False, edges, False)
+    assert all(grad is not None and grad._is_view() for grad in captured)
+    places = [grad.data_ptr() for grad in captured if grad is not None]
+    for index, parameter in enumerate(layer.parameters()):
+        gradients.add(parameter, captured, index)
+    kept = [gradients.get(parameter) for parameter in layer.parameters()]
+    assert [grad.data_ptr() for grad in kept if grad is not None] == places
+    assert not any(grad is None or grad._is_view() for grad in kept)
+
+
+@pytest.mark.parametrize("held", ["base", "another view", "the view", "an alias"])
+def test_a_gradient_that_is_a_view_of_what_others_hold_is_copied(held: str) -> None:
+    leaf, gradients = torch.ones(2, 3, requires_grad=True), Gradients()
+    with torch.no_grad():
+        base = torch.rand(3, 2)
+        captured = [base.t()]
+        others = {"base": base, "another view": base[0], "the view": captured[0], "an alias": base.detach()}
+    other = others.pop(held)
+    others.clear()
+    del base
+    place = captured[0].data_ptr()
+    gradients.add(leaf, captured, 0)
+    kept = gradients.get(leaf)
+    assert kept is not None
+    assert kept.data_ptr() != place
+    assert torch.equal(kept, captured[0])
+    assert other is not None

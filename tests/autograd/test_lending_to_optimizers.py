@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from one_process import Group, leaf
@@ -10,6 +13,15 @@ from telegrad import autograd, rpc
 from telegrad.autograd.lending import Turns
 from telegrad.errors import DeadlineExceeded, TelegradError
 from telegrad.testing.simulation import Simulation
+
+
+@contextmanager
+def taken(turns: Turns) -> Iterator[None]:
+    turns.take()
+    try:
+        yield
+    finally:
+        turns.pass_on()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -22,7 +34,7 @@ def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> Non
     def take(turns: Turns, number: int) -> None:
         sim.sleep(sim.random.uniform(0, 0.1))
         asked.append(number)
-        with turns.taken():
+        with taken(turns):
             inside.append(number)
             assert len(inside) == 1
             sim.sleep(sim.random.uniform(0, 0.1))
@@ -43,7 +55,7 @@ def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> Non
 
 def hold(seconds: float) -> str:
     sim, turns = shared
-    with turns.taken():
+    with taken(turns):
         sim.sleep(seconds)
     return "held"
 

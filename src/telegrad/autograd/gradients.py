@@ -35,6 +35,8 @@ class Gradients:
         if grad is None:
             return
         ours = _is_ours(grad)
+        if ours and grad._is_view() and not grad.requires_grad:
+            grad = grad.detach()  # as AccumulateGrad does: what is kept is no view
         with self._lock:
             if ours and id(leaf) not in self._grads:
                 self._grads[id(leaf)] = leaf, grad

@@ -60,7 +60,9 @@ class Loan:
 
         What the block sets ``.grad`` to, is the context's gradient afterwards. The leaf's own is put back.
         """
-        with self._lending.turns.taken():
+        turns = self._lending.turns
+        turns.take()
+        try:
             for lock in self._locks:
                 lock.acquire()
             try:
@@ -71,6 +73,8 @@ class Loan:
             finally:
                 for lock in self._locks:
                     lock.release()
+        finally:
+            turns.pass_on()
 
     def _lend(self, gradients: Gradients) -> Iterator[None]:
         own = [leaf.grad for leaf in self._leaves]
@@ -95,9 +99,8 @@ class Turns:
         self._taken = False
         self._waiting: deque[Event] = deque()
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Have the turn in this block. Waits for it until the deadline of the call that is served, if there is one."""
+    def take(self) -> None:
+        """Have the turn until `pass_on`. Waits for it until the deadline of the call that is served, if any."""
         with self._lock:
             event = None
             if self._taken:
@@ -106,10 +109,6 @@ class Turns:
             self._taken = True
         if event is not None:
             self._wait(event)
-        try:
-            yield
-        finally:
-            self._pass_on()
 
     def _wait(self, event: Event) -> None:
         served = serving.get()
@@ -126,10 +125,11 @@ class Turns:
                 if not ours:
                     self._waiting.remove(event)
             if ours:
-                self._pass_on()
+                self.pass_on()
             raise
 
-    def _pass_on(self) -> None:
+    def pass_on(self) -> None:
+        """Let the next one have it."""
         with self._lock:
             following = self._waiting.popleft() if self._waiting else None
             self._taken = following is not None

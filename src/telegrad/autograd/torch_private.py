@@ -20,6 +20,7 @@ _missing = [
         ("torch.autograd.Variable._execution_engine.run_backward", hasattr(Variable, "_execution_engine")),
         ("torch._C._storage_Use_Count", hasattr(_C, "_storage_Use_Count")),
         ("Tensor._use_count", hasattr(torch.Tensor, "_use_count")),
+        ("Tensor._is_view", hasattr(torch.Tensor, "_is_view")),
         ("Node._sequence_nr", hasattr(_C._FunctionBase, "_sequence_nr")),
         ("Node._set_sequence_nr", hasattr(_C._FunctionBase, "_set_sequence_nr")),
         ("torch._C._autograd._profiler_enabled", hasattr(_C._autograd, "_profiler_enabled")),
@@ -65,12 +66,36 @@ def set_sequence_number(node: Node, number: int) -> None:
 
 
 def nobody_else_holds(tensor: torch.Tensor, python_references: int) -> bool:
-    """Whether a tensor, and its memory, belong to the caller alone, who has so many Python references to it."""
+    """Whether a tensor, and its memory, belong to the caller alone, who has so many Python references to it.
+
+    A view that has no graph may keep its base, if that is held by nothing else.
+    """
+    holders = 2  # the tensor, and the wrapper that untyped_storage makes
+    if tensor._is_view() and not tensor.requires_grad:
+        if _base_is_held(tensor):
+            return False
+        holders = 3
     return (
         sys.getrefcount(tensor) <= python_references + 2  # this function's argument, and getrefcount's
         and tensor._use_count() == 1  # type: ignore[attr-defined]  # private
-        and _C._storage_Use_Count(tensor.untyped_storage()._cdata) <= 2  # the wrapper that untyped_storage made
+        and _C._storage_Use_Count(tensor.untyped_storage()._cdata) <= holders
     )
+
+
+def _references_to_base(view: torch.Tensor) -> tuple[int, int]:
+    """How many references, in Python and in C++, there are to what a view is a view of."""
+    base: Any = view._base
+    return sys.getrefcount(base), base._use_count()
+
+
+# What torch and this function itself hold.
+_UNHELD = _references_to_base(torch.zeros(2, 2, device="cpu").t())
+
+
+def _base_is_held(view: torch.Tensor) -> bool:
+    """Whether anything but the view holds its base."""
+    in_python, in_cpp = _references_to_base(view)
+    return in_python > _UNHELD[0] or in_cpp > _UNHELD[1]
 
 
 def has_post_accumulate_hooks(leaf: torch.Tensor) -> bool:

@@ -191,7 +191,7 @@ class Share:
         """Step on the gradients of a context, or on ``.grad``; returns how many parameters had one."""
         with self._loan.of(context_id):
             self._take(push)
-            there = sum(leaf.grad is not None for leaf in self.leaves)
+            there = sum([leaf.grad is not None for leaf in self.leaves])
             for part in self._parts:
                 if len(self._parts) == 1 or self.leaves[part.params[0]].grad is not None:
                     run_step(part.optimizer)
