@@ -53,6 +53,13 @@ def test_a_recv_with_an_older_node_beside_it_may_not_come_last() -> None:
     assert island.last == 0
 
 
+def test_a_recv_beside_a_leaf_with_hooks_does_not_count_as_last() -> None:
+    weight = leaf()
+    weight.register_post_accumulate_grad_hook(lambda _: None)
+    (island,) = planned(received(7) * weight)
+    assert island.last == 0
+
+
 def test_of_two_recvs_none_counts_as_last() -> None:
     (island,) = planned(received(7) * received(8))
     assert island.last == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,3 +80,24 @@ def test_an_optimizer_of_another_make_is_called_as_it_is() -> None:
     mine: Any = Mine()
     run_step(mine)
     assert mine.calls == 1
+
+
+def test_a_step_that_others_have_wrapped_is_called_as_they_meant() -> None:
+    calls = []
+
+    def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def wrapper(*args: Any) -> Any:
+            calls.append(1)
+            return step(*args)
+
+        return wrapper
+
+    made()  # torch has wrapped SGD.step by now, and functools.wraps copies its mark
+
+    class Mine(SGD):
+        step = wrapped(SGD.step)  # type: ignore[assignment]
+
+    mine = Mine(made().param_groups[0]["params"], lr=0.5)
+    run_step(mine)
+    assert calls == [1]

@@ -115,6 +115,8 @@ class Serving:
                 # What a lost worker held has been given up, and this came too late for that.
                 _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
                 self.active.pop((channel, request.call), None)
+                if self._owner.draining:
+                    self._owner.activity_ended()
                 return
             caller = self._owner.peers.find(channel.peer).record.id
             if request.creation is not None:

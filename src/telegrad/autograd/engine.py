@@ -104,6 +104,12 @@ class PassGraph:
         """Recvs that the engine is to execute, and which of their outputs; gone when it did. Without the lock, by
         single operations."""
 
+    def let_go(self) -> None:
+        """The pass is over where it began: do not keep the caller's graph."""
+        self.roots = None
+        for island in list(self.islands.values()):
+            island.begin = ()
+
     # -- plan ---------------------------------------------------------------------------------------------------
 
     def plan(self, started: set[Entry]) -> dict[int, list[Entry]]:

@@ -110,7 +110,7 @@ class PassRun:
                 self._way_back.leave_to_poller()
             raise
         finally:
-            self._graph.roots = None
+            self._graph.let_go()
 
     def _drive(self, deadline: float | None) -> None:
         with self._lock:
@@ -156,7 +156,8 @@ class PassRun:
             if isinstance(effect, Start):
                 if effect.waiting:
                     self._postman.start_thread("gated island", partial(self._run_island, effect))
-                elif self._begun_here and (run_here is not None or get_ident() != self._driver):
+                elif self._begun_here:
+                    # Also on the caller's own thread: it may have read messages of other passes with this one's.
                     self._for_the_caller(effect)
                 elif run_here is None:
                     run_here = effect

@@ -9,15 +9,17 @@ from torch.optim import optimizer as torch_optimizer
 
 from telegrad.autograd.torch_private import profiled
 
+_WRAPPER = Optimizer.profile_hook_step(lambda _: None).__code__
+
 
 def run_step(optimizer: Optimizer) -> None:
     """What ``optimizer.step()`` does."""
     step: Any = type(optimizer).step
-    # Torch wraps the class's step; a scheduler, or the user, may have put another on the object.
-    if not getattr(step, "hooked", False) or "step" in optimizer.__dict__ or must_be_annotated(optimizer):
+    # Torch wraps the class's step. Others may have wrapped it again, or put one of their own on the object.
+    if getattr(step, "__code__", None) is not _WRAPPER or "step" in optimizer.__dict__ or must_be_annotated(optimizer):
         optimizer.step()
     else:
-        getattr(step, "__wrapped__", step)(optimizer)
+        step.__wrapped__(optimizer)
 
 
 def must_be_annotated(optimizer: Any) -> bool:
