@@ -14,6 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
 # The same examples on every run, so that a change is judged by what it changed. New ones are sought by whoever runs
 # pytest with --hypothesis-profile=search.
@@ -59,6 +60,12 @@ def children() -> dict[int, str]:
 
 def left_in(directory: Path) -> list[str]:
     return sorted(path.name for pattern in ("*.sock", "*.new", "tg-*") for path in directory.glob(pattern))
+
+
+@pytest.fixture(autouse=True)
+def the_same_numbers() -> None:
+    """Tensors of random numbers are the same on every run: one in some hundred is too ill-conditioned to compare."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
