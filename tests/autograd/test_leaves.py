@@ -427,7 +427,7 @@ def test_a_context_that_comes_before_another_has_ended_takes_the_leaf_over(group
 def test_a_gradient_that_is_a_view_of_what_nobody_holds_is_kept_without_a_copy() -> None:
     layer, gradients = torch.nn.Linear(3, 4), Gradients()
     edges = [torch.autograd.graph.get_gradient_edge(parameter) for parameter in layer.parameters()]
-    captured = run_backward([layer(torch.rand(2, 3))], [torch.ones(2, 4)], False, False, edges, False)
+    captured = run_backward((layer(torch.rand(2, 3)),), (torch.ones(2, 4),), False, False, tuple(edges), True, False)
     assert all(grad is not None and grad._is_view() for grad in captured)
     places = [grad.data_ptr() for grad in captured if grad is not None]
     for index, parameter in enumerate(layer.parameters()):

@@ -208,7 +208,7 @@ class Agent:
                 call = channel.calls.get(head.call)
                 if isinstance(head, Reply) and head.references and self.keeper is not None:
                     # Also where nobody wants the answer any more: its sender must hear that they have been dropped.
-                    references = self.keeper.incoming(self.peers.find(channel.peer).record.id, head.references)
+                    references = self.keeper.incoming(channel.worker.id, head.references)
                     if call is not None:
                         call.references = references
                 if call is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from telegrad.agent.executor import Timer
+from telegrad.agent.group import WorkerRecord
 from telegrad.agent.keeper import Placed
 from telegrad.agent.recorder import Scope
 from telegrad.errors import CallCancelled
@@ -76,7 +77,7 @@ class Served(msgspec.Struct, eq=False):
 
     agent: Agent
     id: int
-    caller: str
+    caller: WorkerRecord
     function: str
     started: float
     deadline: float | None
@@ -95,7 +96,7 @@ class Served(msgspec.Struct, eq=False):
         """Raise CallCancelled if the caller no longer wants the answer: long functions may call this now and then."""
         if self.cancelled:
             raise CallCancelled(
-                f"{self.function or 'a function'}, called by worker {self.caller!r}: {self.cancelled}",
+                f"{self.function or 'a function'}, called by worker {self.caller.name!r}: {self.cancelled}",
                 function=self.function,
                 call=self.id,
             )

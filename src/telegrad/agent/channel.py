@@ -15,6 +15,7 @@ from typing import Protocol
 
 from telegrad.agent.calls import Call
 from telegrad.agent.executor import Executor, Timer
+from telegrad.agent.group import WorkerRecord
 from telegrad.errors import ProtocolError
 from telegrad.protocol.credits import Credits
 from telegrad.protocol.limits import SessionSettings
@@ -43,6 +44,7 @@ from telegrad.wire.frames import (
 
 _log = logging.getLogger("telegrad")
 
+_NONE = (0, 0)
 _DELIVER, _GAP = Verdict.DELIVER, Verdict.GAP
 
 
@@ -86,7 +88,7 @@ class Channel:
     def __init__(
         self,
         owner: ChannelOwner,
-        peer: str,
+        worker: WorkerRecord,
         *,
         outgoing: bool,
         resumable: bool,
@@ -95,7 +97,9 @@ class Channel:
         allocate: Callable[[int], memoryview],
     ) -> None:
         self.owner = owner
-        self.peer = peer
+        self.worker = worker
+        """The other side, in the life in which the session began."""
+        self.peer = peer = worker.name
         self.outgoing = outgoing
         self.resumable = resumable
         self.session_id = session_id
@@ -163,7 +167,8 @@ class Channel:
                 else:
                     if loan is not None:
                         memory.hand_over(loan)
-                    link.send(kind, body, sequence, *memory.riding())
+                    given_back = memory.riding() if memory.dead else _NONE
+                    link.send(kind, body, sequence, *given_back)
             return True
 
     def take_credit(self, size: int, wake: Callable[[], None]) -> bool:
@@ -220,7 +225,8 @@ class Channel:
     def _stop_reading(self) -> None:
         with self.lock:
             self._reading = False
-            self._appoint()
+            if self.outgoing or self._followers:
+                self._appoint()
 
     def _appoint(self) -> None:
         """See to it that somebody reads, if anything is due. Called with the lock held, while nobody reads."""
@@ -298,7 +304,7 @@ class Channel:
                 ended, self.ended = self.ended, []
                 self.expect(-len(ended))
                 self.owner.executor.submit_all(ended)
-        if self.memory is not None:
+        if self.memory is not None and self.memory.dead:
             self.memory.give_back()
         if self.resumable:
             if self.session.ack_urgent:

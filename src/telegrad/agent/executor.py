@@ -148,10 +148,10 @@ class Executor:
             if self._stopping:
                 return
             (self._urgent if urgent else self._ready).append(task)
-            if self._current.mine and self._unblocked:
-                self._alert()  # this runner, or the watchdog, will see to it
-            else:
+            if not (self._current.mine and self._unblocked):
                 self._serve()
+            elif self._watchdog_rests is not None:  # this runner, or the watchdog, will see to it
+                self._watchdog_rests.set()
 
     def submit_all(self, tasks: Iterable[Task]) -> None:
         """Have runners run all `tasks`, for which one is woken, not one for each."""

@@ -151,7 +151,7 @@ class Peers:
         transport, _ = self._way_to(peer.record)
         channel = Channel(
             owner,
-            peer.record.name,
+            peer.record,
             outgoing=True,
             resumable=transport.resumable,
             session_id=owner.runtime.random_bits(63),
@@ -315,7 +315,7 @@ class Peers:
             raise Rejected("session", "the session is not known here any more")
         fresh = Channel(
             owner,
-            hello.name,
+            peer.record,
             outgoing=False,
             resumable=link.resumable,
             session_id=proof.session,

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from functools import partial
 from types import CoroutineType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
@@ -19,7 +19,6 @@ from telegrad.agent.coroutines import EventLoop
 from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.keeper import Keeper, Placed
-from telegrad.agent.peers import Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.errors import CallCancelled, FunctionNotFound, PayloadError, TelegradError
 from telegrad.protocol.verdicts import State
@@ -51,7 +50,6 @@ class ServingOwner(Protocol):
     runtime: Runtime
     me: WorkerRecord
     buffers: BufferPool
-    peers: Peers
     recorder: Recorder | None
     keeper: Keeper | None
     executor: Executor
@@ -92,7 +90,7 @@ class Serving:
         served = Served(
             self._agent,
             request.call,
-            channel.peer,
+            channel.worker,
             request.function,
             now,
             now + request.timeout if request.timeout else None,
@@ -103,14 +101,17 @@ class Serving:
         if self._early:
             with self._lock:
                 served.cancelled = self._early.pop((channel, request.call), "")
-        self._owner.executor.submit(partial(self._begin, channel, served, request, [message]))
+        if request.creation is None and not request.references:
+            task = partial(self._serve, channel, served, request, [message], ())
+        else:
+            task = partial(self._begin, channel, served, request, [message])
+        self._owner.executor.submit(task)
 
     def _begin(self, channel: Channel, served: Served, request: Request, parcel: list[Message]) -> None:
-        """Run the function, and answer. The parcel holds the message until it is decoded, and nobody else does: its
-        memory can go back to the sender when the function is done with it."""
+        """Serve a request that makes a reference, or brings some, when these are confirmed."""
         keeper = self._owner.keeper
         references: list[Placed] | tuple[()] = ()
-        if keeper is not None and (request.creation is not None or request.references):
+        if keeper is not None:
             if channel.session.state in (State.CLOSED, State.LOST):
                 # What a lost worker held has been given up, and this came too late for that.
                 _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
@@ -118,7 +119,7 @@ class Serving:
                 if self._owner.draining:
                     self._owner.activity_ended()
                 return
-            caller = self._owner.peers.find(channel.peer).record.id
+            caller = channel.worker.id
             if request.creation is not None:
                 keeper.creating(request.creation, caller)
             if request.references:
@@ -136,6 +137,8 @@ class Serving:
         parcel: list[Message],
         references: list[Placed] | tuple[()],
     ) -> None:
+        """Run the function, and answer. The parcel holds the message until it is decoded, and nobody else does: its
+        memory can go back to the sender when the function is done with it."""
         if not _is_grad_enabled():  # a function that ran on this thread before left it so
             torch.set_grad_enabled(True)
         token = serving.set(served)
@@ -145,9 +148,8 @@ class Serving:
                 self._run(channel, served, request, parcel, references)
             else:
                 if recorder is not None:
-                    caller = self._owner.peers.find(channel.peer).record
                     served.autograd = request.autograd
-                    served.scope, entered = recorder.enter(request.autograd, caller)
+                    served.scope, entered = recorder.enter(request.autograd, channel.worker)
                 if request.autograd.grad_mode:
                     self._run(channel, served, request, parcel, references)
                 else:
@@ -163,7 +165,7 @@ class Serving:
 
     def serve_message(self, channel: Channel, call: int, what: str, run: Callable[[], None], done: Any) -> None:
         """Serve a call that is a message of its own kind: `run` it, and answer with the head `done`, or the error."""
-        served = Served(self._agent, call, channel.peer, what, self._owner.runtime.now(), None, 0)
+        served = Served(self._agent, call, channel.worker, what, self._owner.runtime.now(), None, 0)
         self.active[channel, call] = served
         token = serving.set(served)
         try:
@@ -177,7 +179,7 @@ class Serving:
         try:
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
-            _log.debug("the answer to %s of worker %r has no taker: %s", what, served.caller, failure)
+            _log.debug("the answer to %s of worker %r has no taker: %s", what, served.caller.name, failure)
         self._owner.activity_ended()
 
     def _run(
@@ -202,7 +204,7 @@ class Serving:
             if references:
                 references.clear()
             if name.startswith("@"):
-                function, deferred = self._service(name)
+                function, deferred = self._services.get(name) or self._unknown(name)
                 if deferred:
                     function(partial(self._answer, channel, served, creation), *values[0], **values[1])
                     return
@@ -243,7 +245,7 @@ class Serving:
         recorder = self._owner.recorder
         if recorder is None:
             return attachments
-        return recorder.incoming(self._owner.peers.find(channel.peer).record, autograd, attachments)
+        return recorder.incoming(channel.worker, autograd, attachments)
 
     def _run_coroutine(
         self,
@@ -260,13 +262,9 @@ class Serving:
         if served.cancelled:
             served.on_cancel()
 
-    def _service(self, name: str) -> tuple[Callable[..., Any], bool]:
-        with self._lock:
-            service = self._services.get(name)
-        if service is None:
-            known = ", ".join(sorted(n[1:] for n in self._services if not n.startswith("@telegrad."))) or "none"
-            raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
-        return service
+    def _unknown(self, name: str) -> NoReturn:
+        known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"
+        raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
 
     # -- answers ----------------------------------------------------------------------------------------------
 
@@ -284,7 +282,7 @@ class Serving:
         if self.active.pop((channel, served.id), None) is None:
             return  # answered already
         if served.turn is not None and self._owner.keeper is not None:
-            self._owner.keeper.not_in_turn(served.turn, self._owner.peers.find(channel.peer).record.id)
+            self._owner.keeper.not_in_turn(served.turn, channel.worker.id)
         try:
             if error is None:
                 try:
@@ -298,32 +296,32 @@ class Serving:
                     channel.credits.answered(served.charge)
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
-            _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)
+            _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller.name, failure)
         finally:
             if served.scope is not None and self._owner.recorder is not None:
-                self._owner.recorder.answered(served.scope, self._owner.peers.find(channel.peer).record)
+                self._owner.recorder.answered(served.scope, channel.worker)
             if self._owner.draining:
                 self._owner.activity_ended()
 
     def _pack_reply(self, channel: Channel, served: Served, value: object) -> Any:
-        caller = self._owner.peers.find(channel.peer)
-        by_name = bool(self._owner.me.main) and caller.record.main == self._owner.me.main
+        caller = channel.worker
+        by_name = bool(self._owner.me.main) and caller.main == self._owner.me.main
         encoded = payload.encode(value, main_by_name=by_name, root="result")
         if not encoded.attachments and not encoded.references:
             return pack(encode_head(Reply(served.id)), encoded.data, None, channel.room)
         recorder, autograd = self._owner.recorder, None
         forks: tuple[ForkInfo, ...] = ()
         if encoded.references and self._owner.keeper is not None:
-            forks = self._owner.keeper.outgoing(caller.record.id, encoded.references)
+            forks = self._owner.keeper.outgoing(caller.id, encoded.references)
         try:
             if served.scope is not None and recorder is not None:
-                autograd = recorder.outgoing(served.scope, caller.record, encoded, request=False)
+                autograd = recorder.outgoing(served.scope, caller, encoded, request=False)
             layout: Layout = lay_out(encoded.attachments)
             head = encode_head(Reply(served.id, layout.descriptors, autograd, forks))
             return pack(head, encoded.data, layout, channel.room)
         except BaseException:
             if forks and self._owner.keeper is not None:
-                self._owner.keeper.not_sent(caller.record.id, forks)
+                self._owner.keeper.not_sent(caller.id, forks)
             raise
 
     def _pack_failure(self, channel: Channel, served: Served, error: BaseException) -> Any:

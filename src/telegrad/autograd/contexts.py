@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from telegrad.autograd.passes import PassRun
 
 _COUNTER_BITS = 48
+_COUNTER = (1 << _COUNTER_BITS) - 1
 _REMEMBERED = 16384  # contexts that ended, so that what comes late does not bring them back
 
 
@@ -101,25 +102,20 @@ class Contexts:
         self._on_release = on_release
         self._lock = threading.Lock()  # protects the two below
         self._alive: dict[int, DistAutogradContext] = {}
+        self.get: Callable[[int], DistAutogradContext | None] = self._alive.get
+        """The context of that id, if it is alive here."""
         self._ended: dict[int, None] = {}
-
-    def _unique(self, number: int) -> int:
-        return self._worker << _COUNTER_BITS | number & ((1 << _COUNTER_BITS) - 1)
 
     def new_message(self) -> int:
         """An id that no message had before."""
-        return self._unique(next(self._messages))
+        return self._worker << _COUNTER_BITS | next(self._messages) & _COUNTER
 
     def new(self) -> DistAutogradContext:
         """A context that begins here."""
-        context = DistAutogradContext(self._unique(next(self._ids)))
+        context = DistAutogradContext(self._worker << _COUNTER_BITS | next(self._ids) & _COUNTER)
         with self._lock:
             self._alive[context.id] = context
         return context
-
-    def get(self, context_id: int) -> DistAutogradContext | None:
-        """The context of that id, if it is alive here."""
-        return self._alive.get(context_id)
 
     def has_ended(self, context_id: int) -> bool:
         """Whether the context of that id was left."""
@@ -160,7 +156,7 @@ class Contexts:
         """A call that `caller` made in the context was answered."""
         with context.lock:
             context.served[caller] = context.served.get(caller, 0) + 1
-            due = _is_due(context)
+            due = bool(context.cleanups) and _is_due(context)
         if due:
             self.release(context)
 
@@ -191,5 +187,7 @@ class Contexts:
 
 
 def _is_due(context: DistAutogradContext) -> bool:
-    served = context.served
-    return bool(context.cleanups) and any(served.get(caller, 0) >= calls for caller, calls in context.cleanups.items())
+    for caller, calls in context.cleanups.items():  # noqa: SIM110 - any() would make a generator, in every context
+        if context.served.get(caller, 0) >= calls:
+            return True
+    return False

@@ -20,7 +20,6 @@ from telegrad.autograd.functions import ANCHOR_NODE, ONE, SendRpcBackward, chain
 from telegrad.autograd.gradients import AccumulateThrough
 from telegrad.autograd.islands import Island
 from telegrad.autograd.torch_private import (
-    has_hooks,
     profiled,
     run_backward,
     sequence_number,
@@ -119,7 +118,7 @@ class PassGraph:
         wanted: dict[Node, list[int]] | None = None
         if roots is not None:
             if ROOT not in started:
-                starts[ROOT] = [start_of(root) for root in roots.tensors]
+                starts[ROOT] = [*map(start_of, roots.tensors)]
             if roots.inputs:
                 wanted = {}
                 for number, edge in enumerate(roots.inputs):
@@ -128,7 +127,7 @@ class PassGraph:
             sends = list(self._context.sends.values())
         for send in sends:
             if send.message not in started:
-                begin = [send.edge(index) for index in self.tensors_of(send)]
+                begin = send.edges(self.tensors_of(send))
                 if begin:
                     starts[send.message] = begin
         # Hooks on AccumulateGrad cannot be seen from here, so where it is executed each leaf counts as having some.
@@ -147,7 +146,7 @@ class PassGraph:
         if send is None:
             raise TelegradError(f"context {self._context.id:#x} was left")
         number = next(self._numbers)
-        begin = [send.edge(index) for index in self.tensors_of(send)]
+        begin = send.edges(self.tensors_of(send))
         (self.islands[number],) = islands.plan({message: begin})
         return number
 
@@ -172,7 +171,7 @@ class PassGraph:
         there = self.live.setdefault(send.message, set())
         fresh = named - there
         there |= fresh
-        return [send.edge(index) for index in sorted(fresh)]
+        return send.edges(sorted(fresh))
 
     # -- the engine ---------------------------------------------------------------------------------------------
 
@@ -181,16 +180,16 @@ class PassGraph:
 
         Without the lock.
         """
-        if self._about.leaves != INTO_CONTEXT or ROOT in island.entries or profiled():
+        if self._about.leaves != INTO_CONTEXT or profiled():
             return False  # a profiler is to see the node of every send
-        (send,) = self._sends_of(island)
-        fed = self.fed.get(send.message)
-        if fed is None or fed.grads is None:
-            return False  # it has a gate
+        fed = self.fed.get(island.entries[0])  # type: ignore[call-overload]  # ROOT is never fed
+        if fed is None or fed.grads is None or len(fed.reached) != len(island.begin):
+            return False  # it is the root, or has a gate
         leaves = []
-        for index in fed.reached:
-            leaf = send.edge(index)[0].variable  # type: ignore[attr-defined]  # of AccumulateGrad
-            if has_hooks(leaf):
+        node: Any
+        for node, _ in island.begin:
+            leaf = node.variable
+            if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
                 return False  # they have come since the plan
             leaves.append(leaf)
         add, grads = self._context.gradients.add, fed.grads
@@ -252,10 +251,10 @@ class PassGraph:
 
         Tokens are for gates, for tensors that the engine is to reach without a gradient, and for profilers to see.
         """
-        if waiting or self.known or len(island.entries) != 1 or self._about.create_graph or profiled():
+        if waiting or self.known or len(island.entries) != 1 or self._about.create_graph:
             return None
         fed = self.fed.get(island.entries[0])  # type: ignore[call-overload]  # ROOT is never fed
-        if fed is None or fed.grads is None or len(fed.reached) != len(island.begin):
+        if fed is None or fed.grads is None or len(fed.reached) != len(island.begin) or profiled():
             return None
         there, grads = fed.grads, []
         for index in fed.reached:
@@ -264,7 +263,10 @@ class PassGraph:
                 return None
             grads.append(grad)
         fed.grads = []  # handed over: who gets them in the end may keep them without a copy
-        return [_edge((node, number, None)) for node, number in island.begin], grads
+        edges = []
+        for node, number in island.begin:
+            edges.append(_edge((node, number, None)))  # a comprehension would be one call more
+        return edges, grads
 
     def _sends_of(self, island: Island) -> list[SendRpcBackward]:
         """The sends among its entries, in record order."""
@@ -318,12 +320,11 @@ class PassGraph:
     ) -> Sequence[torch.Tensor | None]:
         about = self._about
         create = about.create_graph
-        return run_backward(outputs, grads, about.retain_graph or create, create, inputs, accumulate)
+        retain = about.retain_graph or create
+        return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
 
     def take(self, island: Island, captured: Sequence[torch.Tensor | None]) -> None:
         """Put what `run` captured to where the pass wants it. Without the lock."""
-        if not captured:
-            return
         if self._about.leaves == INTO_CONTEXT:
             gradients = self._context.gradients
             for index, node in enumerate(island.leaves):

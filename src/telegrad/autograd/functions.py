@@ -9,7 +9,7 @@ gradient.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,9 +65,12 @@ class SendRpcBackward:
         """The place of this send among all that this worker recorded."""
         self.target = target
         """The worker it went to."""
-        self._expected = [(tensor.shape, tensor.dtype, tensor.layout) for tensor in tensors]
+        self._expected = []
         self._grads: list[torch.Tensor | None] | None = None
-        self.tokens = [_record(SendRpc, self, i, without_dead_wrapper(tensor)) for i, tensor in enumerate(tensors)]
+        self.tokens: list[Any] = []
+        for index, tensor in enumerate(tensors):
+            self._expected.append((tensor.shape, tensor.dtype))
+            self.tokens.append(_record(SendRpc, self, index, without_dead_wrapper(tensor)))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -84,12 +87,14 @@ class SendRpcBackward:
     @property
     def next_functions(self) -> tuple[tuple[Node, int], ...]:
         """Where the gradients go, as PyTorch shows it: the tensors' own nodes."""
-        return tuple([self.edge(index) for index in range(len(self.tokens))])
+        return tuple(self.edges(range(len(self.tokens))))
 
-    def edge(self, index: int) -> tuple[Node, int]:
-        """Where the gradient of one tensor goes."""
-        edge: tuple[Node, int] = self.tokens[index].grad_fn.next_functions[0]
-        return edge
+    def edges(self, indices: Iterable[int]) -> list[tuple[Node, int]]:
+        """Where the gradients of these tensors go."""
+        edges, tokens = [], self.tokens
+        for index in indices:
+            edges.append(tokens[index].grad_fn.next_functions[0])  # a comprehension would be one call more
+        return edges
 
     def check(
         self, grads: Sequence[torch.Tensor | None], sender: int, receiver: int, name_of: Callable[[int], str]
@@ -98,7 +103,7 @@ class SendRpcBackward:
         if len(grads) != len(self.tokens):
             fault = f"are {len(grads)}, and {len(self.tokens)} tensors were sent"
         else:
-            for index, (grad, (shape, dtype, _)) in enumerate(zip(grads, self._expected, strict=True)):
+            for index, (grad, (shape, dtype)) in enumerate(zip(grads, self._expected, strict=True)):
                 if grad is not None and (grad.shape != shape or grad.dtype != dtype):
                     fault = f"do not fit: number {index} is {grad.dtype} {list(grad.shape)}, not {dtype} {list(shape)}"
                     break

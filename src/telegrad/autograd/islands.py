@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.autograd.graph import Node
 
 from telegrad.autograd.functions import RECV_NODE
-from telegrad.autograd.torch_private import has_hooks
 
 Start = tuple[Node, int]
 """A node, and which of its outputs."""
@@ -139,8 +139,8 @@ def _last(reached: Iterable[Any], nodes: Iterable[Any]) -> int:
 
 
 def _has_hooks(node: Node) -> bool:
-    leaf = getattr(node, "variable", None)
-    return leaf is not None and has_hooks(leaf)
+    leaf: torch.Tensor | None = getattr(node, "variable", None)
+    return leaf is not None and (bool(leaf._backward_hooks) or bool(leaf._post_accumulate_grad_hooks))
 
 
 def reach(starts: Iterable[Start], seen: set[Node]) -> dict[Any, set[int]]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
@@ -54,40 +53,69 @@ class Loan:
         # a turn that only one thread has: so nobody waits in a circle.
         self._locks = list(locks)
 
-    @contextmanager
-    def of(self, context_id: int | None) -> Iterator[None]:
+    def of(self, context_id: int | None) -> _Lent:
         """In this block ``.grad`` of the leaves is the context's gradient, or None; without a context, as it is.
 
         What the block sets ``.grad`` to, is the context's gradient afterwards. The leaf's own is put back.
         """
-        turns = self._lending.turns
-        turns.take()
+        return _Lent(self._lending, self._leaves, self._locks, context_id)
+
+
+class _Lent:
+    """The block of `Loan.of`. (Not a generator: those cost six calls more, on every step.)"""
+
+    __slots__ = ("_context", "_gradients", "_leaves", "_lending", "_lent", "_locks", "_own")
+
+    def __init__(
+        self,
+        lending: Lending,
+        leaves: Sequence[torch.Tensor],
+        locks: Sequence[threading.Lock],
+        context_id: int | None,
+    ) -> None:
+        self._lending = lending
+        self._leaves = leaves
+        self._locks = locks
+        self._context = context_id
+        self._gradients: Gradients | None = None
+        self._own: list[torch.Tensor | None] = []
+        self._lent: list[torch.Tensor | None] = []
+
+    def __enter__(self) -> None:
+        self._lending.turns.take()
+        held = 0
         try:
             for lock in self._locks:
                 lock.acquire()
-            try:
-                if context_id is None:
-                    yield
-                else:
-                    yield from self._lend(self._lending.gradients_of(context_id))
-            finally:
-                for lock in self._locks:
-                    lock.release()
-        finally:
-            turns.pass_on()
-
-    def _lend(self, gradients: Gradients) -> Iterator[None]:
-        own = [leaf.grad for leaf in self._leaves]
-        lent = [gradients.get(leaf) for leaf in self._leaves]
-        try:
-            for leaf, grad in zip(self._leaves, lent, strict=True):
-                leaf.grad = grad
-            yield
-        finally:
-            for leaf, grad, before in zip(self._leaves, lent, own, strict=True):
-                if leaf.grad is not grad:
-                    gradients.replace(leaf, leaf.grad)
+                held += 1
+            if self._context is not None:
+                self._gradients = gradients = self._lending.gradients_of(self._context)
+                for leaf in self._leaves:
+                    grad = gradients.get(leaf)
+                    self._lent.append(grad)
+                    self._own.append(leaf.grad)
+                    leaf.grad = grad
+        except BaseException:
+            for leaf, before in zip(self._leaves, self._own, strict=False):
                 leaf.grad = before
+            self._let_go(held)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            gradients = self._gradients
+            if gradients is not None:
+                for leaf, grad, before in zip(self._leaves, self._lent, self._own, strict=True):
+                    if leaf.grad is not grad:
+                        gradients.replace(leaf, leaf.grad)
+                    leaf.grad = before
+        finally:
+            self._let_go(len(self._locks))
+
+    def _let_go(self, held: int) -> None:
+        for lock in self._locks[:held]:
+            lock.release()
+        self._lending.turns.pass_on()
 
 
 class Turns:

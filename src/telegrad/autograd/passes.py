@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
-from typing import NamedTuple
 
+import msgspec
 import torch
 
 from telegrad.agent.calls import acting, serving
@@ -51,7 +51,7 @@ class PassAborted(TelegradError):
     """Unwinds an island of a pass that has failed; the failure itself is told elsewhere."""
 
 
-class _Letter(NamedTuple):
+class _Letter(msgspec.Struct):
     """Gradients that leave, and to whom."""
 
     to: int
@@ -116,7 +116,11 @@ class PassRun:
         with self._lock:
             self._state.plan(self._graph.plan(set()))
             effects = self._state.begin()
-        self._carry_out(effects)
+            if effects and type(effects[0]) is Start:
+                self._todo.extend(effects)
+                effects = []
+        if effects:
+            self._carry_out(effects)
         wake = Wakeup()
         while True:
             with self._lock:
@@ -126,7 +130,9 @@ class PassRun:
                         break
                     wake.raised = False  # who raises it late, for something that is done, wakes us for nothing
                     self._wake = wake
-            if effect is not None:
+            if type(effect) is Start:
+                self._run_island(effect)
+            elif effect is not None:
                 self._do_here(effect)
             elif not self._postman.agent.oneway.wait(wake, self._way_back, deadline):
                 self.fail(self._postman.too_late(self.about, self._state.owed))
@@ -134,9 +140,7 @@ class PassRun:
             raise self.failure
 
     def _do_here(self, effect: Effect[Ticket]) -> None:
-        if isinstance(effect, Start):
-            self._run_island(effect)
-        elif isinstance(effect, Probe):
+        if isinstance(effect, Probe):
             self._begin_probe()
         elif isinstance(effect, Resume):
             self._resume_everybody(effect.workers)
@@ -330,7 +334,7 @@ class PassRun:
         try:
             if self.failure is None:
                 captured = graph.run(island, start.waiting, self._wait_for)
-                if self.failure is None:  # else nobody will ask for them, and another pass may have begun
+                if captured and self.failure is None:  # else nobody will ask for them, and another pass may have begun
                     graph.take(island, captured)
                 del captured
         except PassAborted:
@@ -392,7 +396,10 @@ class PassRun:
                 f"in context {recv.context_id:#x}. Only the pass itself can send its gradient back: detach the tensor "
                 "before the inner backward, or make the inner one part of the loss"
             )
-        there: Sequence[torch.Tensor] = [grad for grad in grads if grad is not None]
+        there: list[torch.Tensor] = []
+        for grad in grads:
+            if grad is not None:
+                there.append(grad)  # a comprehension would be one call more
         states = (GRADIENT,) * len(grads)
         if len(there) < len(grads):
             states = tuple(

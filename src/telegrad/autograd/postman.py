@@ -99,10 +99,16 @@ class Postman:
         return AutogradMetadata(context.id, message, tuple(indices))
 
     def pack_reports(self, reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
-        return tuple([WorkerReport(who, report.number, report.partly_fed) for who, report in reports.items()])
+        packed = []
+        for who, report in reports.items():
+            packed.append(WorkerReport(who, report.number, report.partly_fed))  # a comprehension would be one call more
+        return tuple(packed)
 
     def unpack_reports(self, reports: Sequence[WorkerReport]) -> dict[int, Report]:
-        return {report.worker: Report(report.number, report.partly_fed) for report in reports}
+        unpacked = {}
+        for report in reports:  # not in a comprehension, which is a function: this runs in every pass
+            unpacked[report.worker] = Report(report.number, report.partly_fed)
+        return unpacked
 
     # -- failure ------------------------------------------------------------------------------------------------
 

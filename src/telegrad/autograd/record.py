@@ -37,16 +37,16 @@ class AutogradRecorder:
             return None
         message, indices = 0, []
         grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if grad_mode:
-            indices = [
-                index
-                for index, value in enumerate(encoded.attachments)
-                if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves
-            ]
+        if grad_mode and encoded.attachments:
+            tensors = []
+            for index, value in enumerate(encoded.attachments):
+                if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves:
+                    indices.append(index)
+                    tensors.append(value)
             if encoded.own_leaves and not self._warned_of_modules:
                 self._warn_of_modules(encoded)
             if indices:
-                message = self.record(scope, peer.id, [encoded.attachments[index] for index in indices])
+                message = self.record(scope, peer.id, tensors)
         if request:
             with scope.lock:
                 scope.made[peer.id] = scope.made.get(peer.id, 0) + 1
@@ -79,7 +79,10 @@ class AutogradRecorder:
     def incoming(self, peer: WorkerRecord, metadata: AutogradMetadata, attachments: list[Any]) -> list[Any]:
         context = self._contexts.enter(metadata.context)
         recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name)
-        tensors = receive(recv, self._propagate, [attachments[index].detach() for index in metadata.tensors])
+        detached = []
+        for index in metadata.tensors:
+            detached.append(attachments[index].detach())  # a comprehension would be one call more
+        tensors = receive(recv, self._propagate, detached)
         if context is not None:
             with context.lock:
                 recv.order = next(self._contexts.orders)

@@ -74,7 +74,7 @@ class Autograd:
     def backward(
         self,
         context_id: int,
-        roots: Sequence[torch.Tensor],
+        roots: Sequence[torch.Tensor] | torch.Tensor,
         retain_graph: bool = False,
         *,
         grad_tensors: Sequence[torch.Tensor | None] | None = None,
@@ -106,8 +106,8 @@ class Autograd:
     def grad(
         self,
         context_id: int,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor] | torch.Tensor,
+        inputs: Sequence[torch.Tensor] | torch.Tensor,
         grad_outputs: Sequence[torch.Tensor | None] | None = None,
         retain_graph: bool | None = None,
         create_graph: bool = False,
@@ -144,8 +144,9 @@ class Autograd:
         try:
             return run.drive(deadline)
         finally:
-            run.let_go()
-            if run.failure is None:
+            if run.failure is not None:
+                run.let_go()
+            else:
                 with context.lock:
                     context.passes.pop(number, None)
                     if about.steps:
@@ -196,9 +197,6 @@ class Autograd:
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def _sender(self, channel: Channel) -> int:
-        return self._agent.peers.find(channel.peer).record.id
-
     def _pass(self, sender: int, call: int, about: PassInfo) -> PassRun | None:
         """The pass that a message belongs to; None: it was answered, with a refusal or because it is late."""
         context = self.contexts.get(about.context)
@@ -243,32 +241,26 @@ class Autograd:
         context = self.contexts.get(answer.context)
         run = context.passes.get(answer.number) if context is not None else None
         if run is not None:
-            run.answered(self._sender(channel), answer, message.data)
+            run.answered(channel.worker.id, answer, message.data)
 
     def _on_gradient(self, channel: Channel, request: PropagateGradientsReq, message: Message) -> None:
-        sender = self._sender(channel)
+        sender = channel.worker.id
         run = self._pass(sender, request.call, request.about)
         if run is None:
             return
         try:
-            self._take_gradient(run, sender, channel, request, message)
+            there: list[Any] = build(request.attachments, message.region)
+            del message  # or its memory would live as long as the island runs
+            if request.autograd is not None:
+                there = self.recorder.incoming(channel.worker, request.autograd, there)
+            if len(there) < len(request.states):
+                there = _spread(request.states, there)
+            run.gradient(sender, request, there, channel if request.back else None)
         except Exception as error:  # noqa: BLE001 - whoever sent it waits for an answer
             run.refuse((sender, request.call, None), error)
 
-    def _take_gradient(
-        self, run: PassRun, sender: int, channel: Channel, request: PropagateGradientsReq, message: Message
-    ) -> None:
-        there: list[Any] = build(request.attachments, message.region)
-        del message
-        if request.autograd is not None:
-            peer = self._agent.peers.find(channel.peer).record
-            there = self.recorder.incoming(peer, request.autograd, there)
-        if len(there) < len(request.states):
-            there = _spread(request.states, there)
-        run.gradient(sender, request, there, channel if request.back else None)
-
     def _on_probe(self, channel: Channel, request: ProbeReq, message: Message) -> None:
-        sender = self._sender(channel)
+        sender = channel.worker.id
         run = self._pass(sender, request.call, request.about)
         if run is not None:
             try:
@@ -277,7 +269,7 @@ class Autograd:
                 run.refuse((sender, request.call, None), error)
 
     def _on_resume(self, channel: Channel, request: ResumeReq, message: Message) -> None:
-        sender = self._sender(channel)
+        sender = channel.worker.id
         run = self._pass(sender, request.call, request.about)
         if run is not None:
             try:
@@ -298,7 +290,7 @@ class Autograd:
         run.fail(self.postman.read_failure(head.failure, message.data), told=True)
 
     def _on_cleanup(self, channel: Channel, head: CleanupAutogradContextReq, message: Message) -> None:
-        self.contexts.cleanup(head.context, self._agent.peers.find(channel.peer).record.id, head.calls)
+        self.contexts.cleanup(head.context, channel.worker.id, head.calls)
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
@@ -353,7 +345,7 @@ def _listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _edges(inputs: Sequence[torch.Tensor]) -> list[GradientEdge]:
+def _edges(inputs: Sequence[torch.Tensor] | torch.Tensor) -> list[GradientEdge]:
     inputs = _listed(inputs)
     if not inputs:
         raise ValueError("inputs cannot be empty")
@@ -363,7 +355,7 @@ def _edges(inputs: Sequence[torch.Tensor]) -> list[GradientEdge]:
     return [get_gradient_edge(tensor) for tensor in inputs]
 
 
-def _check_roots(roots: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None] | None) -> Roots:
+def _check_roots(roots: Sequence[torch.Tensor] | torch.Tensor, grads: Sequence[torch.Tensor | None] | None) -> Roots:
     """The roots with a gradient each, checked as torch does, with its words where programs may match them."""
     roots = _listed(roots)
     if not roots:

@@ -6,7 +6,7 @@ If a release of torch drops one, this module says so at import, by name; nothing
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ _missing = [
         ("torch._C._storage_Use_Count", hasattr(_C, "_storage_Use_Count")),
         ("Tensor._use_count", hasattr(torch.Tensor, "_use_count")),
         ("Tensor._is_view", hasattr(torch.Tensor, "_is_view")),
+        ("Tensor._backward_hooks", hasattr(torch.Tensor, "_backward_hooks")),
+        ("Tensor._post_accumulate_grad_hooks", hasattr(torch.Tensor, "_post_accumulate_grad_hooks")),
         ("Node._sequence_nr", hasattr(_C._FunctionBase, "_sequence_nr")),
         ("Node._set_sequence_nr", hasattr(_C._FunctionBase, "_set_sequence_nr")),
         ("torch._C._autograd._profiler_enabled", hasattr(_C._autograd, "_profiler_enabled")),
@@ -36,23 +38,19 @@ if _missing:
         "install a release of telegrad that knows this torch"
     )
 
-_run_backward = Variable._execution_engine.run_backward
-
-
-def run_backward(
-    outputs: Sequence[torch.Tensor | GradientEdge],
-    grads: Sequence[torch.Tensor | None],
-    retain_graph: bool,
-    create_graph: bool,
-    inputs: Sequence[GradientEdge],
-    accumulate: bool,
-) -> Sequence[torch.Tensor | None]:
-    """Torch's own engine, without the checks that torch.autograd.grad makes again on every call (14 us against 39)."""
-    # The argument before the last: inputs that cannot be reached are None, and no error.
-    captured: Sequence[torch.Tensor | None] = _run_backward(
-        tuple(outputs), tuple(grads), retain_graph, create_graph, tuple(inputs), True, accumulate
-    )
-    return captured
+run_backward: Callable[
+    [
+        tuple[torch.Tensor | GradientEdge, ...],  # outputs
+        tuple[torch.Tensor | None, ...],  # their gradients
+        bool,  # keep the graph
+        bool,  # create a graph
+        tuple[GradientEdge, ...],  # inputs
+        bool,  # inputs that cannot be reached are None, and no error
+        bool,  # accumulate into .grad
+    ],
+    Sequence[torch.Tensor | None],
+] = Variable._execution_engine.run_backward
+"""Torch's own engine, without the checks that torch.autograd.grad makes again on every call (14 us against 39)."""
 
 
 def sequence_number(node: Node) -> int:
@@ -109,15 +107,8 @@ def run_post_accumulate_hooks(leaf: torch.Tensor) -> None:
         hook(leaf)
 
 
-def profiled() -> bool:
-    """Whether a profiler watches this thread."""
-    watched: bool = _C._autograd._profiler_enabled()
-    return watched
-
-
-def has_hooks(leaf: torch.Tensor) -> bool:
-    """Whether `register_hook` or `register_post_accumulate_grad_hook` was called on a leaf."""
-    return bool(leaf._backward_hooks) or bool(leaf._post_accumulate_grad_hooks)
+profiled: Callable[[], bool] = _C._autograd._profiler_enabled
+"""Whether a profiler watches this thread."""
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -127,10 +118,8 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]  # defined in C
 
 
-def without_dead_wrapper(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that has outlived a transform of torch.func, as what it wraps; any other as it is."""
-    alive: torch.Tensor = _C._functorch.unwrap_if_dead(tensor)
-    return alive
+without_dead_wrapper: Callable[[torch.Tensor], torch.Tensor] = _C._functorch.unwrap_if_dead
+"""A tensor that has outlived a transform of torch.func, as what it wraps; any other as it is."""
 
 
 def call_directly(function: type[torch.autograd.Function]) -> type[Any]:

@@ -23,7 +23,7 @@ Reports travel up to the worker that began the pass; each has a number, so an ol
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -110,7 +110,7 @@ class Pass(Generic[Ticket]):
 
     # -- plan -------------------------------------------------------------------------------------------------
 
-    def plan(self, islands: Mapping[int, Iterable[Entry]]) -> None:
+    def plan(self, islands: Mapping[int, Collection[Entry]]) -> None:
         """Say which entries form which islands; those that have started stay as they are."""
         self.planned = True
         before = self._islands
@@ -118,7 +118,9 @@ class Pass(Generic[Ticket]):
             self._islands = {number: island for number, island in before.items() if island.started}
             self._island_of = {entry: number for number, island in self._islands.items() for entry in island.entries}
         for number, entries in islands.items():
-            self.grow(number, entries)
+            self._islands[number] = _Island(entries)
+            for entry in entries:
+                self._island_of[entry] = number
         for island in before.values() if before is not self._islands else ():
             for entry in island.arrived:
                 now = self._island_of.get(entry)
@@ -154,7 +156,7 @@ class Pass(Generic[Ticket]):
         if not complete and not self.known:
             return []
         island.started = True
-        self._flow.busy()
+        self._flow.active += 1
         return [Start(number, () if complete else tuple(sorted(island.entries - island.arrived, key=str)))]
 
     # -- the flow of gradients --------------------------------------------------------------------------------
@@ -167,17 +169,12 @@ class Pass(Generic[Ticket]):
 
     def gradient(self, ticket: Ticket | None, entry: Entry, sender: int | None = None) -> list[Effect[Ticket]]:
         """The gradient of one of our sends came; without a ticket it is counted, and not answered."""
-        answers = self._received(ticket, sender)
+        flow = self._flow
+        answers = flow.received(ticket, sender)
         effects = self._arrive(entry)
         if not effects:  # else this worker is active, and nothing can be over
-            answers += self._flow.settle()
+            answers += flow.settle()
         return effects + self._settled(answers) if answers or not effects else effects
-
-    def _received(self, ticket: Ticket | None, sender: int | None) -> list[Ticket]:
-        if ticket is not None:
-            return self._flow.received(ticket, sender)
-        self._flow.received_counted(sender)
-        return []
 
     def _arrive(self, entry: Entry) -> list[Effect[Ticket]]:
         number = self._island_of.get(entry)
@@ -189,7 +186,7 @@ class Pass(Generic[Ticket]):
 
     def nothing_new(self, ticket: Ticket | None, sender: int | None = None) -> list[Effect[Ticket]]:
         """A message came that changes nothing here (late, or twice)."""
-        answers = self._received(ticket, sender)
+        answers = self._flow.received(ticket, sender)
         answers += self._flow.settle()
         return self._settled(answers)
 
@@ -213,8 +210,13 @@ class Pass(Generic[Ticket]):
         return self._settled(self._flow.idle())
 
     def _settled(self, tickets: list[Ticket]) -> list[Effect[Ticket]]:
-        effects: list[Effect[Ticket]] = [Answer(ticket) for ticket in tickets] if tickets else []
-        if self._flow.quiet and not self._ended and not (self._probe_flow is not None and self._probe_flow.engaged):
+        effects: list[Effect[Ticket]] = []
+        for ticket in tickets:
+            effects.append(Answer(ticket))  # a comprehension would be one call more
+        flow = self._flow
+        if flow.owed or flow.active or not flow.quiet or self._ended:
+            return effects
+        if self._probe_flow is None or not self._probe_flow.engaged:
             self._report()
             unfed = [worker for worker, report in self._reports.items() if report.partly_fed]
             if unfed and not self.known:
@@ -266,7 +268,7 @@ class Pass(Generic[Ticket]):
             effects.append(Resume(tuple(sorted(worker for worker in self._reports if worker != self.me))))
         return effects
 
-    def learn(self, islands: Mapping[int, Iterable[Entry]]) -> list[Effect[Ticket]]:
+    def learn(self, islands: Mapping[int, Collection[Entry]]) -> list[Effect[Ticket]]:
         """The probe is over: go on with these islands, of live entries only, in place of those that wait."""
         self.known = True
         self.plan(islands)

@@ -71,8 +71,11 @@ class Diffusion(Generic[Ticket]):
         self.engaged = self.started_here = True
         self.active += 1
 
-    def received(self, ticket: Ticket, sender: Hashable = None) -> list[Ticket]:
-        """A message came; returns the messages to answer now."""
+    def received(self, ticket: Ticket | None, sender: Hashable = None) -> list[Ticket]:
+        """A message came, with a ticket or counted; returns the messages to answer now."""
+        if ticket is None:
+            self._received_counted(sender)
+            return []
         # Who gave up must not be engaged again: what it waits for (an island, a worker that is lost) may never end.
         if self.engaged or self._gave_up:
             return [ticket]
@@ -81,8 +84,7 @@ class Diffusion(Generic[Ticket]):
         # Not settled here: the worker has yet to act on the message. Call `settle` after that.
         return []
 
-    def received_counted(self, sender: Hashable) -> None:
-        """A counted message came. Call `settle` when it was acted on."""
+    def _received_counted(self, sender: Hashable) -> None:
         arrived = self._arrived
         arrived[sender] = arrived.get(sender, 0) + 1
         if self._held:
@@ -117,7 +119,7 @@ class Diffusion(Generic[Ticket]):
     def idle(self) -> list[Ticket]:
         """Something has ended here; returns the messages to answer now."""
         self.active -= 1
-        return [] if self.active else self.settle()
+        return [] if self.active or self.owed or self.started_here else self.settle()
 
     def settle(self) -> list[Ticket]:
         """Rule 1: returns the message that engaged this worker, if it is time to answer it."""

@@ -37,7 +37,7 @@ class ContextId(int):
 
     def backward(self, roots: Sequence[torch.Tensor] | torch.Tensor, retain_graph: bool = False, **kwargs: Any) -> None:
         """Run a pass in this context; see `telegrad.autograd.backward`."""
-        self._autograd.backward(self, _listed(roots), retain_graph, **kwargs)
+        self._autograd.backward(self, roots, retain_graph, **kwargs)
 
     @property
     def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
@@ -89,10 +89,6 @@ def _enter_new(autograd: Autograd) -> DistAutogradContext:
     return autograd.contexts.new()
 
 
-def _listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
 def backward(
     context_id: int,
     roots: Sequence[torch.Tensor] | torch.Tensor,
@@ -112,7 +108,7 @@ def backward(
     """
     _autograd().backward(
         context_id,
-        _listed(roots),
+        roots,
         retain_graph,
         grad_tensors=grad_tensors,
         inputs=inputs,
@@ -134,7 +130,7 @@ def grad(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of `outputs` with respect to `inputs`, as torch.autograd.grad gives them, through all workers."""
     return _autograd().grad(
-        context_id, _listed(outputs), _listed(inputs), grad_outputs, retain_graph, create_graph, allow_unused, timeout
+        context_id, outputs, inputs, grad_outputs, retain_graph, create_graph, allow_unused, timeout
     )
 
 

@@ -184,7 +184,7 @@ class Ledger:
             with self.lock:
                 if channel.session.state in (State.CLOSED, State.LOST):
                     return  # its sender is given up, and may have been started again
-                sender = self.agent.peers.find(channel.peer).record.id
+                sender = channel.worker.id
                 effects = rule(sender, head)
             self.carry_out(effects)
             with self.lock:

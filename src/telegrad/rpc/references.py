@@ -288,8 +288,7 @@ class References:
         self.agent.tell(owner, RRefSkip(turn))
 
     def _on_skip(self, channel: Channel, head: RRefSkip, message: Message) -> None:
-        caller = self.agent.peers.find(channel.peer).record.id
-        self._passing.skip(caller, head.turn, last=head.last)
+        self._passing.skip(channel.worker.id, head.turn, last=head.last)
 
     # -- waiting for owners -------------------------------------------------------------------------------------------
 

@@ -44,11 +44,6 @@ class Visits:
         self._agent.register(METHOD[1:], self._method, deferred=True)
         self._agent.handle(RRefBackwardReq, self._backward)
 
-    def _visitor(self) -> tuple[Served, int]:
-        served = serving.get()
-        assert served is not None
-        return served, self._agent.peers.find(served.caller).record.id
-
     def _later(self, task: Callable[[], None]) -> None:
         """Run `task` on another thread, in the context and grad mode of this one."""
         context, grad = copy_context(), torch.is_grad_enabled()
@@ -60,14 +55,14 @@ class Visits:
         self._agent.executor.submit(run)
 
     def _fetch(self, answer: Answer, rref: Ref) -> None:
-        _, caller = self._visitor()
-        kept = self._host.find_for(caller, rref)
+        served = serving.get()
+        assert served is not None
+        kept = self._host.find_for(served.caller.id, rref)
 
         def run() -> None:
             answer(kept.value, kept.error)
 
-        resume = _as_now(partial(self._later, run))
-        if kept.when_ready(resume):
+        if kept.ready or kept.when_ready(_as_now(partial(self._later, run))):
             run()
 
     def _method(
@@ -78,49 +73,59 @@ class Visits:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        served, caller = self._visitor()
-        kept = self._host.find_for(caller, rref)
-
-        def run(ended: Callable[[], None]) -> None:
-            deferred = False
-
-            def answer_and_end(value: object, error: BaseException | None) -> None:
-                try:
-                    answer(value, error)
-                finally:
-                    if not deferred:
-                        ended()
-
-            try:
-                value = kept.get()
-                served.function = f"{type(value).__name__}.{name}" if isinstance(name, str) else shown(name)
-                served.check()
-                method = getattr(value, name) if isinstance(name, str) else partial(name, value)
-                result = method(*args, **kwargs)
-                deferred = getattr(method, DEFERRED, False)
-            except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
-                answer_and_end(None, error)
-                return
-            self._agent.serving.conclude(served, method, result, answer_and_end)
-            if deferred:
-                # Its answer may need what the object's next calls bring, so these must not wait for it.
-                ended()
-
-        in_turn = _as_now(lambda ended: self._later(partial(run, ended)))
+        served = serving.get()
+        assert served is not None
+        kept = self._host.find_for(served.caller.id, rref)
+        run = partial(self._run, answer, served, kept, name, args, kwargs)
 
         def start() -> None:
             turn, served.turn = served.turn, None
             if turn is not None and kept.mailbox is not None:
-                kept.mailbox.put(caller, turn, in_turn)
+                kept.mailbox.put(served.caller.id, turn, _as_now(lambda ended: self._later(partial(run, ended))))
             else:
-                run(lambda: None)
+                run(None)
 
-        resume = _as_now(partial(self._later, start))
-        if kept.when_ready(resume):
+        if kept.ready or kept.when_ready(_as_now(partial(self._later, start))):
             start()
 
+    def _run(
+        self,
+        answer: Answer,
+        served: Served,
+        kept: Kept,
+        name: Method,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ended: Callable[[], None] | None,
+    ) -> None:
+        """Call a method of a value that is there, and answer. `ended` lets the object's next call in order begin."""
+        deferred = False
+
+        def answer_and_end(value: object, error: BaseException | None) -> None:
+            try:
+                answer(value, error)
+            finally:
+                if ended is not None and not deferred:
+                    ended()
+
+        try:
+            value = kept.value if kept.error is None else kept.get()
+            served.function = f"{type(value).__name__}.{name}" if isinstance(name, str) else shown(name)
+            if served.cancelled:
+                served.check()
+            method = getattr(value, name) if isinstance(name, str) else partial(name, value)
+            result = method(*args, **kwargs)
+            deferred = getattr(method, DEFERRED, False)
+        except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
+            answer_and_end(None, error)
+            return
+        self._agent.serving.conclude(served, method, result, answer_and_end if ended is not None else answer)
+        if deferred and ended is not None:
+            # Its answer may need what the object's next calls bring, so these must not wait for it.
+            ended()
+
     def _backward(self, channel: Channel, head: RRefBackwardReq, message: Message) -> None:
-        caller = self._agent.peers.find(channel.peer).record.id
+        caller = channel.worker.id
         self._agent.serving.serve_message(
             channel,
             head.call,

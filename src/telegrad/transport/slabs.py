@@ -368,12 +368,11 @@ class SharedMemory:
         self.take = self._lender.take
         self.hand_over = self._lender.hand_over
         self.region = self._borrower.region
-        self._dead = self._borrower.dead
+        self.dead = self._borrower.dead
+        """What is due back to the peer; `riding` and `give_back` take from it."""
 
     def riding(self) -> tuple[int, int]:
         """What the header of the next frame gives back, in the place of acks."""
-        if not self._dead:
-            return (0, 0)
         first, second, *_ = (*self._borrower.due(_RIDING), 0, 0)
         return (first, second)
 
@@ -385,8 +384,8 @@ class SharedMemory:
 
     def give_back(self, at_least: int = _RIDING + 1) -> None:
         """Give back what is due, with a frame of its own, if it is more than the next frame will carry."""
-        if len(self._dead) >= at_least:
-            numbers = self._borrower.due(len(self._dead))
+        if len(self.dead) >= at_least:
+            numbers = self._borrower.due(len(self.dead))
             if numbers:
                 self._link.send(Kind.RETURN, pack_return(numbers), 0, 0, 0)
 

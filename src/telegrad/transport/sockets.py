@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from time import monotonic
 
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Readiness, Ready
@@ -21,6 +22,7 @@ _READ_AT_ONCE = 16 * 1024 * 1024  # then the poller gets to look at the other li
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _JOINED = 16 * 1024  # up to here, joining header and body is cheaper than handing the kernel a list of two
 
+_new_readiness = partial(tuple.__new__, Readiness)  # a named tuple's own constructor is a Python function
 _READ, _WRITE, _POLLER = Ready.READ, Ready.WRITE, Ready.POLLER
 _POLLIN, _POLLOUT, _EPOLLIN, _EPOLLOUT = select.POLLIN, select.POLLOUT, select.EPOLLIN, select.EPOLLOUT
 
@@ -49,6 +51,7 @@ class SocketLink(Link):
         """Whether the poller reports it once."""
         self._mask = -1  # what the poller watches for; -1: not what it was last told
         self._waiters: list[_Waiter] = []  # for this link alone, and with a poller
+        self._waiter: _Waiter | None = None  # the one that was used last
         self._wake_fd = -1
         self._spin = Spin(0)
 
@@ -151,7 +154,9 @@ class SocketLink(Link):
         return LinkClosed(self._closed or error.strerror or str(error))
 
     def wait(self, deadline: float | None, poller: Poller | None = None) -> int:
-        waiter = self._waiter_with(poller)
+        waiter = self._waiter
+        if waiter is None or waiter.poller is not poller:
+            waiter = self._waiter = self._waiter_with(poller)
         if self._closed or self._reader.unfinished:  # looked at after there is something that close() can wake
             return _READ
         writes = bool(self._started or self._control or self._bulk)
@@ -406,7 +411,7 @@ class SocketPoller(Poller):
                 ready |= _WRITE
             if item.once:
                 item.reported(ready)
-            found.append(Readiness(item, ready))
+            found.append(_new_readiness((item, ready)))
         return found
 
     def wake(self) -> None:

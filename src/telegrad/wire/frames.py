@@ -32,7 +32,7 @@ MAGIC = b"tg"
 VERSION = 3
 HEADER = struct.Struct("<2sBBIQQQ")
 HEADER_SIZE = HEADER.size
-_pack_header, _unpack_header = HEADER.pack, HEADER.unpack_from
+_unpack_header = HEADER.unpack_from
 _PREFIX = struct.Struct("<IIQ")  # lengths of head, data and region
 PREFIX_SIZE = _PREFIX.size
 _pack_prefix, _unpack_prefix = _PREFIX.pack, _PREFIX.unpack_from
@@ -147,9 +147,8 @@ _new_outgoing: Callable[[tuple[int, bytes | bytearray | memoryview, None]], Outg
 _new_outgoing = partial(tuple.__new__, Outgoing)
 
 
-def pack_header(kind: int, length: int, sequence: int, ack_control: int, ack_bulk: int) -> bytes:
-    """The 32 bytes before a body of `length` bytes."""
-    return _pack_header(MAGIC, VERSION, kind, length, sequence, ack_control, ack_bulk)
+pack_header: Callable[[int, int, int, int, int], bytes] = partial(HEADER.pack, MAGIC, VERSION)
+"""The 32 bytes before a body: its kind and length, its sequence, and the two acks."""
 
 
 def pack_sent(control: int, bulk: int) -> bytes:
@@ -238,6 +237,8 @@ def pack(
     head: bytes, data: bytes, region: Region | None, allocate: Callable[[int], memoryview | Loan]
 ) -> tuple[Outgoing, ...]:
     """The frames of a message. What is in them is a snapshot: the sender may change its tensors now."""
+    if region is None and PREFIX_SIZE + len(head) + len(data) <= INLINE_LIMIT:
+        return (_new_outgoing((MESSAGE, _pack_prefix(len(head), len(data), 0) + head + data, None)),)
     region_size = 0 if region is None else region.size
     if ((PREFIX_SIZE + len(head) + len(data) + 15) & ~15) + region_size <= INLINE_LIMIT:
         return (pack_small(head, data, region),)

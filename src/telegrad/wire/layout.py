@@ -34,7 +34,10 @@ from telegrad.wire.neutral import neutral, nothing_intercepts
 
 SPAN_FACTOR = 2
 _STRIDED_LAYOUT = torch.strided
-_string_at: Callable[[int, int], bytes] = ctypes.string_at
+_string_at: Callable[[int, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+"""As ctypes.string_at, which is a Python function around the same."""
 _UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods no user code can intercept
 
 
