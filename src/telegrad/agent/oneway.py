@@ -14,6 +14,8 @@ from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
+import msgspec
+
 from telegrad.agent.channel import Channel
 from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
@@ -43,16 +45,15 @@ class OneWayOwner(Protocol):
     closed: str
 
 
-class Wakeup:
+class Wakeup(msgspec.Struct, eq=False):
     """What a thread waits for in `OneWay.wait`. Raised by anybody; raising it again does nothing."""
 
-    __slots__ = ("channel", "event", "leading", "raised")
-
-    def __init__(self) -> None:
-        self.raised = False
-        self.channel: Channel | None = None
-        self.event: Event | None = None  # there while the thread sleeps without reading
-        self.leading = 0  # the thread, while it reads
+    raised: bool = False
+    channel: Channel | None = None
+    event: Event | None = None
+    """There while the thread sleeps without reading."""
+    leading: int = 0
+    """The thread, while it reads."""
 
     def done(self) -> bool:
         """Whether it has been raised."""

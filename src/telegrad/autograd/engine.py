@@ -6,11 +6,11 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
 
+import msgspec
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
@@ -34,8 +34,7 @@ _edge: Callable[[tuple[Node | None, int, None]], GradientEdge] = partial(tuple._
 _ANCHOR = GradientEdge(ANCHOR_NODE, 0)
 
 
-@dataclass
-class Roots:
+class Roots(msgspec.Struct, eq=False):
     """Where the pass begins, and what its caller wants to have."""
 
     tensors: Sequence[torch.Tensor]
@@ -43,15 +42,12 @@ class Roots:
     inputs: Sequence[GradientEdge] = ()
 
 
-class Fed:
+class Fed(msgspec.Struct, eq=False):
     """What arrived for one send."""
 
-    __slots__ = ("grads", "reached")
-
-    def __init__(self, grads: list[torch.Tensor | None], reached: Sequence[int]) -> None:
-        self.grads: list[torch.Tensor | None] | None = grads
-        """None when they have been used."""
-        self.reached = reached
+    grads: list[torch.Tensor | None] | None
+    """None when they have been used."""
+    reached: Sequence[int]
 
 
 class PassGraph:

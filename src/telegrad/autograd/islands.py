@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch.autograd.graph import Node
 
@@ -21,25 +22,22 @@ Start = tuple[Node, int]
 _FEW_NODES, _FEW_LEAVES = 32, 8  # that take no longer than a message
 
 
-class Island:
+class Island(msgspec.Struct, eq=False):
     """Entries, and what they lead to."""
 
-    __slots__ = ("begin", "direct", "entries", "last", "leaves", "reached", "wanted")
-
-    def __init__(self, entry: Hashable, begin: Sequence[Start]) -> None:
-        self.entries: list[Hashable] = [entry]
-        self.begin = begin
-        """Where it is entered, if it has one entry only."""
-        self.leaves: dict[Node, None] = {}
-        """The AccumulateGrad nodes."""
-        self.reached: dict[Any, set[int]] = {}
-        """The recv nodes, and which of their outputs."""
-        self.wanted: set[int] = set()
-        """Which of the tensors that the caller asked for lie in it."""
-        self.direct = True
-        """Each place where it is entered is a leaf, another one each, without hooks."""
-        self.last = 0
-        """The message of its only recv, if the engine is sure to execute that last, and soon; else 0."""
+    entries: list[Hashable]
+    begin: Sequence[Start]
+    """Where it is entered, if it has one entry only."""
+    leaves: dict[Node, None] = msgspec.field(default_factory=dict)
+    """The AccumulateGrad nodes."""
+    reached: dict[Any, set[int]] = msgspec.field(default_factory=dict)
+    """The recv nodes, and which of their outputs."""
+    wanted: set[int] = msgspec.field(default_factory=set)
+    """Which of the tensors that the caller asked for lie in it."""
+    direct: bool = True
+    """Each place where it is entered is a leaf, another one each, without hooks."""
+    last: int = 0
+    """The message of its only recv, if the engine is sure to execute that last, and soon; else 0."""
 
     def take_in(self, other: Island) -> None:
         """Become one with another."""
@@ -71,7 +69,7 @@ def plan(
 
     for entry, begin in starts.items():
         parent[entry] = entry
-        part = parts[entry] = Island(entry, begin)
+        part = parts[entry] = Island([entry], begin)
         before = len(owner)
         stack: list[Iterable[tuple[Node | None, int]]] = []
         leaves, reached = part.leaves, part.reached

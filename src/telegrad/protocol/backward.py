@@ -82,13 +82,10 @@ DONE: Final = Done()
 Effect = Answer[Ticket] | Start | Probe | Resume | Done | Stuck
 
 
-class _Island:
-    __slots__ = ("arrived", "entries", "started")
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self.entries = frozenset(entries)
-        self.arrived: set[Entry] = set()
-        self.started = False
+class _Island(msgspec.Struct, eq=False):
+    entries: frozenset[Entry]
+    arrived: set[Entry] = msgspec.field(default_factory=set)
+    started: bool = False
 
 
 class Pass(Generic[Ticket]):
@@ -118,7 +115,7 @@ class Pass(Generic[Ticket]):
             self._islands = {number: island for number, island in before.items() if island.started}
             self._island_of = {entry: number for number, island in self._islands.items() for entry in island.entries}
         for number, entries in islands.items():
-            self._islands[number] = _Island(entries)
+            self._islands[number] = _Island(frozenset(entries))
             for entry in entries:
                 self._island_of[entry] = number
         for island in before.values() if before is not self._islands else ():
@@ -129,7 +126,7 @@ class Pass(Generic[Ticket]):
 
     def grow(self, number: int, entries: Iterable[Entry]) -> None:
         """Add an island, of entries that did not exist when the others were planned."""
-        self._islands[number] = island = _Island(entries)
+        self._islands[number] = island = _Island(frozenset(entries))
         for entry in island.entries:
             self._island_of[entry] = number
 

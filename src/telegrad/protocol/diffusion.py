@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+import msgspec
+
 Ticket = TypeVar("Ticket")
 """Whatever the caller needs to answer a message."""
 
 
-class Diffusion(Generic[Ticket]):
+class Diffusion(msgspec.Struct, Generic[Ticket], eq=False):
     """One worker's part.
 
     >>> worker = Diffusion()
@@ -38,33 +40,22 @@ class Diffusion(Generic[Ticket]):
     ['m1']
     """
 
-    __slots__ = (
-        "_arrived",
-        "_counted",
-        "_gave_up",
-        "_held",
-        "_parent",
-        "_sender",
-        "active",
-        "engaged",
-        "owed",
-        "started_here",
-    )
-
-    def __init__(self) -> None:
-        self.engaged = False
-        self.started_here = False
-        """The computation began at this worker: nobody waits for its answer, but for `quiet`."""
-        self.active = 0
-        """How much runs here."""
-        self.owed = 0
-        """How many of our messages are not answered."""
-        self._parent: Ticket | None = None
-        self._gave_up = False
-        self._sender: Hashable = None
-        self._counted: dict[Hashable, int] = {}  # sent to those that engaged us, ever, by worker
-        self._arrived: dict[Hashable, int] = {}  # counted messages that came, ever, by worker
-        self._held: list[tuple[Hashable, int]] = []  # answers that are ahead of counted messages
+    engaged: bool = False
+    started_here: bool = False
+    """The computation began at this worker: nobody waits for its answer, but for `quiet`."""
+    active: int = 0
+    """How much runs here."""
+    owed: int = 0
+    """How many of our messages are not answered."""
+    _parent: Ticket | None = None
+    _gave_up: bool = False
+    _sender: Hashable = None
+    _counted: dict[Hashable, int] = msgspec.field(default_factory=dict)
+    """Sent to those that engaged us, ever, by worker."""
+    _arrived: dict[Hashable, int] = msgspec.field(default_factory=dict)
+    """Counted messages that came, ever, by worker."""
+    _held: list[tuple[Hashable, int]] = msgspec.field(default_factory=list)
+    """Answers that are ahead of counted messages."""
 
     def start(self) -> None:
         """Begin the computation, here. The worker is active until `idle`."""
