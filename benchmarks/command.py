@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from measure import Comparison, Report, alternate, machine
+from measure import Comparison, Report, Series, alternate, machine
 from pairs import TELEGRAD, TORCH, BenchmarkError, Case, System, Workers, started
 
 TRANSPORTS = "unix", "tcp"
+ROUNDS = 5
+"""How often all processes are started anew. Where its memory lies can make a process twice as slow for all its life."""
 Turns = Callable[[Mapping[str, Workers], str, int], Mapping[str, tuple[Workers, str]]]
 """From the systems, a case and its place among those chosen: who takes turns in it, and with which case.
 
@@ -37,22 +39,39 @@ class Benchmark:
     def measure(self, transport: str, cases: Sequence[str], blocks: int, quick: bool) -> Report:
         """Run these cases, and return what was found."""
         facts = machine()
+        rounds = 1 if quick else min(ROUNDS, blocks)
+        taken: dict[str, dict[str, Series]] = {}
+        for number in range(rounds):
+            share = blocks * (number + 1) // rounds - blocks * number // rounds
+            self._round(transport, cases, share, quick, taken)
+            for name, series in taken.items():
+                ratio = series[TELEGRAD].median() / series[TORCH].median()
+                print(f"{name}, round {number + 1} of {rounds}: {ratio:.2f}", file=sys.stderr, flush=True)
+        settings = {"transport": transport, "blocks": blocks, "rounds": rounds, "quick": quick}
+        compared = [self._compared(transport, name, taken[name]) for name in cases]
+        return Report(TORCH, TELEGRAD, settings, compared, facts)
+
+    def _round(
+        self, transport: str, cases: Sequence[str], blocks: int, quick: bool, taken: dict[str, dict[str, Series]]
+    ) -> None:
+        """So many blocks of each case, with processes of their own; they are added to what was taken before."""
         known = {**self.cases, **self.hidden}
-        comparisons: list[Comparison] = []
         with started(self.systems, known, transport) as ready:
             for number, name in enumerate(cases):
-                case = known[name]
-                iterations = max(2, case.iterations // 10) if quick else case.iterations
+                iterations = max(2, known[name].iterations // 10) if quick else known[name].iterations
                 taking_part = self.turns(ready, name, number)
                 measured = alternate(
                     {who: workers.runs(what, iterations) for who, (workers, what) in taking_part.items()}, blocks
                 )
-                torch, telegrad = measured.pop(TORCH), measured.pop(TELEGRAD)
-                targets = case.targets.get(transport, {})
-                comparisons.append(Comparison(name, case.what, torch, telegrad, measured, targets))
-                print(f"{name}: {comparisons[-1].ratio():.2f}", file=sys.stderr, flush=True)
-        settings = {"transport": transport, "blocks": blocks, "quick": quick}
-        return Report(TORCH, TELEGRAD, settings, comparisons, facts)
+                before = taken.setdefault(name, {})
+                for who, series in measured.items():
+                    before[who] = before[who].and_then(series) if who in before else series
+
+    def _compared(self, transport: str, name: str, taken: Mapping[str, Series]) -> Comparison:
+        case = self.cases[name]
+        beside = {who: series for who, series in taken.items() if who not in (TORCH, TELEGRAD)}
+        targets = case.targets.get(transport, {})
+        return Comparison(name, case.what, taken[TORCH], taken[TELEGRAD], beside, targets)
 
 
 def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:

@@ -54,6 +54,10 @@ class Series:
 
     blocks: tuple[Block, ...]
 
+    def and_then(self, later: Series) -> Series:
+        """These blocks and the later ones."""
+        return Series(self.blocks + later.blocks)
+
     def count(self) -> int:
         """How many iterations there were."""
         return sum(len(block) for block in self.blocks)

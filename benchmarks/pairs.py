@@ -1,6 +1,6 @@
 """Systems that are compared must not disturb each other: each has worker processes that run only while it is measured.
 
-A system has, in most cases, a pair of workers, a caller and a callee, that live during the whole run. While one system
+A system has, in most cases, a pair of workers, a caller and a callee, that live during one round. While one system
 runs a block, all threads of the others are stopped by a signal: torch's shared-memory transport polls, and an idle
 pair of it would take a whole core from the pair that is measured.
 """
