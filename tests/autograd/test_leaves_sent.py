@@ -54,6 +54,23 @@ def test_the_same_leaf_twice_in_a_message_gets_the_sum(group: Group) -> None:
         assert autograd.get_gradients(context_id)[x].tolist() == [4.0, 6.0]
 
 
+def first_doubled(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return first * 2
+
+
+def test_of_two_leaves_that_were_sent_the_one_that_was_used_gets_its_gradient_without_the_engine(
+    group: Group, runs: list[int]
+) -> None:
+    x, unused = leaf(1.0, 2.0), leaf(3.0)
+    with autograd.context() as context_id:
+        y = group["a"].call("b", first_doubled, (x, unused))
+        autograd.backward(context_id, [y.sum()])
+        gradients = autograd.get_gradients(context_id)
+        assert gradients.keys() == {x}
+        assert gradients[x].tolist() == [2.0, 2.0]
+    assert len(runs) == 2
+
+
 def test_hooks_of_the_leaf_run(group: Group, runs: list[int]) -> None:
     x = leaf(1.0, 2.0)
     x.register_hook(lambda grad: grad * 10)

@@ -127,6 +127,16 @@ def remaining_time() -> float | None:
     return None if call.deadline is None else call.deadline - time.monotonic()
 
 
+def who_calls() -> str:
+    call = rpc.current_call()
+    assert call is not None
+    return call.caller
+
+
+def whom_the_caller_is_called_by() -> str:
+    return rpc.rpc_sync(who_calls(), who_calls)
+
+
 def remaining_time_over(to: str) -> float | None:
     return rpc.rpc_sync(to, remaining_time, timeout=1000)
 
@@ -274,6 +284,11 @@ def test_a_deadline_travels_with_nested_calls(group: Group) -> None:
     left = rpc.rpc_sync("b", remaining_time_over, ("c",), timeout=30)
     assert 25 < left <= 30
     assert rpc.rpc_sync("b", remaining_time, timeout=0) is None
+
+
+def test_a_function_knows_the_name_of_its_caller_and_can_call_it(group: Group) -> None:
+    assert rpc.rpc_sync("b", who_calls) == "a"
+    assert rpc.rpc_sync("b", whom_the_caller_is_called_by) == "b"
 
 
 def test_a_negative_timeout_is_refused(group: Group) -> None:

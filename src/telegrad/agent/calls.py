@@ -77,7 +77,8 @@ class Served(msgspec.Struct, eq=False):
 
     agent: Agent
     id: int
-    caller: WorkerRecord
+    worker: WorkerRecord
+    """The one that called."""
     function: str
     started: float
     deadline: float | None
@@ -92,11 +93,16 @@ class Served(msgspec.Struct, eq=False):
     turn: Turn | None = None
     """Of a call of an ordered object, until it waits for its turn there."""
 
+    @property
+    def caller(self) -> str:
+        """The name of the worker that called."""
+        return self.worker.name
+
     def check(self) -> None:
         """Raise CallCancelled if the caller no longer wants the answer: long functions may call this now and then."""
         if self.cancelled:
             raise CallCancelled(
-                f"{self.function or 'a function'}, called by worker {self.caller.name!r}: {self.cancelled}",
+                f"{self.function or 'a function'}, called by worker {self.caller!r}: {self.cancelled}",
                 function=self.function,
                 call=self.id,
             )

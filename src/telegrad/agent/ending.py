@@ -84,7 +84,7 @@ class Ending:
                 lines += [str(call) for call in list(channel.calls.values()) if call.function != SERVICE]
         for served in list(self._owner.serving.active.values()):
             if served.function != SERVICE:
-                lines.append(f"{served.function}, called by worker {served.caller.name!r}, is still running")
+                lines.append(f"{served.function}, called by worker {served.caller!r}, is still running")
         return lines
 
     def activity_ended(self) -> None:

@@ -179,7 +179,7 @@ class Serving:
         try:
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
-            _log.debug("the answer to %s of worker %r has no taker: %s", what, served.caller.name, failure)
+            _log.debug("the answer to %s of worker %r has no taker: %s", what, served.caller, failure)
         self._owner.activity_ended()
 
     def _run(
@@ -296,7 +296,7 @@ class Serving:
                     channel.credits.answered(served.charge)
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
-            _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller.name, failure)
+            _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)
         finally:
             if served.scope is not None and self._owner.recorder is not None:
                 self._owner.recorder.answered(served.scope, channel.worker)

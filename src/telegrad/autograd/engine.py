@@ -178,12 +178,19 @@ class PassGraph:
         """
         if self._about.leaves != INTO_CONTEXT or profiled():
             return False  # a profiler is to see the node of every send
-        fed = self.fed.get(island.entries[0])  # type: ignore[call-overload]  # ROOT is never fed
-        if fed is None or fed.grads is None or len(fed.reached) != len(island.begin):
-            return False  # it is the root, or has a gate
+        message: Any = island.entries[0]
+        fed = self.fed.get(message)
+        if fed is None or fed.grads is None:
+            return False  # it is the root, which is never fed, or has a gate
+        begin = island.begin
+        if self.known or len(fed.reached) != len(begin):  # gradients came for some of its leaves
+            send = self._context.sends.get(message)
+            if send is None:
+                return False  # the context has just been left
+            begin = send.edges(fed.reached)
         leaves = []
         node: Any
-        for node, _ in island.begin:
+        for node, _ in begin:
             leaf = node.variable
             if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
                 return False  # they have come since the plan

@@ -65,12 +65,13 @@ class SendRpcBackward:
         """The place of this send among all that this worker recorded."""
         self.target = target
         """The worker it went to."""
-        self._expected = []
         self._grads: list[torch.Tensor | None] | None = None
-        self.tokens: list[Any] = []
+        expected, tokens = [], []
         for index, tensor in enumerate(tensors):
-            self._expected.append((tensor.shape, tensor.dtype))
-            self.tokens.append(_record(SendRpc, self, index, without_dead_wrapper(tensor)))
+            expected.append((tensor.shape, tensor.dtype))
+            tokens.append(_record(SendRpc, self, index, without_dead_wrapper(tensor)))
+        # Not before: tokens know their send, and after an error nobody would take the two apart.
+        self._expected, self.tokens = expected, tokens
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -57,7 +57,7 @@ class Visits:
     def _fetch(self, answer: Answer, rref: Ref) -> None:
         served = serving.get()
         assert served is not None
-        kept = self._host.find_for(served.caller.id, rref)
+        kept = self._host.find_for(served.worker.id, rref)
 
         def run() -> None:
             answer(kept.value, kept.error)
@@ -75,13 +75,13 @@ class Visits:
     ) -> None:
         served = serving.get()
         assert served is not None
-        kept = self._host.find_for(served.caller.id, rref)
+        kept = self._host.find_for(served.worker.id, rref)
         run = partial(self._run, answer, served, kept, name, args, kwargs)
 
         def start() -> None:
             turn, served.turn = served.turn, None
             if turn is not None and kept.mailbox is not None:
-                kept.mailbox.put(served.caller.id, turn, _as_now(lambda ended: self._later(partial(run, ended))))
+                kept.mailbox.put(served.worker.id, turn, _as_now(lambda ended: self._later(partial(run, ended))))
             else:
                 run(None)
 
