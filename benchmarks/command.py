@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from measure import Comparison, Report, Series, alternate, machine
-from pairs import TELEGRAD, TORCH, BenchmarkError, Case, System, Workers, started
+from pairs import TELEGRAD, TORCH, BenchmarkError, Case, System, SystemFailedError, Workers, started
 
 TRANSPORTS = "unix", "tcp"
 ROUNDS = 5
 """How often all processes are started anew. Where its memory lies can make a process twice as slow for all its life."""
+PATIENCE = 2
+"""How often a round is done again because another system failed in it."""
 Turns = Callable[[Mapping[str, Workers], str, int], Mapping[str, tuple[Workers, str]]]
 """From the systems, a case and its place among those chosen: who takes turns in it, and with which case.
 
@@ -43,7 +45,9 @@ class Benchmark:
         taken: dict[str, dict[str, Series]] = {}
         for number in range(rounds):
             share = blocks * (number + 1) // rounds - blocks * number // rounds
-            self._round(transport, cases, share, quick, taken)
+            for name, fresh in self._round_again(transport, cases, share, quick).items():
+                before = taken.get(name)
+                taken[name] = fresh if before is None else {who: before[who].and_then(fresh[who]) for who in fresh}
             for name, series in taken.items():
                 ratio = series[TELEGRAD].median() / series[TORCH].median()
                 print(f"{name}, round {number + 1} of {rounds}: {ratio:.2f}", file=sys.stderr, flush=True)
@@ -51,21 +55,30 @@ class Benchmark:
         compared = [self._compared(transport, name, taken[name]) for name in cases]
         return Report(TORCH, TELEGRAD, settings, compared, facts)
 
-    def _round(
-        self, transport: str, cases: Sequence[str], blocks: int, quick: bool, taken: dict[str, dict[str, Series]]
-    ) -> None:
-        """So many blocks of each case, with processes of their own; they are added to what was taken before."""
+    def _round_again(
+        self, transport: str, cases: Sequence[str], blocks: int, quick: bool
+    ) -> dict[str, dict[str, Series]]:
+        """A round; again if another system fails in it, as torch's now and then does. Telegrad may not."""
+        for _ in range(PATIENCE):
+            try:
+                return self._round(transport, cases, blocks, quick)
+            except SystemFailedError as failure:
+                if failure.system == TELEGRAD:
+                    raise
+                print(f"the round is done again: {failure}", file=sys.stderr, flush=True)
+        return self._round(transport, cases, blocks, quick)
+
+    def _round(self, transport: str, cases: Sequence[str], blocks: int, quick: bool) -> dict[str, dict[str, Series]]:
+        """So many blocks of each case, with processes of their own."""
         known = {**self.cases, **self.hidden}
+        taken = {}
         with started(self.systems, known, transport) as ready:
             for number, name in enumerate(cases):
                 iterations = max(2, known[name].iterations // 10) if quick else known[name].iterations
                 taking_part = self.turns(ready, name, number)
-                measured = alternate(
-                    {who: workers.runs(what, iterations) for who, (workers, what) in taking_part.items()}, blocks
-                )
-                before = taken.setdefault(name, {})
-                for who, series in measured.items():
-                    before[who] = before[who].and_then(series) if who in before else series
+                runs = {who: workers.runs(what, iterations) for who, (workers, what) in taking_part.items()}
+                taken[name] = alternate(runs, blocks)
+        return taken
 
     def _compared(self, transport: str, name: str, taken: Mapping[str, Series]) -> Comparison:
         case = self.cases[name]

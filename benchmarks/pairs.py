@@ -43,6 +43,14 @@ class BenchmarkError(RuntimeError):
     """The run cannot go on, and its figures are worth nothing."""
 
 
+class SystemFailedError(BenchmarkError):
+    """One of the systems does not work."""
+
+    def __init__(self, system: str, worker: str, what: str) -> None:
+        super().__init__(f"the {worker} of {system} {what}")
+        self.system = system
+
+
 @dataclass(frozen=True)
 class Case:
     """One thing to measure. `prepare` gets what its system was joined with, in the caller, before each block.
@@ -213,18 +221,21 @@ class Workers:
             process.join()
 
     def _hear(self, name: str) -> Block:
-        who, control = f"the {name} of {self._system}", self._controls[name]
+        control = self._controls[name]
         if not control.poll(PATIENCE):
-            raise BenchmarkError(f"{who} did not answer within {PATIENCE:g} s")
+            raise SystemFailedError(self._system, name, f"did not answer within {PATIENCE:g} s")
         try:
             answer: Block | str = control.recv()
         except EOFError:
-            process = self._processes[name]
-            process.join(PATIENCE)
-            raise BenchmarkError(f"{who} died, with exit code {process.exitcode}") from None
+            raise self._died(name) from None
         if isinstance(answer, str):
-            raise BenchmarkError(f"{who} failed:\n{answer}")
+            raise SystemFailedError(self._system, name, f"failed:\n{answer}")
         return answer
+
+    def _died(self, name: str) -> SystemFailedError:
+        process = self._processes[name]
+        process.join(PATIENCE)
+        return SystemFailedError(self._system, name, f"died, with exit code {process.exitcode}")
 
     def _signal(self, number: signal.Signals) -> list[int]:
         """Signal all processes, and after each those that it has started: a system may have some of its own."""
@@ -242,10 +253,11 @@ class Workers:
         """Return when no thread of any can run."""
         self._signal(signal.SIGSTOP)
         for name, process in self._processes.items():
-            seen = os.waitid(os.P_PID, process.pid or 0, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            seen = None
+            with contextlib.suppress(ChildProcessError):  # it has died, and `is_alive` has seen that
+                seen = os.waitid(os.P_PID, process.pid or 0, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             if seen is None or seen.si_code != os.CLD_STOPPED:
-                process.join(PATIENCE)
-                raise BenchmarkError(f"the {name} of {self._system} died, with exit code {process.exitcode}")
+                raise self._died(name)
 
 
 def _connected(transport: str) -> list[socket.socket]:

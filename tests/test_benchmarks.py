@@ -128,3 +128,50 @@ def test_the_check_counts_writes_and_finds_its_own_counts_again(tmp_path: Path) 
     assert done.returncode == 1, done.stdout + done.stderr
     (worse,) = re.findall(r"^.*WORSE.*$", done.stdout, re.MULTILINE)
     assert worse.startswith("noop  caller  Python functions")
+
+
+_DYING = """
+import os, sys
+from pathlib import Path
+import command, measure, pairs
+
+class Nothing:
+    def shutdown(self):
+        pass
+
+class Mortal(Nothing):
+    pass
+
+def prepare(joined):
+    if isinstance(joined, Mortal):
+        try:
+            Path(sys.argv[2]).touch(exist_ok=False)
+            os._exit(3)
+        except FileExistsError:
+            pass
+    return lambda: None
+
+systems = {name: pairs.System(lambda place: Nothing(), (pairs.CALLER,)) for name in (pairs.TORCH, pairs.TELEGRAD)}
+systems[sys.argv[1]] = pairs.System(lambda place: Mortal(), (pairs.CALLER,))
+turns = lambda ready, case, number: {name: (workers, case) for name, workers in ready.items()}
+cases = {"case": pairs.Case("nothing", 3, prepare)}
+report = command.Benchmark("dying.py", "", cases, systems, turns).measure("unix", ["case"], 2, False)
+print(report.settings["rounds"], report.comparisons[0].baseline.count(), report.comparisons[0].candidate.count())
+"""
+
+
+def _with_one_death(system: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _DYING, system, str(directory / "died")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=BENCHMARKS)
+
+
+def test_a_round_in_which_torch_dies_is_done_again_and_counts_once(tmp_path: Path) -> None:
+    done = _with_one_death("torch", tmp_path)
+    assert done.stdout == "2 6 6\n", done.stderr
+    assert "done again: the caller of torch died, with exit code 3" in done.stderr
+
+
+def test_a_run_in_which_telegrad_dies_is_worth_nothing(tmp_path: Path) -> None:
+    done = _with_one_death("telegrad", tmp_path)
+    assert done.returncode != 0
+    assert "the caller of telegrad died, with exit code 3" in done.stderr
