@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,6 +35,8 @@ TORCH, TELEGRAD = "torch", "telegrad"
 CALLER, CALLEE = "caller", "callee"
 PATIENCE = 120.0
 """Seconds after which a worker that has not answered is taken for stuck."""
+WARM_UP = 0.15
+"""Seconds that a block runs before it is timed."""
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 Action = Callable[[], object]
@@ -133,6 +136,14 @@ class System:
     names: tuple[str, ...] = (CALLER, CALLEE)
 
 
+def _wake_up(case: Case, prepared: Any) -> None:
+    """Run it for a while: after a pause the first hundred milliseconds are slower."""
+    end = time.monotonic() + WARM_UP
+    case.measure(prepared, 1)
+    while time.monotonic() < end:
+        case.measure(prepared, 1)
+
+
 def _work(place: Place, system: System, cases: Mapping[str, Case], control: Connection) -> None:
     """Be a worker: run blocks as the driver says, until it says None."""
     # Ctrl-C reaches every process of the terminal, but the driver alone decides. Where the driver is killed, only the
@@ -148,7 +159,7 @@ def _work(place: Place, system: System, cases: Mapping[str, Case], control: Conn
             name, iterations = order
             case = cases[name]
             prepared = case.prepare(joined)
-            case.measure(prepared, 1)  # wakes up what has slept since the last block
+            _wake_up(case, prepared)
             control.send(case.measure(prepared, iterations))
         joined.shutdown()
         control.send([])
