@@ -105,7 +105,7 @@ def test_a_file_that_is_no_socket_is_not_replaced(path: Path) -> None:
     path.write_text("precious")
     with pytest.raises(OSError, match="is in use"):
         UnixTransport().listen(f"unix://{path}")
-    UnixTransport().remove_dead(f"unix://{path}")
+    assert UnixTransport().remove_dead(f"unix://{path}")
     assert path.read_text() == "precious"
 
 
@@ -118,13 +118,13 @@ def test_a_path_in_a_directory_that_does_not_exist_is_an_oserror(path: Path) -> 
 
 def test_remove_dead_removes_the_socket_of_a_dead_process(path: Path) -> None:
     leave_a_dead_socket(path)
-    UnixTransport().remove_dead(f"unix://{path}")
+    assert UnixTransport().remove_dead(f"unix://{path}")
     assert not path.exists()
-    UnixTransport().remove_dead(f"unix://{path}")
+    assert UnixTransport().remove_dead(f"unix://{path}")  # nothing is there any more
 
 
 def test_remove_dead_leaves_the_socket_of_a_living_process(listener: Listener, path: Path) -> None:
-    UnixTransport().remove_dead(listener.address)
+    assert not UnixTransport().remove_dead(listener.address)
     assert path.exists()
 
 
@@ -133,7 +133,7 @@ def test_remove_dead_leaves_a_living_process_whose_backlog_is_full(path: Path) -
         busy.bind(str(path))
         busy.listen(0)
         first.connect(str(path))
-        UnixTransport().remove_dead(f"unix://{path}")
+        assert not UnixTransport().remove_dead(f"unix://{path}")
         assert path.exists()
         with pytest.raises(OSError, match="is in use"):
             UnixTransport().listen(f"unix://{path}")

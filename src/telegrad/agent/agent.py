@@ -40,7 +40,7 @@ from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, Tu
 
 _log = logging.getLogger("telegrad")
 
-_DYING = 0.5  # seconds in which a killed process is gone for good
+_DYING = 1.0  # seconds in which a killed process is gone for good
 
 
 class Agent:
@@ -286,9 +286,10 @@ class Agent:
                 self.calling.finish(call, error=error)
             self._cancel_served(self.serving.cancel_all(channel, f"worker {name!r}, which called it, is gone"))
         if not left:
-            self.peers.remove_traces(peer.record)
-            # Once more: a process that is being killed loses its connections before the socket that it listens at.
-            self.executor.at(self.runtime.now() + _DYING, lambda: self.peers.remove_traces(peer.record))
+            # A process that is being killed may lose its connections before the socket that it listens at.
+            peer.dying_until = self.runtime.now() + _DYING
+            if not self.peers.remove_traces(peer.record):
+                self.executor.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
         self.gatherings.peer_gone(peer)
         for callback in self._on_lost:
             callback(peer.record, reason)

@@ -174,9 +174,7 @@ class Ending:
                 "worker %r shut down while functions were still running: %s", owner.me.name, "; ".join(self.activity())
             )
         owner.poller.close()
-        for peer in owner.peers.all():
-            if not peer.left:
-                owner.peers.remove_traces(peer.record)
+        self._remove_traces()
         if self._closing is not None:
             self._closing.set()
 
@@ -189,6 +187,18 @@ class Ending:
             if not any(link.unsent() for link in links):
                 return
             runtime.event().wait(runtime.now() + 0.002)
+
+    def _remove_traces(self) -> None:
+        """Remove what lost workers left on this host, and wait for those that were lost just now to stop listening."""
+        owner, runtime = self._owner, self._owner.runtime
+        lost = [peer for peer in owner.peers.all() if not peer.left]
+        pause = 0.001
+        while lost := [peer for peer in lost if not owner.peers.remove_traces(peer.record)]:
+            lost = [peer for peer in lost if runtime.now() < peer.dying_until]
+            if not lost:
+                return
+            pause *= 2
+            runtime.event().wait(min(runtime.now() + pause, max(peer.dying_until for peer in lost)))
 
     def close_listeners(self) -> None:
         """Let nobody in any more."""

@@ -31,7 +31,7 @@ from telegrad.waiting import Event, Runtime, Thread
 
 _log = logging.getLogger("telegrad")
 
-Task = Callable[[], None]
+Task = Callable[[], object]
 
 PARKED_FOR = 10.0  # seconds after which a runner that has nothing to do ends
 SLOW = 0.002  # seconds at one task after which another runner takes over

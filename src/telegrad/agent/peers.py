@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -39,6 +39,8 @@ class Peer:
         """Why it can no longer be called; empty while it can."""
         self.left = False
         """It is gone, but in order."""
+        self.dying_until = 0.0
+        """When it was lost, not in order: until then its process may be on its way out, and still listen."""
         self.lock = threading.Lock()  # protects outgoing, incoming and opening
         self.outgoing: Channel | None = None
         self.incoming: Channel | None = None
@@ -330,13 +332,15 @@ class Peers:
 
     # -- the end ----------------------------------------------------------------------------------------------
 
-    def remove_traces(self, record: WorkerRecord) -> None:
-        """Remove what a killed worker left on this host."""
+    def remove_traces(self, record: WorkerRecord) -> bool:
+        """Remove what a killed worker left on this host; False if it listens still."""
+        if record.host != self._owner.me.host:
+            return True
+        gone = True
         for address in record.addresses:
             transport = self._transports.get(address.partition("://")[0])
-            remove: Callable[[str], None] | None = getattr(transport, "remove_dead", None)
-            if remove is not None and record.host == self._owner.me.host:
-                remove(address)
+            gone = (transport is None or transport.remove_dead(address)) and gone
+        return gone
 
 
 def send_greeting(link: Link, greeting: Greeting) -> None:

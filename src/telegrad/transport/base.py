@@ -165,3 +165,7 @@ class Transport(ABC):
     @abstractmethod
     def connect(self, address: str, deadline: float) -> Link:
         """Connect, or raise ConnectionRefusedError (nobody listens there), TimeoutError or another OSError."""
+
+    def remove_dead(self, address: str) -> bool:
+        """Remove what a killed process left at `address`; False if somebody listens there still."""
+        return True

@@ -74,11 +74,13 @@ class UnixTransport(Transport):
             sock.close()
             raise
 
-    def remove_dead(self, address: str) -> None:
+    def remove_dead(self, address: str) -> bool:
         """Remove the socket file of a process that was killed. Whoever notices its death does this."""
         path = _path(address)
-        if _answers(path) is False:
+        answers = _answers(path)
+        if answers is False:
             path.unlink(missing_ok=True)
+        return not answers
 
 
 class UnixLink(SocketLink):
