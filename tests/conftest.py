@@ -23,7 +23,7 @@ hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("repeat")
 
 PATIENCE = 2.0
-"""Seconds for threads and processes that are ending already."""
+"""Seconds for threads, processes and sockets that are ending already."""
 STARTED_ONCE = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 """Processes that multiprocessing starts when first needed, and keeps."""
 
@@ -91,8 +91,10 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         # What is closed by dying (torch's TCPStore) may be a fixture's value, which pytest would hold until later.
         request.node.funcargs.clear()
         gc.collect()  # a socket in a cycle is closed when the cycle is found
-        if socket_count() > sockets:
-            complaints.append(f"{socket_count() - sockets} open sockets")
+        while (left := socket_count() - sockets) > 0 and time.monotonic() < deadline:
+            threading.Event().wait(0.01)  # torch's own threads close those of a TCPStore
+        if left > 0:
+            complaints.append(f"{left} open sockets")
     complaints += [f"{name} in the runtime directory" for name in left_in(directory)]
     shutil.rmtree(directory)
     if complaints:
