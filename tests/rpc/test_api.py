@@ -7,14 +7,16 @@ import operator
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
 from telegrad import rpc
 from telegrad.agent.agent import Agent
+from telegrad.agent.calls import Call
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import (
     CallCancelled,
@@ -550,25 +552,41 @@ class Meddled(Future[int]):
     meddler: threading.Thread | None = None
     error: RuntimeError | None = None
 
-    def set_result(self, result: int) -> None:
+    def _take(self, call: Call) -> tuple[int, Exception | None]:
+        self.let_another_try()
+        return super()._take(call)
+
+    def set_exception(self, result: Exception) -> None:  # type: ignore[override]  # as in Future
+        self.meddler = None
+        self.let_another_try()
+        super().set_exception(result)
+
+    def let_another_try(self) -> None:
         if self.meddler is None:
             self.meddler = threading.Thread(target=self.meddle)
             self.meddler.start()
             self.meddler.join()
-        super().set_result(result)
 
     def meddle(self) -> None:
+        self.error = None
         try:
-            super().set_result(4)
+            self.set_result(4)
         except RuntimeError as error:
             self.error = error
 
 
-def test_nobody_completes_the_future_of_a_call_in_the_moment_in_which_the_call_does(group: Group) -> None:
+@pytest.mark.parametrize("function", [operator.add, operator.truediv])
+def test_nobody_completes_the_future_of_a_call_in_the_moment_in_which_the_call_does(
+    group: Group, function: Callable[..., Any]
+) -> None:
     future = Meddled(group["a"])
-    future.start("b", operator.add, (1, 2), None, None)
+    future.start("b", function, (3, 0), None, None)
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
     assert done.wait(10)
     assert "can only be marked completed once" in str(future.error)
+    if function is operator.truediv:
+        with pytest.raises(ZeroDivisionError):
+            future.wait()
+        return
     assert future.wait() == 3

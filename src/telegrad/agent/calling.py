@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from telegrad.agent.answers import read_answer, read_failure
 from telegrad.agent.calls import Call, Waiter, serving
+from telegrad.agent.deadlines import Deadlines
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE
 from telegrad.agent.group import WorkerRecord
@@ -57,6 +58,7 @@ class Calling:
     def __init__(self, owner: CallingOwner) -> None:
         self._owner = owner
         self._call_ids = itertools.count(1)
+        self._deadlines = Deadlines(owner.runtime, owner.executor, self._expire)
         self.made = 0
         """Calls ever made, but for gatherings; only compared."""
 
@@ -110,9 +112,7 @@ class Calling:
         """See `Agent.call_async`."""
         call = self.begin(to, function, args, kwargs, timeout, on_done, creation, turn)
         if call.deadline is not None:
-            call.timer = self._owner.executor.at(call.deadline, partial(self._expire, call))
-            if call.done():
-                self._owner.executor.cancel(call.timer)
+            self._deadlines.add(call, call.deadline)
         return call
 
     def begin(

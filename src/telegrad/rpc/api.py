@@ -293,7 +293,13 @@ def rpc_async(
 ) -> Future[Any]:
     """Start `func` on worker `to`, and return a future of its result."""
     future: Future[Any] = Future(default_agent())
-    return future.start(_target(to), func, tuple(args or ()), kwargs, given_timeout(timeout))
+    return future.start(
+        to.name if isinstance(to, WorkerInfo) else to,
+        func,
+        tuple(args) if args else (),
+        kwargs,
+        None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
+    )
 
 
 def remote(

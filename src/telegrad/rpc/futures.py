@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,10 @@ from telegrad.wire.messages import Turn
 T = TypeVar("T")
 S = TypeVar("S")
 
+_Plain = (
+    torch._C.Future
+)  # what torch's Future is made of: its Python functions around that take as long as all else here
+
 
 class Future(torch.futures.Future[T]):
     """What `rpc_async` returns. Also works without a call, as torch's does: `set_result`, `set_exception`.
@@ -28,7 +32,7 @@ class Future(torch.futures.Future[T]):
     """
 
     def __init__(self, agent: Agent | None = None, *, keeps: object = None) -> None:
-        super().__init__()
+        _Plain.__init__(self, [])
         self._agent = agent
         self._keeps = keeps  # alive for as long as the call is under way
         self._call: Call | None = None
@@ -44,16 +48,16 @@ class Future(torch.futures.Future[T]):
     ) -> Future[T]:
         """Make the call that this is the future of."""
         assert self._agent is not None
-        self._call = self._agent.call_async(to, function, args, kwargs, timeout=timeout, on_done=self._ended, turn=turn)
+        self._call = self._agent.calling.call_async(to, function, args, kwargs, timeout, self._ended, None, turn)
         return self
 
     def _ended(self, call: Call) -> None:
         self._keeps = None
-        value, error = self._take(call)
-        self._completed_by = threading.get_ident()
+        value, error = self._outcome or self._take(call)
         if error is None:
-            self.set_result(value)
+            _Plain.set_result(self, value)
         else:
+            self._completed_by = threading.get_ident()
             self.set_exception(error)
 
     def _take(self, call: Call) -> tuple[Any, Exception | None]:
@@ -85,7 +89,7 @@ class Future(torch.futures.Future[T]):
 
     def _result_of(self, call: Call) -> Any:
         assert self._agent is not None
-        return self._agent.result(call)
+        return self._agent.calling.result(call)
 
     # -- the user's side --------------------------------------------------------------------------------------
 
@@ -99,7 +103,7 @@ class Future(torch.futures.Future[T]):
         if agent is None or call is None:
             return self._wait_for_torch(timeout)
         deadline = None if timeout is None else agent.runtime.now() + timeout
-        if not agent.wait(call, deadline):
+        if call.answer is None and not agent.calling.wait(call, deadline):
             raise DeadlineExceeded(
                 f"waited {timeout:g} s for {call}, which is still under way",
                 worker=call.worker,
@@ -140,10 +144,10 @@ class Future(torch.futures.Future[T]):
         return self._torch_result() if super().done() else super().value()
 
     def _value_of(self, call: Call) -> T:
-        value, error = self._take(call)
+        value, error = self._outcome or self._take(call)
         if error is not None:
             raise another(error)
-        return cast(T, value)
+        return value  # type: ignore[no-any-return]  # the callee knows its type
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         """A future of what `callback`, given this one when it is done, returns or raises."""

@@ -1,0 +1,74 @@
+"""The deadlines of calls that no thread waits for.
+
+Nearly all calls of a program have the same timeout, so their deadlines come in the order in which the calls are made,
+and nearly all have ended long before. So they stand in a queue, with one timer for the first; a call that ends leaves
+nothing to cancel. One whose deadline is earlier than that of a call before it gets a timer of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from telegrad.agent.calls import Call
+from telegrad.agent.executor import Executor, Timer
+from telegrad.waiting import Runtime
+
+_AMPLE = 256  # calls in the queue before those that have ended are sought
+
+
+class Deadlines:
+    """Has `expire` called, on a runner, with every call that is still under way at its deadline."""
+
+    def __init__(self, runtime: Runtime, executor: Executor, expire: Callable[[Call], object]) -> None:
+        self._now = runtime.now
+        self._executor = executor
+        self._expire = expire
+        self._lock = threading.Lock()  # protects what follows
+        self._queue: deque[Call] = deque()  # by deadline
+        self._timer: Timer | None = None  # for the first of the queue, or earlier
+        self._ample = _AMPLE
+
+    def add(self, call: Call, deadline: float) -> None:
+        """The call ends at its deadline, if not before."""
+        with self._lock:
+            queue = self._queue
+            while queue and queue[0].answer is not None:
+                queue.popleft()
+            if not queue or deadline >= (queue[-1].deadline or 0.0):
+                queue.append(call)
+                if len(queue) > self._ample:
+                    self._forget_ended()
+                if self._timer is None or deadline < self._timer.when:
+                    if self._timer is not None:
+                        self._executor.cancel(self._timer)
+                    self._timer = self._executor.at(deadline, self._look)
+                return
+        call.timer = self._executor.at(deadline, partial(self._expire, call))
+        if call.done():
+            self._executor.cancel(call.timer)
+
+    def _forget_ended(self) -> None:
+        """One that lasts is first, and hides them. Called with the lock held."""
+        self._queue = deque([call for call in self._queue if not call.done()])
+        self._ample = max(_AMPLE, 2 * len(self._queue))
+
+    def _look(self) -> None:
+        now = self._now()
+        late: list[Call] = []
+        with self._lock:
+            queue = self._queue
+            while queue and (queue[0].done() or (queue[0].deadline or 0.0) <= now):
+                call = queue.popleft()
+                if not call.done():
+                    late.append(call)
+            if self._timer is None or self._timer.action is None:  # else an earlier one has been set meanwhile
+                self._timer = self._executor.at(queue[0].deadline or 0.0, self._look) if queue else None
+        for call in late:
+            self._expire(call)
+
+    def waiting(self) -> int:
+        """Calls in the queue, ended or not; for tests."""
+        return len(self._queue)
