@@ -21,6 +21,7 @@ from telegrad.errors import (
     DeadlineExceeded,
     NotInitialized,
     PayloadError,
+    ProtocolError,
     ReferenceGone,
     RemoteError,
     TelegradError,
@@ -428,6 +429,16 @@ def test_arguments_that_cannot_be_sent_leave_nothing(group: Group) -> None:
     assert becomes_true(lambda: nothing_is_held(group))
 
 
+def test_an_argument_of_a_method_that_cannot_be_sent_is_named_as_the_caller_knows_it(group: Group) -> None:
+    rref = rpc.remote("b", Counter)
+    for proxy in (rref.rpc_sync(), rref.rpc_async(), rref.remote()):
+        with pytest.raises(PayloadError, match=r"args\[0\]"):
+            proxy.add(threading.Lock())
+        with pytest.raises(PayloadError, match=r"kwargs\['step'\]"):
+            proxy.add(step=threading.Lock())
+    assert rref.rpc_sync().add(step=2) == 2
+
+
 def test_a_result_that_cannot_be_sent_leaves_nothing(group: Group) -> None:
     rref = rpc.remote("c", Counter)
     with pytest.raises(PayloadError, match="lock"):
@@ -452,19 +463,28 @@ def test_when_the_owner_is_lost_every_use_says_so(group: Group) -> None:
 
 def test_a_hostile_name_finds_nothing(group: Group) -> None:
     """A member of the group may send any numbers: it gets errors, and the others are served."""
-    from telegrad.rpc.rref import FETCH
-    from telegrad.wire.messages import ForkInfo, RRefChildAccept, RRefForkAccept, RRefUserDelete
+    from telegrad.rpc.rref import FETCH, METHOD
+    from telegrad.wire.messages import ForkInfo, RRefChildAccept, RRefForkAccept, RRefUserDelete, Visit
 
     a, b = group["a"], group["b"]
     for rref in ((1, 0, 0), (2, 1 << 62, 5), (77, -3, -1)):
         with pytest.raises(ReferenceGone, match="names nothing on worker 'b'"):
-            a.call("b", FETCH, (rref,))
+            a.calling.complete(a.begin("b", FETCH, (), visit=Visit(rref, "")))
+        with pytest.raises(ReferenceGone, match="names nothing on worker 'b'"):
+            a.calling.complete(a.begin("b", METHOD, (), visit=Visit(rref, "add")))
         a.tell(1, RRefUserDelete(rref, (9, 9)))
+    for service in (FETCH, METHOD):
+        with pytest.raises(ProtocolError, match=f"worker 'a' sent a {service} that names no value"):
+            a.call("b", service)
+    there = rpc.remote("b", Counter)
+    with pytest.raises(ValueError, match="not enough values"):  # no name, and no function in the place of one
+        a.calling.complete(a.begin("b", METHOD, (), visit=Visit(there._id, "")))
+    del there
     for head in (RRefForkAccept((5, 5), True), RRefChildAccept((5, 5))):
         a.tell(1, head)
     a.references._ledger.agent.keeper.not_sent(1, (ForkInfo(0, (0, 99, 0), (0, 98), 1),))
     assert a.call("b", add, (1, 2)) == 3
-    assert not any(b.references.counts().values())
+    assert becomes_true(lambda: not any(b.references.counts().values()))
 
 
 def test_a_reference_whose_owner_is_unknown_is_a_lost_one(group: Group) -> None:

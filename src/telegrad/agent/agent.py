@@ -36,7 +36,7 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.transport.slabs import SlabPool
 from telegrad.waiting import Runtime
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, Turn, decode_head
+from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, Visit, decode_head
 
 _log = logging.getLogger("telegrad")
 
@@ -143,10 +143,10 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
-        turn: Turn | None = None,
+        visit: Visit | None = None,
     ) -> Call:
         """Start a call that the caller will `wait` for, and then read with `result`. If it raises, nothing was sent."""
-        return self.calling.begin(to, function, args, kwargs, timeout, turn=turn)
+        return self.calling.begin(to, function, args, kwargs, timeout, visit=visit)
 
     def call_async(
         self,
@@ -158,14 +158,14 @@ class Agent:
         timeout: float | None = None,
         on_done: Callable[[Call], None],
         creation: Creation | None = None,
-        turn: Turn | None = None,
+        visit: Visit | None = None,
     ) -> Call:
         """Start a call. `on_done` is run with it, on a thread of the agent, when it has ended; see `result`.
 
         With a `creation` the result stays with the callee, under that name; then `on_done` may run on any thread that
-        reads, and must be short. A `turn` is the place of a call of an object that takes calls in order.
+        reads, and must be short. A `visit` names the value and the method, if it is a call of one.
         """
-        return self.calling.call_async(to, function, args, kwargs, timeout, on_done, creation, turn)
+        return self.calling.call_async(to, function, args, kwargs, timeout, on_done, creation, visit)
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
         """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""

@@ -26,7 +26,7 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
 from telegrad.wire.frames import Message, Outgoing, pack
-from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Request, Turn, encode_head
+from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Request, Visit, encode_head
 from telegrad.wire.tensors import lay_out
 
 _log = logging.getLogger("telegrad")
@@ -107,10 +107,10 @@ class Calling:
         timeout: float | None,
         on_done: Callable[[Call], None],
         creation: Creation | None = None,
-        turn: Turn | None = None,
+        visit: Visit | None = None,
     ) -> Call:
         """See `Agent.call_async`."""
-        call = self.begin(to, function, args, kwargs, timeout, on_done, creation, turn)
+        call = self.begin(to, function, args, kwargs, timeout, on_done, creation, visit)
         if call.deadline is not None:
             self._deadlines.add(call, call.deadline)
         return call
@@ -124,7 +124,7 @@ class Calling:
         timeout: float | None,
         on_done: Callable[[Call], None] | None = None,
         creation: Creation | None = None,
-        turn: Turn | None = None,
+        visit: Visit | None = None,
     ) -> Call:
         """See `Agent.begin`."""
         parent = serving.get()
@@ -136,7 +136,7 @@ class Calling:
         call = Call(next(self._call_ids), channel, peer.record.name, "", now, deadline, parent, on_done)
         call.at_once = creation is not None  # then it is the keeper's
         try:
-            frames = self._pack_request(call, peer, function, args, kwargs, creation, turn)
+            frames = self._pack_request(call, peer, function, args, kwargs, creation, visit)
             if parent is None:
                 call.charge = len(frames[0].body) if len(frames) == 1 else sum([len(frame.body) for frame in frames])
             else:
@@ -176,7 +176,7 @@ class Calling:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         creation: Creation | None,
-        turn: Turn | None,
+        visit: Visit | None,
     ) -> tuple[Outgoing, ...]:
         owner = self._owner
         by_name = peer.record.main == owner.me.main and bool(owner.me.main)
@@ -201,7 +201,9 @@ class Calling:
         left = max(1e-3, call.deadline - owner.runtime.now()) if call.deadline is not None else 0.0
         descriptors = () if layout is None else layout.descriptors
         nested = call.parent is not None
-        head = encode_head(Request(call.id, name, left, nested, descriptors, call.recorded, call.forks, creation, turn))
+        head = encode_head(
+            Request(call.id, name, left, nested, descriptors, call.recorded, call.forks, creation, visit)
+        )
         return pack(head, encoded.data, layout, call.channel.room)
 
     def _take_credit(self, call: Call) -> None:

@@ -15,7 +15,7 @@ from telegrad.agent.recorder import Scope
 from telegrad.errors import CallCancelled
 from telegrad.waiting import Event
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, AutogradMetadata, ForkInfo, Turn
+from telegrad.wire.messages import Answer, AutogradMetadata, ForkInfo, Turn, Visit
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -90,6 +90,8 @@ class Served(msgspec.Struct, eq=False):
     """Why the caller no longer wants the answer; empty if it does."""
     children: dict[int, Call] = msgspec.field(default_factory=dict)
     on_cancel: Callable[[], None] | None = None
+    visit: Visit | None = None
+    """Of a call of a method."""
     turn: Turn | None = None
     """Of a call of an ordered object, until it waits for its turn there."""
 

@@ -37,7 +37,7 @@ _log = logging.getLogger("telegrad")
 _is_grad_enabled = torch.is_grad_enabled
 _EARLY = 256
 """Cancellations that are kept of calls that are not there: they may still come, or were answered."""
-_AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
+AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
 """Types of results that are the answer themselves, as nearly all are."""
 
 DEFERRED = "_telegrad_answers_later"
@@ -96,7 +96,8 @@ class Serving:
             now + request.timeout if request.timeout else None,
             0 if request.nested else message.size,
         )
-        served.turn = request.turn
+        if request.visit is not None:
+            served.visit, served.turn = request.visit, request.visit.turn
         self.active[channel, request.call] = served
         if self._early:
             with self._lock:
@@ -225,7 +226,7 @@ class Serving:
                 self.on_failure(error)
             self._answer(channel, served, creation, None, error)
             return
-        if type(result) in _AT_ONCE:
+        if type(result) in AT_ONCE:
             self._answer(channel, served, creation, result, None)
         else:
             self.conclude(served, function, result, partial(self._answer, channel, served, creation))

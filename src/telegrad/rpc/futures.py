@@ -15,7 +15,7 @@ from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Call
 from telegrad.errors import DeadlineExceeded
 from telegrad.rpc.raising import another
-from telegrad.wire.messages import Turn
+from telegrad.wire.messages import Visit
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -44,11 +44,11 @@ class Future(torch.futures.Future[T]):
     # -- the call's side --------------------------------------------------------------------------------------
 
     def start(
-        self, to: str | int, function: Any, args: Any, kwargs: Any, timeout: float | None, *, turn: Turn | None = None
+        self, to: str | int, function: Any, args: Any, kwargs: Any, timeout: float | None, *, visit: Visit | None = None
     ) -> Future[T]:
         """Make the call that this is the future of."""
         assert self._agent is not None
-        self._call = self._agent.calling.call_async(to, function, args, kwargs, timeout, self._ended, None, turn)
+        self._call = self._agent.calling.call_async(to, function, args, kwargs, timeout, self._ended, None, visit)
         return self
 
     def _ended(self, call: Call) -> None:

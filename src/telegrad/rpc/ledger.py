@@ -89,19 +89,24 @@ class Ledger:
         with self.lock:
             kept = self.kept.get(rref)
         if kept is None:
-            raise ReferenceGone(
-                f"{show(rref)} names nothing on worker {self.agent.me.name!r} (any more): it was released, or the "
-                "workers that held it are lost"
-            )
+            raise self._gone(rref)
         return kept
+
+    def _gone(self, rref: Ref) -> ReferenceGone:
+        return ReferenceGone(
+            f"{show(rref)} names nothing on worker {self.agent.me.name!r} (any more): it was released, or the workers "
+            "that held it are lost"
+        )
 
     def find_for(self, caller: int, rref: Ref) -> Kept:
         """The same; but its creator may use a reference before the call that makes the value has come."""
-        if rref[0] == caller:
-            with self.lock:
-                if rref not in self.kept and self.rules.to_come(rref):
-                    self.kept[rref] = Kept()
-        return self.find(rref)
+        with self.lock:
+            kept = self.kept.get(rref)
+            if kept is None and rref[0] == caller and self.rules.to_come(rref):
+                kept = self.kept[rref] = Kept()
+        if kept is None:
+            raise self._gone(rref)
+        return kept
 
     def settle(self, use: Use) -> None:
         """It is known whether the owner knows of a fork."""

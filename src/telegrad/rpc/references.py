@@ -23,7 +23,7 @@ from telegrad.rpc.sweeping import Sweeper
 from telegrad.rpc.turns import Streams
 from telegrad.rpc.visits import Visits
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Creation, RRefSkip, Turn
+from telegrad.wire.messages import Creation, RRefSkip, Turn, Visit
 
 Dropped = tuple[Ref, Id | None, int, bool]
 """What a dead handle leaves behind: reference, fork, owner, and whether it was ordered."""
@@ -41,7 +41,7 @@ class References:
         self._streams = Streams(self._ledger.life)
         self._sweeper: Sweeper[Dropped] = Sweeper(agent.runtime, agent.executor, self._sweep)
         self._passing = Passing(self._ledger, self)
-        self._closed = False
+        self.closed = False
         agent.keeper = self._passing
         agent.references = self
         agent.handle(RRefSkip, self._on_skip, urgent=True)
@@ -70,7 +70,7 @@ class References:
         *,
         ordered: bool = False,
         keeps: object = None,
-        turn: Turn | None = None,
+        visit: Visit | None = None,
     ) -> RRef[Any]:
         """Have a worker run a function and keep the result; a reference to it, at once.
 
@@ -99,7 +99,7 @@ class References:
                 timeout=timeout,
                 on_done=partial(self._answered, rref, use, keeps),
                 creation=Creation(rref, fork, ordered, after),
-                turn=turn,
+                visit=visit,
             )
         except BaseException:
             with ledger.lock:
@@ -164,7 +164,7 @@ class References:
 
     def check_open(self) -> None:
         """Raise an error if the agent has been shut down."""
-        if self._closed or self.agent.closed:
+        if self.closed or self.agent.closed:
             raise NotInitialized(
                 f"worker {self.agent.me.name!r} cannot use references: {self.agent.closed or 'it is being shut down'}"
             )
@@ -173,7 +173,7 @@ class References:
         """The agent shuts down: values are let go, and whoever waits for one is told."""
         ledger = self._ledger
         with ledger.lock:
-            self._closed = True
+            self.closed = True
             kept, ledger.kept = ledger.kept, {}
             uses, ledger.uses = ledger.uses, {}
         self._sweeper.close()

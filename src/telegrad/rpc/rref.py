@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -12,7 +13,7 @@ from telegrad.protocol.references import LIFE, Id, Ref
 from telegrad.rpc.futures import Future
 from telegrad.rpc.options import UNSET_RPC_TIMEOUT, given_timeout
 from telegrad.rpc.worker_info import WorkerInfo
-from telegrad.wire.messages import RRefBackwardReq, Turn
+from telegrad.wire.messages import RRefBackwardReq, Visit
 from telegrad.wire.payload import Reference
 
 if TYPE_CHECKING:
@@ -107,8 +108,9 @@ class RRef(Reference, Generic[T]):
         if self._use is None:
             return self._local(timeout)
         self._ready(timeout)
-        call = self._book.agent.begin(self._owner, FETCH, (self._id,), timeout=given_timeout(timeout))
-        return self._complete(call, "to_here()")  # type: ignore[no-any-return]
+        visit = Visit(self._id, "")
+        call = self._book.agent.calling.begin(self._owner, FETCH, (), None, given_timeout(timeout), visit=visit)
+        return self._complete(call, "to_here")  # type: ignore[no-any-return]
 
     def local_value(self) -> T:
         """The value, on its owner. Waits until there is one."""
@@ -134,13 +136,15 @@ class RRef(Reference, Generic[T]):
 
     def _ready(self, timeout: float) -> None:
         """Make sure that the owner knows of this reference; its creator need not wait for that."""
-        self._check()
-        use = self._use
+        use, book = self._use, self._book
         assert use is not None
-        if not use.settled and not use.creator:
-            self._book.wait_for(use, self, timeout)
+        if self._released or book.closed or book.agent.closed:
             self._check()
-        self._usable(use)
+        if not use.settled and not use.creator:
+            book.wait_for(use, self, timeout)
+            self._check()
+        if use.lost or use.given_up or use.error is not None:
+            self._usable(use)
 
     def _usable(self, use: Use) -> None:
         if use.lost:
@@ -152,16 +156,16 @@ class RRef(Reference, Generic[T]):
         if use.error is not None:
             raise _about(use.error, f"{self!r} has no value: {use.error}") from use.error
 
-    def _complete(self, call: Call, what: str) -> Any:
-        agent = self._book.agent
+    def _complete(self, call: Call, what: Method) -> Any:
+        calling = self._book.agent.calling
         try:
-            agent.wait(call)
+            calling.wait(call)
         except BaseException:
-            agent.cancel(call, "the caller was interrupted")
+            calling.cancel(call, "the caller was interrupted")
             raise
-        if isinstance(call.error, WorkerLost | DeadlineExceeded):
-            raise _about(call.error, f"{what} of {self!r}: {call.error}") from call.error
-        return agent.result(call)
+        if call.error is not None and isinstance(call.error, WorkerLost | DeadlineExceeded):
+            raise _about(call.error, f"{shown(what)}() of {self!r}: {call.error}") from call.error
+        return calling.result(call)
 
     # -- methods of the value ---------------------------------------------------------------------------------------
 
@@ -190,7 +194,7 @@ class RRef(Reference, Generic[T]):
             lambda number: RRefBackwardReq(number, self._id, int(dist_autograd_ctx_id), retain_graph),
             0,
         )
-        self._complete(call, "backward()")
+        self._complete(call, "backward")
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -258,14 +262,7 @@ def shown(method: Method) -> str:
 
 
 def _call_sync(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return rref._complete(_begin(rref, timeout, name, args, kwargs), f"{shown(name)}()")
-
-
-def _begin(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    def begin(values: tuple[Any, ...], turn: Turn | None) -> Call:
-        return rref._book.agent.begin(rref._owner, METHOD, values, timeout=given_timeout(timeout), turn=turn)
-
-    return _in_turn(rref, timeout, name, args, kwargs, begin)
+    return rref._complete(_visit(rref, timeout, name, args, kwargs, rref._book.agent.calling.begin), name)
 
 
 class Begun:
@@ -279,11 +276,11 @@ class Begun:
 
     def __init__(self, rref: RRef[Any], name: str, *args: Any) -> None:
         self._rref, self._name = rref, name
-        self._call = _begin(rref, UNSET_RPC_TIMEOUT, name, args, {})
+        self._call = _visit(rref, UNSET_RPC_TIMEOUT, name, args, {}, rref._book.agent.calling.begin)
 
     def wait(self) -> Any:
         """The result; raises what the method raised."""
-        return self._rref._complete(self._call, f"{self._name}()")
+        return self._rref._complete(self._call, self._name)
 
     def cancel(self) -> bool:
         """Give the call up and tell the callee. False if it has ended."""
@@ -298,44 +295,40 @@ def _call_async(
     kwargs: dict[str, Any],
     make: Callable[..., Future[Any]] = Future,
 ) -> Future[Any]:
-    def begin(values: tuple[Any, ...], turn: Turn | None) -> Future[Any]:
-        future = make(rref._book.agent, keeps=rref)
-        return future.start(rref._owner, METHOD, values, None, given_timeout(timeout), turn=turn)
-
-    return _in_turn(rref, timeout, name, args, kwargs, begin)
+    future = make(rref._book.agent, keeps=rref)
+    return _visit(rref, timeout, name, args, kwargs, future.start)
 
 
 def _call_remote(
     rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> RRef[Any]:
-    def begin(values: tuple[Any, ...], turn: Turn | None) -> RRef[Any]:
-        return rref._book.create(rref._owner, METHOD, values, None, given_timeout(timeout), keeps=rref, turn=turn)
-
-    return _in_turn(rref, timeout, name, args, kwargs, begin)
+    return _visit(rref, timeout, name, args, kwargs, partial(rref._book.create, keeps=rref))
 
 
 R = TypeVar("R")
 
 
-def _in_turn(
+def _visit(
     rref: RRef[Any],
     timeout: float,
     name: Method,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    begin: Callable[[tuple[Any, ...], Turn | None], R],
+    start: Callable[..., R],
 ) -> R:
-    """Begin a call of a method; if its object takes calls in order, with its number."""
+    """Start a call of a method; if its object takes calls in order, with its number."""
     if rref._use is not None:
         rref._ready(timeout)
     else:
         rref._check()
-    values = rref._id, name, args, kwargs
+    if not isinstance(name, str):
+        name, args = "", (name, *args)
+    seconds = None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout)
     if not rref._ordered:
-        return begin(values, None)
+        return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name))
     turn = rref._book.next_turn(rref._owner, rref._id)
     try:
-        return begin(values, turn)
+        return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name, turn))
     except BaseException:
         rref._book.skip_turn(rref._owner, turn)
         raise

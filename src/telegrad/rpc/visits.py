@@ -12,12 +12,13 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
-from telegrad.agent.serving import DEFERRED
+from telegrad.agent.serving import AT_ONCE, DEFERRED
+from telegrad.errors import ProtocolError
 from telegrad.protocol.references import Ref
 from telegrad.rpc.kept import Kept, show
 from telegrad.rpc.rref import FETCH, METHOD, Method, shown
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import RRefBackwardReq, RRefBackwardResp
+from telegrad.wire.messages import RRefBackwardReq, RRefBackwardResp, Visit
 
 Answer = Callable[[object, BaseException | None], None]
 
@@ -44,6 +45,15 @@ class Visits:
         self._agent.register(METHOD[1:], self._method, deferred=True)
         self._agent.handle(RRefBackwardReq, self._backward)
 
+    def _visited(self) -> tuple[Served, Visit, Kept]:
+        """The call that is served, what it says of the value that it is about, and the value."""
+        served = serving.get()
+        assert served is not None
+        visit = served.visit
+        if visit is None:
+            raise ProtocolError(f"worker {served.caller!r} sent a {served.function} that names no value")
+        return served, visit, self._host.find_for(served.worker.id, visit.rref)
+
     def _later(self, task: Callable[[], None]) -> None:
         """Run `task` on another thread, in the context and grad mode of this one."""
         context, grad = copy_context(), torch.is_grad_enabled()
@@ -54,10 +64,8 @@ class Visits:
 
         self._agent.executor.submit(run)
 
-    def _fetch(self, answer: Answer, rref: Ref) -> None:
-        served = serving.get()
-        assert served is not None
-        kept = self._host.find_for(served.worker.id, rref)
+    def _fetch(self, answer: Answer) -> None:
+        _, _, kept = self._visited()
 
         def run() -> None:
             answer(kept.value, kept.error)
@@ -65,17 +73,15 @@ class Visits:
         if kept.ready or kept.when_ready(_as_now(partial(self._later, run))):
             run()
 
-    def _method(
-        self,
-        answer: Answer,
-        rref: Ref,
-        name: Method,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        served = serving.get()
-        assert served is not None
-        kept = self._host.find_for(served.worker.id, rref)
+    def _method(self, answer: Answer, /, *args: Any, **kwargs: Any) -> None:
+        served, visit, kept = self._visited()
+        name: Method = visit.method
+        if not name:
+            name, *rest = args
+            args = tuple(rest)
+        if kept.ready and served.turn is None:
+            self._run(answer, served, kept, name, args, kwargs, None)
+            return
         run = partial(self._run, answer, served, kept, name, args, kwargs)
 
         def start() -> None:
@@ -118,6 +124,9 @@ class Visits:
             deferred = getattr(method, DEFERRED, False)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
             answer_and_end(None, error)
+            return
+        if ended is None and type(result) in AT_ONCE:
+            answer(result, None)
             return
         self._agent.serving.conclude(served, method, result, answer_and_end if ended is not None else answer)
         if deferred and ended is not None:

@@ -59,6 +59,16 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     number: int
 
 
+class Visit(msgspec.Struct, frozen=True, array_like=True):
+    """What makes a call one of a value that the callee keeps: of which, and of which of its methods."""
+
+    rref: ReferenceId
+    method: str
+    """Its name; empty, if it is not a call of a method: the first argument is a function that gets the value before the
+    other arguments, or the value itself is wanted."""
+    turn: Turn | None = None
+
+
 class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Run a function, and answer with a Reply or a Failure."""
 
@@ -73,7 +83,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
     autograd: AutogradMetadata | None = None
     references: tuple[ForkInfo, ...] = ()
     creation: Creation | None = None
-    turn: Turn | None = None
+    visit: Visit | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):
