@@ -64,6 +64,8 @@ class Break(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         if ctx.how == "raise":
             raise ValueError("broken on purpose")
+        if ctx.how == "raise half":
+            raise ValueError("half a character: \ud800")
         if ctx.how == "wait":
             assert Break.go.wait(20)
         return grad * 2, None
@@ -94,6 +96,14 @@ def test_an_error_in_a_backward_elsewhere_names_worker_and_cause(group: Group, f
         y = rpc.rpc_sync("b", function, (x, "nothing"))
         context.backward(y.sum())
         assert x in context.gradients
+
+
+def test_an_error_whose_text_no_message_can_hold_ends_the_pass(group: Group) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with autograd.context() as context:
+        y = rpc.rpc_sync("b", break_further, (x, "raise half"))
+        with pytest.raises(BackwardError, match=r"Error on Node 2: half a character: \\ud800"):
+            context.backward(y.sum(), timeout=20)
 
 
 def test_an_error_in_the_callers_own_backward_is_the_cause(group: Group) -> None:

@@ -82,6 +82,11 @@ class Counter:
         raise Odd(1, 2)
 
 
+class Summing:
+    def total(self, x: torch.Tensor) -> float:
+        return float(x.sum())
+
+
 class Odd(Exception):
     """Cannot be rebuilt from its args."""
 
@@ -437,6 +442,28 @@ def test_an_argument_of_a_method_that_cannot_be_sent_is_named_as_the_caller_know
         with pytest.raises(PayloadError, match=r"kwargs\['step'\]"):
             proxy.add(step=threading.Lock())
     assert rref.rpc_sync().add(step=2) == 2
+
+
+class Name(str):
+    """A string of the user's own kind, as numpy's are."""
+
+    def __str__(self) -> str:
+        return "another"
+
+
+def test_a_method_can_be_named_by_any_kind_of_string(group: Group) -> None:
+    rref = rpc.remote("b", Counter)
+    assert getattr(rref.rpc_sync(), Name("add"))(2) == 2
+    assert getattr(rref.rpc_async(), Name("add"))(2).wait() == 4
+
+
+def test_a_call_under_way_keeps_the_reference_that_it_was_made_through(group: Group) -> None:
+    """The tensor comes after the word that the reference is gone, if that is sent at once: it is large."""
+    large = torch.ones(1_000_000)
+    for _ in range(10):
+        future = rpc.remote("b", Summing).rpc_async().total(large)
+        result = rpc.remote("b", Summing).remote().total(large)
+        assert future.wait() == result.to_here() == 1e6
 
 
 def test_a_result_that_cannot_be_sent_leaves_nothing(group: Group) -> None:

@@ -264,6 +264,8 @@ class Agent:
             if peer.gone:
                 return
             peer.gone, peer.left = reason, left
+            if not left:  # a process that is killed may lose its connections before the socket that it listens at
+                peer.dying_until = self.runtime.now() + _DYING
             channels = peer.channels()
             if peer.opening is not None:
                 peer.opening.set()
@@ -285,11 +287,8 @@ class Agent:
                 )
                 self.calling.finish(call, error=error)
             self._cancel_served(self.serving.cancel_all(channel, f"worker {name!r}, which called it, is gone"))
-        if not left:
-            # A process that is being killed may lose its connections before the socket that it listens at.
-            peer.dying_until = self.runtime.now() + _DYING
-            if not self.peers.remove_traces(peer.record):
-                self.executor.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
+        if not left and not self.peers.remove_traces(peer.record):
+            self.executor.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
         self.gatherings.peer_gone(peer)
         for callback in self._on_lost:
             callback(peer.record, reason)

@@ -316,8 +316,9 @@ class Calling:
         call.answer = answer
         if call.timer is not None:
             self._owner.executor.cancel(call.timer)
-        if call.parent is not None:
-            call.parent.children.pop(call.id, None)
+        parent, call.parent = call.parent, None  # what ends with it must not live as long as the call is remembered
+        if parent is not None:
+            parent.children.pop(call.id, None)
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other, and the result
         if on_done is not None:
             if answer is None:

@@ -91,7 +91,7 @@ class Served(msgspec.Struct, eq=False):
     children: dict[int, Call] = msgspec.field(default_factory=dict)
     on_cancel: Callable[[], None] | None = None
     visit: Visit | None = None
-    """Of a call of a method."""
+    """Of a call of a method, or of `to_here`."""
     turn: Turn | None = None
     """Of a call of an ordered object, until it waits for its turn there."""
 

@@ -1,8 +1,9 @@
 """The deadlines of calls that no thread waits for.
 
 Nearly all calls of a program have the same timeout, so their deadlines come in the order in which the calls are made,
-and nearly all have ended long before. So they stand in a queue, with one timer for the first; a call that ends leaves
-nothing to cancel. One whose deadline is earlier than that of a call before it gets a timer of its own.
+and nearly all have ended long before. So they stand in a queue, with one timer for the first; when a call ends, there
+is nothing to cancel, and the queue forgets it with the next call, or at its deadline. A call whose deadline is earlier
+than that of one before it gets a timer of its own.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ class Deadlines:
 
     def add(self, call: Call, deadline: float) -> None:
         """The call ends at its deadline, if not before."""
+        forgotten: list[Call] = []  # until the lock is free: what dies with a call may run code of the user's
         with self._lock:
             queue = self._queue
-            while queue and queue[0].answer is not None:
-                queue.popleft()
+            while queue and (queue[0].answer is not None or queue[0].error is not None):
+                forgotten.append(queue.popleft())
             if not queue or deadline >= (queue[-1].deadline or 0.0):
                 queue.append(call)
                 if len(queue) > self._ample:
-                    self._forget_ended()
+                    forgotten.extend(queue)
+                    self._queue = deque([each for each in queue if not each.done()])  # one that lasts hid the others
+                    self._ample = max(_AMPLE, 2 * len(self._queue))
                 if self._timer is None or deadline < self._timer.when:
                     if self._timer is not None:
                         self._executor.cancel(self._timer)
@@ -50,24 +54,19 @@ class Deadlines:
         if call.done():
             self._executor.cancel(call.timer)
 
-    def _forget_ended(self) -> None:
-        """One that lasts is first, and hides them. Called with the lock held."""
-        self._queue = deque([call for call in self._queue if not call.done()])
-        self._ample = max(_AMPLE, 2 * len(self._queue))
-
     def _look(self) -> None:
         now = self._now()
-        late: list[Call] = []
+        passed: list[Call] = []
         with self._lock:
             queue = self._queue
             while queue and (queue[0].done() or (queue[0].deadline or 0.0) <= now):
-                call = queue.popleft()
-                if not call.done():
-                    late.append(call)
+                passed.append(queue.popleft())
             if self._timer is None or self._timer.action is None:  # else an earlier one has been set meanwhile
                 self._timer = self._executor.at(queue[0].deadline or 0.0, self._look) if queue else None
-        for call in late:
-            self._expire(call)
+        for call in passed:
+            if not call.done():
+                # Each on its own: what one raises must not keep the others from ending.
+                self._executor.submit(partial(self._expire, call), urgent=True)
 
     def waiting(self) -> int:
         """Calls in the queue, ended or not; for tests."""

@@ -156,6 +156,14 @@ class Ending:
             if owner.closed:
                 return
             owner.closed = "it has been shut down"
+        try:
+            self._close()
+        finally:
+            if self._closing is not None:
+                self._closing.set()
+
+    def _close(self) -> None:
+        owner = self._owner
         deadline = owner.runtime.now() + owner.settings.stop_timeout
         self.close_listeners()
         channels = [channel for peer in owner.peers.all() for channel in peer.channels()]
@@ -175,8 +183,6 @@ class Ending:
             )
         owner.poller.close()
         self._remove_traces()
-        if self._closing is not None:
-            self._closing.set()
 
     def _flush(self, channels: list[Channel]) -> None:
         """Let the last frames leave."""

@@ -40,7 +40,7 @@ class Peer:
         self.left = False
         """It is gone, but in order."""
         self.dying_until = 0.0
-        """When it was lost, not in order: until then its process may be on its way out, and still listen."""
+        """If it was lost: until then its process may be on its way out, and still listen."""
         self.lock = threading.Lock()  # protects outgoing, incoming and opening
         self.outgoing: Channel | None = None
         self.incoming: Channel | None = None

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
 from functools import partial
-from types import CoroutineType, TracebackType
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.coroutines import EventLoop
+from telegrad.agent.error_texts import sendable, text_of, traceback_of
 from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.keeper import Keeper, Placed
@@ -282,6 +282,7 @@ class Serving:
             value = None
         if self.active.pop((channel, served.id), None) is None:
             return  # answered already
+        served.on_cancel = None  # it knows the coroutine, and that knows its result
         if served.turn is not None and self._owner.keeper is not None:
             self._owner.keeper.not_in_turn(served.turn, channel.worker.id)
         try:
@@ -328,7 +329,7 @@ class Serving:
     def _pack_failure(self, channel: Channel, served: Served, error: BaseException) -> Any:
         # The first entry is the line in this module that called the function.
         trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        text = _traceback_of(error, trace)
+        text = traceback_of(error, trace)
         data, layout = b"", None
         if isinstance(error, Exception):
             try:
@@ -339,8 +340,8 @@ class Serving:
                 _log.debug("%s cannot be pickled: %s", type(error).__name__, failure)
         head = Failure(
             served.id,
-            f"{type(error).__module__}.{type(error).__qualname__}",
-            _text_of(error),
+            sendable(f"{type(error).__module__}.{type(error).__qualname__}"),
+            text_of(error),
             text,
             isinstance(error, FunctionNotFound),
             layout.descriptors if layout is not None else (),
@@ -359,8 +360,9 @@ class Serving:
                     del self._early[next(iter(self._early))]
             return []
         served.cancelled = reason
-        if served.on_cancel is not None:
-            served.on_cancel()
+        on_cancel = served.on_cancel  # which goes when the call is answered
+        if on_cancel is not None:
+            on_cancel()
         return [served]
 
     def close(self) -> None:
@@ -384,17 +386,3 @@ def _pass_on(future: torch.futures.Future[Any], answer: Callable[[object, BaseEx
         answer(None, error)
     else:
         answer(value, None)
-
-
-def _traceback_of(error: BaseException, trace: TracebackType | None) -> str:
-    try:
-        return "".join(traceback.format_exception(type(error), error, trace))
-    except Exception as failure:  # noqa: BLE001 - the caller must get its answer even if this one cannot be shown
-        return f"{type(error).__name__}: {_text_of(error)} (its traceback cannot be shown: {failure!r})"
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a __str__ of the user's that fails must not hide the error
-        return f"<{type(error).__name__} whose text cannot be made>"

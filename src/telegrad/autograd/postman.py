@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,6 +12,7 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.agent.answers import RemoteTraceback
 from telegrad.agent.channel import Channel
+from telegrad.agent.error_texts import text_of, traceback_of
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.gradients import AccumulateThrough
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, TelegradError, WorkerLost
@@ -127,7 +127,7 @@ class Postman:
         worker = self.me if worker is None else worker
         name = self.name_of(worker)
         failure = BackwardError(
-            f"Error on Node {worker}: {_text_of(error)}\n(worker {name!r}, {type(error).__name__})", worker=name
+            f"Error on Node {worker}: {text_of(error)}\n(worker {name!r}, {type(error).__name__})", worker=name
         )
         failure.__cause__ = error
         return failure
@@ -142,13 +142,13 @@ class Postman:
 
     def _pack_failure(self, failure: Exception) -> tuple[PassFailure, bytes]:
         cause = failure.__cause__
-        text = "".join(traceback.format_exception(cause)) if isinstance(cause, Exception) else ""
+        text = traceback_of(cause, cause.__traceback__) if isinstance(cause, Exception) else ""
         data = b""
         try:
             data = payload.encode(failure, root="error").data
         except PayloadError as reason:
             _log.debug("the error of a pass cannot be pickled: %s", reason)
-        return PassFailure(self.me, str(failure), text), data
+        return PassFailure(self.me, text_of(failure), text), data
 
     def read_failure(self, told: PassFailure, data: memoryview) -> Exception:
         """The failure that another worker tells of."""
@@ -163,10 +163,3 @@ class Postman:
         if told.traceback:
             failure.__cause__ = RemoteTraceback(self.name_of(told.worker), told.traceback)
         return failure
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a __str__ of the user's that fails must not hide the error
-        return f"<{type(error).__name__} whose text cannot be made>"

@@ -323,6 +323,8 @@ def _visit(
         rref._check()
     if not isinstance(name, str):
         name, args = "", (name, *args)
+    elif type(name) is not str:
+        name = str.__str__(name)  # no message holds a string of the user's own kind
     seconds = None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout)
     if not rref._ordered:
         return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name))

@@ -29,7 +29,7 @@ from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
 from telegrad.wire.lending import PLACE_SIZE, pack_place, unpack_place
 
 MAGIC = b"tg"
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct("<2sBBIQQQ")
 HEADER_SIZE = HEADER.size
 _unpack_header = HEADER.unpack_from
