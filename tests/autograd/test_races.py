@@ -6,6 +6,7 @@ import operator
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from telegrad.testing.scheduler import SimRuntime
 from telegrad.testing.simulation import Simulation
 from telegrad.wire.messages import (
     NONE,
+    AbortPass,
+    PassFailure,
     PassInfo,
     ProbeReq,
     PropagateGradientsReq,
@@ -381,3 +384,52 @@ def test_an_error_while_the_last_gradient_of_an_island_is_packed_ends_the_pass(m
     monkeypatch.setattr(OneWay, "send", fails)
     with sim:
         assert "it cannot be packed" in sim.run(main)
+
+
+def test_word_of_an_old_pass_may_come_while_the_next_begins() -> None:
+    """A worker that failed the last pass says so while this one looks whether any is running."""
+    weight = make_weight()
+    with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
+        context = group["a"].autograd.contexts.get(context_id)
+        assert context is not None
+
+        class Old:
+            """Another thread puts a tombstone beside it while it is asked."""
+
+            @property
+            def busy(self) -> bool:
+                context.passes[len(context.passes) + 1] = Old()  # type: ignore[assignment]  # it stands for a pass
+                return False
+
+        context.passes = {1: Old(), 2: Old()}  # type: ignore[dict-item]
+        autograd.backward(context_id, [(weight * 2).sum()])
+        assert torch.equal(context.gradients.get(weight), torch.full_like(weight, 2.0))
+
+
+def test_word_that_a_pass_failed_is_not_lost_where_it_just_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The abort of a pass comes on one thread while another makes the pass for its first gradient."""
+    with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
+        x = torch.ones(3, requires_grad=True)
+        y = api.rpc_sync("b", operator.neg, (x,))
+        there = group["b"].autograd
+        context = there.contexts.get(int(context_id))
+        assert context is not None
+        about = PassInfo(int(context_id), 77, False, False, 0)
+        abort = AbortPass(about, PassFailure(0, "given up", ""))
+        told: list[threading.Thread] = []
+        make = service.PassRun
+
+        def make_slowly(*args: Any) -> PassRun:
+            if not told:
+                tell = partial(there._on_abort, None, abort, SimpleNamespace(data=b""))
+                told.append(threading.Thread(target=tell))
+                told[0].start()
+                told[0].join(0.2)  # it waits until the pass is there
+            return make(*args)
+
+        monkeypatch.setattr(service, "PassRun", make_slowly)
+        run = there._pass(0, 0, about)
+        told[0].join(LONG)
+        assert run is not None
+        assert "given up" in str(run.failure)
+        del y

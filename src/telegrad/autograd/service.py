@@ -155,7 +155,7 @@ class Autograd:
     def _take_turn(self, context: DistAutogradContext, run: PassRun) -> None:
         """One pass at a time in a context."""
         with self._turns:
-            if context.passes and any(other.busy for other in context.passes.values()):
+            if context.passes and any(other.busy for other in list(context.passes.values())):
                 raise TelegradError(
                     f"a backward pass of context {context.id:#x} is running on this worker already; run passes of one "
                     "context one after the other, or give each a context of its own"
@@ -281,7 +281,7 @@ class Autograd:
         context = self.contexts.get(head.about.context)
         if context is None:
             return
-        with context.lock:
+        with self._turns:  # or a pass that begins here at the same moment would take its place
             run = context.passes.get(head.about.number)
             if run is None:
                 # A tombstone: messages of the pass that are still under way are answered, and change nothing.
