@@ -20,9 +20,8 @@ from telegrad.wire.messages import Visit
 T = TypeVar("T")
 S = TypeVar("S")
 
-_Plain = (
-    torch._C.Future
-)  # what torch's Future is made of: its Python functions around that take as long as all else here
+_Plain = torch._C.Future
+"""What torch's Future is made of, without the Python functions around it."""
 
 
 class Future(torch.futures.Future[T]):
