@@ -252,6 +252,22 @@ def test_the_end_of_a_connection_leaves_no_memory_and_no_descriptor() -> None:
     assert a.memory.take(MB) is None
 
 
+def test_what_comes_just_after_the_end_of_a_connection_keeps_no_memory() -> None:
+    """One thread ends the connection while another is about to hand a region over, or has just read an offer."""
+    before = mapped()
+    with two_ends() as (a, b):
+        agree(a, b, MB)
+        loan = a.memory.take(MB)
+        assert loan is not None
+        assert b.memory.take(MB) is None  # b offers
+        a.memory.close()
+        a.memory.hand_over(loan)
+        a.read()
+        b.memory.close()
+        del loan
+        assert mapped() == before
+
+
 def test_what_a_forked_child_can_see_never_comes_back() -> None:
     with two_ends() as (a, b):
         agree(a, b, MB)

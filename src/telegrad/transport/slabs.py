@@ -223,7 +223,8 @@ class Lender:
         """The region goes to the peer with the frame that is sent next."""
         loan.handed_over = True
         with self._pool.lock:
-            self._lent[loan.number] = loan.place()
+            if not self._closed:  # else it will never come back, and would keep its slab
+                self._lent[loan.number] = loan.place()
 
     def returned(self, number: int) -> None:
         """The peer gives a region back."""
@@ -281,6 +282,7 @@ class Borrower:
         self._alive: dict[int, _Borrowed] = {}
         self.dead: deque[_Borrowed] = deque()
         """Regions to which nothing refers any more, and which the peer does not know of yet."""
+        self._closed = False
         pool.borrowers.add(self)
 
     def offered(self, body: bytes | bytearray | memoryview) -> None:
@@ -297,9 +299,10 @@ class Borrower:
                 check_memory(fd, size)
                 mapping = Mapping(fd, size)
                 with self._pool.lock:
-                    self._mappings[number] = mapping
-                    self._unused.add(number)
-                accepted = True
+                    if not self._closed:  # else nobody would ever let it go
+                        self._mappings[number] = mapping
+                        self._unused.add(number)
+                        accepted = True
         except OSError as error:
             _log.info("no memory is shared with %s: %s", self._link.peer, error)
         finally:
@@ -353,6 +356,7 @@ class Borrower:
     def close(self) -> None:
         """The connection is gone; what tensors use stays as long as they do."""
         with self._pool.lock:
+            self._closed = True
             self._mappings.clear()
             self._alive.clear()
         self.dead.clear()
