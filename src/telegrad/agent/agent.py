@@ -165,7 +165,7 @@ class Agent:
         With a `creation` the result stays with the callee, under that name; then `on_done` may run on any thread that
         reads, and must be short. A `visit` names the value and the method, if it is a call of one.
         """
-        return self.calling.call_async(to, function, args, kwargs, timeout, on_done, creation, visit)
+        return self.calling.begin(to, function, args, kwargs, timeout, on_done, creation, visit)
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
         """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""

@@ -98,23 +98,6 @@ class Calling:
             raise
         return call
 
-    def call_async(
-        self,
-        to: str | int,
-        function: Callable[..., Any] | str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        timeout: float | None,
-        on_done: Callable[[Call], None],
-        creation: Creation | None = None,
-        visit: Visit | None = None,
-    ) -> Call:
-        """See `Agent.call_async`."""
-        call = self.begin(to, function, args, kwargs, timeout, on_done, creation, visit)
-        if call.deadline is not None:
-            self._deadlines.add(call, call.deadline)
-        return call
-
     def begin(
         self,
         to: str | int,
@@ -126,7 +109,7 @@ class Calling:
         creation: Creation | None = None,
         visit: Visit | None = None,
     ) -> Call:
-        """See `Agent.begin`."""
+        """See `Agent.begin` and, with `on_done`, `Agent.call_async`."""
         parent = serving.get()
         now = self._owner.runtime.now()
         peer, deadline = self._target(to, now, timeout)
@@ -144,14 +127,15 @@ class Calling:
             if call.function != SERVICE:
                 self.made += 1
             channel.calls[call.id] = call
-            if not channel.post(frames, call.charge):
+            unwaited = on_done is not None
+            if not channel.post(frames, call.charge, unwaited=unwaited):
                 self._take_credit(call)
-                channel.post(frames)
-            if on_done is not None:
-                channel.expect(1)
+                channel.post(frames, unwaited=unwaited)
         except BaseException:
             self._forget(call, peer)
             raise
+        if unwaited and deadline is not None:
+            self._deadlines.add(call, deadline)
         return call
 
     def _target(self, to: str | int, now: float, timeout: float | None) -> tuple[Peer, float | None]:
@@ -322,10 +306,10 @@ class Calling:
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other, and the result
         if on_done is not None:
             if answer is None:
-                channel.expect(-1)
+                channel.expect_fewer(1)
                 self._owner.executor.submit(partial(on_done, call))
             elif call.at_once:
-                channel.expect(-1)
+                channel.expect_fewer(1)
                 self._run_at_once(on_done, call)
             else:
                 # Whoever reads submits it, with those that came at the same time.

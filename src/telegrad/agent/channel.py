@@ -147,10 +147,11 @@ class Channel:
         loan = memory.take(size) if memory is not None else None
         return self._allocate(size) if loan is None else loan
 
-    def post(self, frames: Iterable[Outgoing], charge: int = 0) -> bool:
+    def post(self, frames: Iterable[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
         """Send the frames of one message. Raises WorkerLost if the peer is gone.
 
         A request that is not nested has a `charge`, its size. False: there are no credits for it, and it was not sent.
+        `unwaited`: it is a request whose answer no thread waits for.
         """
         with self.lock:
             session, link, memory = self.session, self.link, self.memory
@@ -169,6 +170,10 @@ class Channel:
                         memory.hand_over(loan)
                     given_back = memory.riding() if memory.dead else _NONE
                     link.send(kind, body, sequence, *given_back)
+            if unwaited:
+                self.unwaited += 1
+                if not self._reading and not self._armed:
+                    self._have_polled()
             return True
 
     def take_credit(self, size: int, wake: Callable[[], None]) -> bool:
@@ -249,25 +254,24 @@ class Channel:
         """
         return self.unwaited > 0 or self.resumable or not self.outgoing or self._never_unread
 
-    def expect(self, change: int) -> None:
-        """So many more (or fewer) answers are due that no thread waits for."""
+    def expect_fewer(self, count: int) -> None:
+        """So many answers that no thread waited for are not due any more."""
         with self.lock:
-            self.unwaited += change
-            if (
-                (change > 0 or self._never_unread)
-                and not self._reading
-                and not self._armed
-                and not self._followers
-                and self.link is not None
-            ):
-                self._armed = True
-                self.owner.poller.arm(self.link, read=True)
+            self.unwaited -= count
+            if self._never_unread:
+                self._have_polled()
 
     def leave_to_poller(self) -> None:
         """More may come, of something that was given up, and no thread waits for it: it must not fill the link."""
         with self.lock:
             self._never_unread = True
-        self.expect(0)
+            self._have_polled()
+
+    def _have_polled(self) -> None:
+        """See to it that the poller reads, if no thread does or will. Called with the lock held."""
+        if not self._reading and not self._armed and not self._followers and self.link is not None:
+            self._armed = True
+            self.owner.poller.arm(self.link, read=True)
 
     def on_ready(self, ready: int) -> None:
         """The poller found the link ready."""
@@ -302,7 +306,7 @@ class Channel:
         finally:
             if self.ended:
                 ended, self.ended = self.ended, []
-                self.expect(-len(ended))
+                self.expect_fewer(len(ended))
                 self.owner.executor.submit_all(ended)
         if self.memory is not None and self.memory.dead:
             self.memory.give_back()

@@ -47,7 +47,7 @@ class Future(torch.futures.Future[T]):
     ) -> Future[T]:
         """Make the call that this is the future of."""
         assert self._agent is not None
-        self._call = self._agent.calling.call_async(to, function, args, kwargs, timeout, self._ended, None, visit)
+        self._call = self._agent.calling.begin(to, function, args, kwargs, timeout, self._ended, None, visit)
         return self
 
     def _ended(self, call: Call) -> None:
@@ -63,10 +63,11 @@ class Future(torch.futures.Future[T]):
         """The outcome, decoded once, by whoever is first."""
         with self._lock:
             if self._outcome is None:
+                assert self._agent is not None
                 try:
-                    self._outcome = self._result_of(call), None
+                    self._outcome = self._agent.calling.result(call), None
                 except Exception as error:  # noqa: BLE001 - it is the call's, and goes to whoever waits
-                    self._outcome = None, error.with_traceback(None)  # see telegrad.rpc.raising
+                    self._outcome = None, self._shown(error).with_traceback(None)  # see telegrad.rpc.raising
             return self._outcome
 
     def set_result(self, result: T) -> None:
@@ -86,9 +87,9 @@ class Future(torch.futures.Future[T]):
                 f"Future can only be marked completed once, and this one is marked by {self._call} when it has ended"
             )
 
-    def _result_of(self, call: Call) -> Any:
-        assert self._agent is not None
-        return self._agent.calling.result(call)
+    def _shown(self, error: Exception) -> Exception:
+        """What whoever waits gets to see of the call's error."""
+        return error
 
     # -- the user's side --------------------------------------------------------------------------------------
 
@@ -110,7 +111,10 @@ class Future(torch.futures.Future[T]):
                 call=call.id,
                 elapsed=timeout,
             )
-        return self._value_of(call)
+        value, error = self._outcome or self._take(call)
+        if error is not None:
+            raise another(error)
+        return value  # type: ignore[no-any-return]  # the callee knows its type
 
     def _wait_for_torch(self, timeout: float | None) -> T:
         if timeout is None and (self._agent is None or super().done()):
@@ -139,14 +143,8 @@ class Future(torch.futures.Future[T]):
         """The result of a future that is done; raises its error."""
         call = self._call
         if call is not None and call.done():
-            return self._value_of(call)
+            return self.wait()
         return self._torch_result() if super().done() else super().value()
-
-    def _value_of(self, call: Call) -> T:
-        value, error = self._outcome or self._take(call)
-        if error is not None:
-            raise another(error)
-        return value  # type: ignore[no-any-return]  # the callee knows its type
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         """A future of what `callback`, given this one when it is done, returns or raises."""

@@ -44,19 +44,15 @@ LONGEST = max(map(len, (_NONE, _TENSOR, *_CALLS)))
 """What is longer than this is nothing that `decode` knows."""
 
 
-def encode(value: object) -> tuple[bytes, list[Any]] | None:
+def encode(value: Any) -> tuple[bytes, list[Any]] | None:
     """The value as bytes, and its tensors in their order; None if it is not one of those values."""
     kind = type(value)
-    if kind is tuple:
-        return _encode_call(value)  # type: ignore[arg-type]  # mypy does not follow `kind`
-    if kind in _ATOMS:
-        return (_NONE if value is None else pickle.dumps(value, _PROTOCOL)), []
-    if kind is torch.Tensor and not value.__dict__:
-        return _TENSOR, [value]
-    return None
-
-
-def _encode_call(value: tuple[Any, ...]) -> tuple[bytes, list[Any]] | None:
+    if kind is not tuple:
+        if kind in _ATOMS:
+            return (_NONE if value is None else pickle.dumps(value, _PROTOCOL)), []
+        if kind is torch.Tensor and not value.__dict__:
+            return _TENSOR, [value]
+        return None
     if len(value) != 2:
         return None
     args, kwargs = value

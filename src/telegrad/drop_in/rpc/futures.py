@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from telegrad.agent.calls import Call
 from telegrad.drop_in.rpc.texts import as_torch
 from telegrad.rpc.futures import Future as TelegradFuture
 
@@ -22,12 +21,11 @@ class Future(TelegradFuture[T]):
     builtin = False
     """Whether the function is an operator of torch."""
 
-    def _result_of(self, call: Call) -> Any:
-        try:
-            return super()._result_of(call)
-        except Exception as error:
-            assert self._agent is not None
-            raise as_torch(error, self._agent, builtin=self.builtin) from error
+    def _shown(self, error: Exception) -> Exception:
+        assert self._agent is not None
+        shown = as_torch(error, self._agent, builtin=self.builtin)
+        shown.__cause__ = error
+        return shown
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> TelegradFuture[S]:
         """A future of what `callback` returns; what it raises becomes a RuntimeError, as in torch."""
