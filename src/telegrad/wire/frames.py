@@ -251,9 +251,9 @@ def pack(
 # -- frames in ------------------------------------------------------------------------------------------------
 
 
-def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limits) -> tuple[int, int, int, int, int]:
-    """Read a header: kind, length, sequence and the two acks. What is wrong with it is a ProtocolError."""
-    magic, version, kind, length, sequence, ack_control, ack_bulk = _unpack_header(data, offset)
+def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limits) -> None:
+    """Read a header. What is wrong with it is a ProtocolError."""
+    magic, version, kind, length, *_ = _unpack_header(data, offset)
     if magic != MAGIC:
         raise ProtocolError(f"not a telegrad frame: it starts with {bytes(magic)!r}")
     if version != VERSION:
@@ -264,7 +264,6 @@ def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limi
         raise ProtocolError(f"a frame of unknown kind {kind}")
     if length > limits.frame:
         raise LimitExceeded(f"a frame of {length:,} bytes; the limit is {limits.frame:,}")
-    return kind, length, sequence, ack_control, ack_bulk
 
 
 def _nothing_is_lent(slab: int, offset: int, size: int, number: int) -> memoryview:
@@ -460,7 +459,9 @@ class FrameReader:
             raise ProtocolError(f"not a telegrad frame: it starts with {first!r}")
         while self._end - self._start >= HEADER_SIZE:
             start, end = self._start, self._end
-            kind, length, sequence, ack_control, ack_bulk = check_header(scratch, start, self.limits)
+            magic, version, kind, length, sequence, ack_control, ack_bulk = _unpack_header(scratch, start)
+            if magic != MAGIC or version != VERSION or kind not in _KINDS or length > self.limits.frame:
+                check_header(scratch, start, self.limits)  # says which
             if self.only_handshake and kind != Kind.HANDSHAKE:
                 raise ProtocolError(f"a frame of kind {kind} before the handshake")
             body_start = start + HEADER_SIZE
