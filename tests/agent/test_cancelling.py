@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from telegrad.agent.agent import Agent
+from telegrad.agent.calls import Call
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import CallCancelled, DeadlineExceeded, TelegradError
+from telegrad.protocol.limits import SessionSettings
+from telegrad.testing.group import local_group
 from telegrad.testing.simulation import Faults, Simulation
 
 
@@ -97,6 +100,28 @@ def test_credits_come_back_of_calls_that_were_given_up_in_the_queue() -> None:
 
     busy.run(program)
     assert busy.ran == ["wanted"]
+
+
+def test_credits_come_back_of_a_call_that_is_given_up_just_when_its_answer_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with local_group(["a", "b"], settings=AgentSettings(session=SessionSettings(request_credits=1))) as group:
+        a = group["a"]
+        finish = a.calling.finish
+
+        def give_up_first(call: Call, answer: Any = None, message: Any = None, error: Any = None) -> bool:
+            if answer is not None:
+                assert a.cancel(call)
+            return finish(call, answer, message, error)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(a.calling, "finish", give_up_first)
+            with pytest.raises(CallCancelled):
+                a.call("b", abs, (-1,))
+        assert a.call("b", abs, (-1,), timeout=20) == 1
+        channel = a.peers.find("b").outgoing
+        assert channel is not None
+        assert channel.abandoned == {}
 
 
 def test_what_was_to_be_made_by_a_call_that_was_given_up_in_the_queue_is_an_error() -> None:

@@ -1,12 +1,15 @@
-"""How a worker leaves: here, what it still does for those that were killed."""
+"""How a worker leaves: what it still does for those that were killed, and for those that wait for its answers."""
 
 from __future__ import annotations
 
 import math
+import time
+from typing import Any
 
 import pytest
 
 from telegrad.errors import WorkerLost
+from telegrad.testing.group import local_group
 from telegrad.testing.simulation import Simulation
 from telegrad.transport.memory import MemoryTransport
 
@@ -66,3 +69,21 @@ def test_a_lost_worker_that_lives_on_delays_nobody_for_long(seed: int, monkeypat
     assert files.run(seed) < 1.5
     assert files.asked < 20
     assert files.run(seed, pause=5.0) < 0.1
+
+
+def test_a_call_counts_as_under_way_until_its_answer_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a worker that leaves when all is quiet would keep the answer to itself."""
+    with local_group(["a", "b"]) as group:
+        b = group["b"]
+        pack, seen = b.serving._pack_reply, []
+
+        def look_and_pack(*args: Any) -> Any:
+            seen.append(b.activity())
+            return pack(*args)
+
+        monkeypatch.setattr(b.serving, "_pack_reply", look_and_pack)
+        assert group["a"].call("b", abs, (-1,)) == 1
+        assert [len(activity) for activity in seen] == [1]
+        deadline = time.monotonic() + 20
+        while b.activity():
+            assert time.monotonic() < deadline

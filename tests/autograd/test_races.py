@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_process import wait_until
 
 import telegrad.autograd.service as service
 from telegrad import autograd
@@ -433,3 +434,41 @@ def test_word_that_a_pass_failed_is_not_lost_where_it_just_begins(monkeypatch: p
         assert run is not None
         assert "given up" in str(run.failure)
         del y
+
+
+def test_a_call_whose_caller_was_lost_before_it_is_served_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller alone could have ended the context there, and word of the loss does not come twice."""
+    with local_group(["a", "b", "c"]) as group, api.acting_as(group["a"]):
+        b, c = group["b"], group["c"]
+        enter = c.recorder.enter
+
+        def enter_late(metadata: Any, peer: Any) -> Any:
+            b.close()
+            wait_until(lambda: c.peers.find("b").gone != "" and not c.autograd.contexts.all())
+            return enter(metadata, peer)
+
+        monkeypatch.setattr(c.recorder, "enter", enter_late)
+        b.register("f", lambda: b.call("c", "@g"))
+        c.register("g", make_weight)
+        with autograd.context():
+            with pytest.raises(TelegradError):
+                group["a"].call("b", "@f", timeout=LONG)
+            wait_until(lambda: not c.activity())
+            assert c.autograd.contexts.all() == []
+
+
+def test_the_loss_of_one_worker_ends_no_context_of_another_that_just_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    with local_group(["a", "b", "c"]) as group, api.acting_as(group["a"]):
+        contexts = group["b"].autograd.contexts
+        begin = contexts.enter
+
+        def enter_and_lose(context_id: int) -> Any:
+            context = begin(context_id)
+            contexts.worker_lost(2)
+            return context
+
+        monkeypatch.setattr(contexts, "enter", enter_and_lose)
+        group["b"].register("f", lambda: make_weight() * 2)
+        with autograd.context() as context_id:
+            y = group["a"].call("b", "@f")
+            autograd.backward(context_id, [y.sum()], timeout=LONG)

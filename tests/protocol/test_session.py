@@ -23,7 +23,7 @@ ENDED = (State.CLOSED, State.LOST)
 
 
 def make_session(resumable: bool = True, initiator: bool = True, limits: SessionSettings = DEFAULTS) -> Session:
-    return Session(resumable=resumable, initiator=initiator, settings=limits, now=0.0, peer="b")
+    return Session(resumable=resumable, initiator=initiator, settings=limits, now=0.0, worker="b")
 
 
 def make_connected(resumable: bool = True, initiator: bool = True, limits: SessionSettings = DEFAULTS) -> Session:
@@ -579,13 +579,13 @@ def test_silence_cuts_the_connection_and_then_loses_the_peer() -> None:
     assert not any(isinstance(effect, Cut) for effect in session.tick(36.9))
     [cut] = session.tick(37.0)
     assert isinstance(cut, Cut)
-    assert "nothing was heard from b for 30 s" in cut.reason
+    assert "nothing was heard from worker 'b' for 30 s" in cut.reason
     assert session.state is State.BROKEN
     assert session.next_tick() == 67.0
     assert session.tick(66.9) == []
     [lost] = session.tick(67.0)
     assert isinstance(lost, Lost)
-    assert "nothing was heard from b" in lost.reason
+    assert "nothing was heard from worker 'b'" in lost.reason
     assert session.lost_reason == lost.reason
 
 
@@ -653,7 +653,7 @@ def test_refused_connections_lose_the_peer_after_one_second() -> None:
         effects = session.refused("connection refused", now)
     assert isinstance(effects[0], Lost)
     assert now == pytest.approx(10.0)
-    assert "connection refused; b refused connections for 1 s" in effects[0].reason
+    assert "connection refused; worker 'b' refused connections for 1 s" in effects[0].reason
 
 
 def test_an_attempt_that_got_through_restarts_the_count_of_refusals() -> None:
@@ -835,7 +835,7 @@ def test_nothing_can_be_sent_after_the_end_and_the_error_says_why() -> None:
     lost, leaving, left = make_connected(), make_connected(), make_connected()
     lost.lost("another incarnation came")
     lost.lost("a second reason")
-    with pytest.raises(WorkerLost, match="b is lost: another incarnation came") as error:
+    with pytest.raises(WorkerLost, match="worker 'b' is lost: another incarnation came") as error:
         lost.send(CONTROL, b"", 0)
     assert error.value.worker == "b"
     leaving.say_goodbye(1.0)
@@ -843,7 +843,7 @@ def test_nothing_can_be_sent_after_the_end_and_the_error_says_why() -> None:
         leaving.send(CONTROL, b"", 0)
     left.hear_goodbye()
     left.disconnected("end of file", 1.0)
-    with pytest.raises(WorkerLost, match="b said goodbye and left"):
+    with pytest.raises(WorkerLost, match="worker 'b' said goodbye and left"):
         left.send(CONTROL, b"", 0)
 
 
@@ -886,7 +886,7 @@ def test_a_peer_that_claims_more_than_was_sent_or_less_than_it_acknowledged_is_n
     session.send(CONTROL, b"", 1)
     session.heard(1, 0, 1.0)
     session.disconnected("cut", 1.0)
-    with pytest.raises(ProtocolError, match="b claims to have"):
+    with pytest.raises(ProtocolError, match="worker 'b' claims to have"):
         session.connected(claim, 2.0)
     assert session.state is State.BROKEN
     assert session.kept == (1, 1)
@@ -894,9 +894,9 @@ def test_a_peer_that_claims_more_than_was_sent_or_less_than_it_acknowledged_is_n
 
 def test_an_ack_of_what_was_never_sent_is_a_protocol_error() -> None:
     session = make_connected()
-    with pytest.raises(ProtocolError, match="b acknowledged control frame 1, but only 0 were sent"):
+    with pytest.raises(ProtocolError, match="worker 'b' acknowledged control frame 1, but only 0 were sent"):
         session.received(CONTROL, 1, 1, 0, 1.0)
-    with pytest.raises(ProtocolError, match="b acknowledged bulk frame 4"):
+    with pytest.raises(ProtocolError, match="worker 'b' acknowledged bulk frame 4"):
         session.heard(0, 4, 1.0)
 
 

@@ -211,9 +211,7 @@ class Agent:
                     references = self.keeper.incoming(channel.worker.id, head.references)
                     if call is not None:
                         call.references = references
-                if call is not None:
-                    self.calling.finish(call, head, message)
-                else:
+                if call is None or not self.calling.finish(call, head, message):  # it was given up, just now perhaps
                     charge = channel.abandoned.pop(head.call, 0)
                     if charge:
                         channel.return_credit(charge)

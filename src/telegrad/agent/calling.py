@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
 from telegrad.agent.answers import read_answer, read_failure
 from telegrad.agent.calls import Call, Waiter, serving
 from telegrad.agent.deadlines import Deadlines
-from telegrad.agent.executor import Executor
+from telegrad.agent.executor import Executor, Owed
 from telegrad.agent.gathering import SERVICE
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.keeper import Keeper
@@ -307,13 +306,13 @@ class Calling:
         if on_done is not None:
             if answer is None:
                 channel.expect_fewer(1)
-                self._owner.executor.submit(partial(on_done, call))
+                self._owner.executor.submit(Owed(on_done, call))
             elif call.at_once:
                 channel.expect_fewer(1)
                 self._run_at_once(on_done, call)
             else:
                 # Whoever reads submits it, with those that came at the same time.
-                channel.ended.append(partial(on_done, call))
+                channel.ended.append(Owed(on_done, call))
         # Threads may wait for an asynchronous call, too, and several for one.
         for waiter in list(call.waiters):
             if waiter.event is not None:

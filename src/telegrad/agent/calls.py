@@ -90,6 +90,7 @@ class Served(msgspec.Struct, eq=False):
     """Why the caller no longer wants the answer; empty if it does."""
     children: dict[int, Call] = msgspec.field(default_factory=dict)
     on_cancel: Callable[[], None] | None = None
+    answered: bool = False
     visit: Visit | None = None
     """Of a call of a method, or of `to_here`."""
     turn: Turn | None = None

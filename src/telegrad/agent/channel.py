@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from telegrad.agent.calls import Call
-from telegrad.agent.executor import Executor, Timer
+from telegrad.agent.executor import Executor, Owed, Timer
 from telegrad.agent.group import WorkerRecord
 from telegrad.errors import ProtocolError
 from telegrad.protocol.credits import Credits
@@ -113,7 +113,7 @@ class Channel:
         self.received = 0
         """The same of those that came; only the one reader changes it."""
         self.unwaited = 0  # calls under way whose answer no thread waits for
-        self.ended: list[Callable[[], None]] = []
+        self.ended: list[Owed] = []
         """What is to be done for the futures whose answers have just been read; only the one reader touches it."""
         self.inbox: deque[Callable[[], None]] | None = None
         """Where the one who reads wants the handlers of one-way messages; None: a runner runs them."""
@@ -126,7 +126,7 @@ class Channel:
             initiator=outgoing,
             settings=settings,
             now=owner.runtime.now(),
-            peer=f"worker {peer!r}",
+            worker=peer,
         )
         self._allocate = allocate
         self._assembler = Assembler(owner.limits, allocate)

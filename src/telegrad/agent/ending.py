@@ -82,7 +82,7 @@ class Ending:
         for peer in self._owner.peers.all():
             for channel in peer.channels():
                 lines += [str(call) for call in list(channel.calls.values()) if call.function != SERVICE]
-        for served in list(self._owner.serving.active.values()):
+        for served in self._owner.serving.unanswered():
             if served.function != SERVICE:
                 lines.append(f"{served.function}, called by worker {served.caller!r}, is still running")
         return lines
@@ -135,8 +135,9 @@ class Ending:
                     )
             left = None if deadline is None else max(0.01, deadline - now())
             # Before the others can know that all is quiet, and leave: what they hold would be given up.
-            held = owner.keeper.held() if owner.keeper is not None else []
+            # And the traffic first: what comes between the two is then not settled, and not held either.
             traffic = owner.keeper.traffic() if owner.keeper is not None else _NO_TRAFFIC
+            held = owner.keeper.held() if owner.keeper is not None else []
             mine = owner.me.id, bool(self.activity()), owner.calls_made(), traffic
             values = list(owner.gatherings.gather(mine, timeout=left, topic="shutdown").values())
             made = sum(count + sum(traffic.sent.values()) for _, _, count, traffic in values)
@@ -164,7 +165,6 @@ class Ending:
 
     def _close(self) -> None:
         owner = self._owner
-        deadline = owner.runtime.now() + owner.settings.stop_timeout
         self.close_listeners()
         channels = [channel for peer in owner.peers.all() for channel in peer.channels()]
         for channel in channels:
@@ -176,7 +176,7 @@ class Ending:
         owner.serving.close()
         if owner.keeper is not None:
             owner.keeper.close()
-        stuck = owner.executor.stop(deadline)
+        stuck = owner.executor.stop(owner.runtime.now() + owner.settings.stop_timeout)
         if stuck:
             _log.warning(
                 "worker %r shut down while functions were still running: %s", owner.me.name, "; ".join(self.activity())

@@ -23,6 +23,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 
@@ -36,6 +37,7 @@ Task = Callable[[], object]
 PARKED_FOR = 10.0  # seconds after which a runner that has nothing to do ends
 SLOW = 0.002  # seconds at one task after which another runner takes over
 SELDOM = 2  # times as long between two looks of the watchdog, if it finds nothing running time and again
+_SECOND_CHANCE = 1.0  # seconds, for threads that have not ended in time
 CALM = 0.05  # seconds without a task after which the watchdog rests
 
 
@@ -47,6 +49,10 @@ class Timer:
     def __init__(self, when: float, action: Task) -> None:
         self.when = when
         self.action: Task | None = action
+
+
+class Owed(partial[object]):
+    """A task that somebody may wait for whatever happens: it runs even if the executor is being stopped."""
 
 
 class _Runner(threading.local):
@@ -99,7 +105,9 @@ class Executor:
         """End all runners. Returns the names of those that would not end (they are in user code that does)."""
         with self._lock:
             self._stopping = True
+            owed = [task for task in self._ready if isinstance(task, Owed)]
             self._ready.clear()
+            self._ready.extend(owed)
             for event in self._parked:
                 event.set()
             if self._watchdog_rests is not None:
@@ -109,7 +117,10 @@ class Executor:
         while True:
             with self._lock:
                 alive = {number: thread for number, thread in self._threads.items() if number != own}
-            stuck = [number for number, thread in alive.items() if not thread.join(deadline)]
+            late = [number for number, thread in alive.items() if not thread.join(deadline)]
+            # If this thread was held up itself, the deadline may have passed before they had a chance.
+            again = self._runtime.now() + _SECOND_CHANCE
+            stuck = [number for number in late if not alive[number].join(again)]
             if stuck or not alive:
                 return [f"{self._name}:{number}" for number in stuck]
 
@@ -145,7 +156,7 @@ class Executor:
     def submit(self, task: Task, *, urgent: bool = False) -> None:
         """Have a runner run `task`. Urgent tasks are short, and run even when all user functions are slow."""
         with self._lock:
-            if self._stopping:
+            if self._stopping and not isinstance(task, Owed):
                 return
             (self._urgent if urgent else self._ready).append(task)
             if not (self._current.mine and self._unblocked):
@@ -153,11 +164,9 @@ class Executor:
             elif self._watchdog_rests is not None:  # this runner, or the watchdog, will see to it
                 self._watchdog_rests.set()
 
-    def submit_all(self, tasks: Iterable[Task]) -> None:
+    def submit_all(self, tasks: Iterable[Owed]) -> None:
         """Have runners run all `tasks`, for which one is woken, not one for each."""
         with self._lock:
-            if self._stopping:
-                return
             self._ready.extend(tasks)
             if self._current.mine and self._unblocked:
                 self._alert()
@@ -248,7 +257,8 @@ class Executor:
                 self._running -= counted
                 self._unblocked -= 1
                 self._threads.pop(number, None)
-                if not self._stopping and not self._polling:
+                owed = self._ready and self._running < self._most_running
+                if owed if self._stopping else not self._polling:
                     self._serve()
 
     def _park(self, event: Event) -> bool:
@@ -292,7 +302,7 @@ class Executor:
     def _block(self) -> None:
         self._unblocked -= 1
         self._running -= self._current.counted
-        if not self._stopping and (not self._polling or self._ready or self._urgent):
+        if self._ready or self._urgent or not (self._polling or self._stopping):
             self._serve()
 
     def wait_for_link(self, link: Link, deadline: float | None) -> int:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _is_grad_enabled = torch.is_grad_enabled
+_OVER = (State.CLOSED, State.LOST)
 _EARLY = 256
 """Cancellations that are kept of calls that are not there: they may still come, or were answered."""
 AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
@@ -74,6 +75,7 @@ class Serving:
         self._early: dict[tuple[Channel, int], str] = {}  # cancellations that overtook a large request, perhaps
         self.active: dict[tuple[Channel, int], Served] = {}
         """The calls that have come and are not answered, also those that wait for a thread."""
+        self._leaving: set[Served] = set()  # those whose answers are being made and sent
         self.on_failure: Callable[[BaseException], None] | None = None
         """Told of every exception that a function raised, before its caller is."""
 
@@ -81,6 +83,10 @@ class Serving:
         """Let others call `function` as ``@name``. A deferred one gets, first, a function to answer with."""
         with self._lock:
             self._services["@" + name] = (function, deferred)
+
+    def unanswered(self) -> list[Served]:
+        """The calls whose answers have not left."""
+        return [*list(self.active.values()), *list(self._leaving)]
 
     # -- one call ---------------------------------------------------------------------------------------------
 
@@ -113,7 +119,7 @@ class Serving:
         keeper = self._owner.keeper
         references: list[Placed] | tuple[()] = ()
         if keeper is not None:
-            if channel.session.state in (State.CLOSED, State.LOST):
+            if channel.session.state in _OVER:
                 # What a lost worker held has been given up, and this came too late for that.
                 _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
                 self.active.pop((channel, request.call), None)
@@ -151,6 +157,8 @@ class Serving:
                 if recorder is not None:
                     served.autograd = request.autograd
                     served.scope, entered = recorder.enter(request.autograd, channel.worker)
+                    if channel.session.state in _OVER:  # its loss may have come before, and would not come again
+                        recorder.lost(channel.worker)
                 if request.autograd.grad_mode:
                     self._run(channel, served, request, parcel, references)
                 else:
@@ -259,9 +267,11 @@ class Serving:
                 error = CallCancelled(f"{served.function} was cancelled: {served.cancelled or 'by itself'}")
             answer(value, error)
 
-        served.on_cancel = self._loop.run(coroutine, done)
+        cancel = served.on_cancel = self._loop.run(coroutine, done)
         if served.cancelled:
-            served.on_cancel()
+            cancel()
+        if served.answered:
+            served.on_cancel = None  # see _answer, which came before it was set
 
     def _unknown(self, name: str) -> NoReturn:
         known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"
@@ -280,8 +290,11 @@ class Serving:
         if creation is not None and self._owner.keeper is not None:
             self._owner.keeper.computed(creation, value, error)
             value = None
+        self._leaving.add(served)  # a shutdown that waits for quiet must see it in one of the two
         if self.active.pop((channel, served.id), None) is None:
+            self._leaving.discard(served)
             return  # answered already
+        served.answered = True
         served.on_cancel = None  # it knows the coroutine, and that knows its result
         if served.turn is not None and self._owner.keeper is not None:
             self._owner.keeper.not_in_turn(served.turn, channel.worker.id)
@@ -300,6 +313,7 @@ class Serving:
         except TelegradError as failure:  # the caller is gone
             _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)
         finally:
+            self._leaving.discard(served)
             if served.scope is not None and self._owner.recorder is not None:
                 self._owner.recorder.answered(served.scope, channel.worker)
             if self._owner.draining:

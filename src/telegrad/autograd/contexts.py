@@ -175,8 +175,9 @@ class Contexts:
         """Drop what only a lost worker could end: its own contexts, and those that nobody else called us in."""
         for context in self.all():
             with context.lock:
+                known = worker in context.callers or worker in context.cleanups  # else it is about to get a caller
                 context.callers.discard(worker)
-                orphaned = context.owner != self._worker and not context.callers
+                orphaned = known and context.owner != self._worker and not context.callers
             if context.owner == worker or orphaned:
                 self.release(context)
 

@@ -102,6 +102,9 @@ class AutogradRecorder:
             context.callers.add(peer.id)
         return context, current.set(context)
 
+    def lost(self, peer: WorkerRecord) -> None:
+        self._contexts.worker_lost(peer.id)
+
     def leave(self, token: Any) -> None:
         current.reset(token)
 

@@ -102,15 +102,17 @@ class Session:
         "_settings",
         "_state",
         "_waiting_since",
+        "_worker",
     )
 
     def __init__(
-        self, *, resumable: bool, initiator: bool, settings: SessionSettings, now: float, peer: str = "the peer"
+        self, *, resumable: bool, initiator: bool, settings: SessionSettings, now: float, worker: str = ""
     ) -> None:
         self._resumable = resumable
         self._initiator = initiator
         self._settings = settings
-        self._peer = peer
+        self._worker = worker
+        self._peer = f"worker {worker!r}" if worker else "the peer"
         self._state = State.CONNECTING
         self._lost_reason: str | None = None
         self._goodbye_said = False
@@ -139,7 +141,7 @@ class Session:
         self._leave_at = _NEVER
         # Stays set over a reconnect until something gets through, so that endless resuming ends too.
         self._give_up_at = now + settings.resume_limit
-        self._broken_reason = f"no connection to {peer} came about"
+        self._broken_reason = f"no connection to {self._peer} came about"
         self._attempt_at = now if initiator else _NEVER
         self._attempting = False
         self._backoff = settings.reconnect_backoff
@@ -468,10 +470,10 @@ class Session:
 
     def _why_nothing_is_sent(self) -> TelegradError:
         if self._lost_reason is not None:
-            return WorkerLost(f"{self._peer} is lost: {self._lost_reason}", worker=self._peer)
+            return WorkerLost(f"{self._peer} is lost: {self._lost_reason}", worker=self._worker)
         if self._goodbye_said:
             return NotInitialized(f"nothing can be sent to {self._peer}: this worker has said goodbye and is leaving")
-        return WorkerLost(f"{self._peer} said goodbye and left the group", worker=self._peer)
+        return WorkerLost(f"{self._peer} said goodbye and left the group", worker=self._worker)
 
     @property
     def state(self) -> State:

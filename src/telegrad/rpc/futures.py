@@ -35,7 +35,8 @@ class Future(torch.futures.Future[T]):
         self._agent = agent
         self._keeps = keeps  # alive for as long as the call is under way
         self._call: Call | None = None
-        self._completed_by = 0  # the thread that completes this, when the call has ended
+        self._is_calls = False  # which alone completes it; its thread may do so before `_call` is set
+        self._completed_by = 0  # the thread that does, when the call has ended
         self._lock = threading.Lock()  # protects _outcome
         self._trace: TracebackType | None = None  # of the error that was set
         self._outcome: tuple[Any, Exception | None] | None = None
@@ -47,7 +48,12 @@ class Future(torch.futures.Future[T]):
     ) -> Future[T]:
         """Make the call that this is the future of."""
         assert self._agent is not None
-        self._call = self._agent.calling.begin(to, function, args, kwargs, timeout, self._ended, None, visit)
+        self._is_calls = True
+        try:
+            self._call = self._agent.calling.begin(to, function, args, kwargs, timeout, self._ended, None, visit)
+        except BaseException:
+            self._is_calls = False
+            raise
         return self
 
     def _ended(self, call: Call) -> None:
@@ -82,9 +88,10 @@ class Future(torch.futures.Future[T]):
         super().set_exception(result)  # type: ignore[arg-type]  # see above
 
     def _check_unmarked(self) -> None:
-        if self._call is not None and self._completed_by != threading.get_ident():
+        if self._is_calls and self._completed_by != threading.get_ident():
             raise RuntimeError(
-                f"Future can only be marked completed once, and this one is marked by {self._call} when it has ended"
+                "Future can only be marked completed once, and this one is marked by "
+                f"{self._call or 'its call'} when it has ended"
             )
 
     def _shown(self, error: Exception) -> Exception:

@@ -22,8 +22,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-_PATIENCE = 3.0
-"""Seconds for which a shutdown waits for deletions that are under way, before it speaks of a leak."""
+_LOOKS, _PAUSE = 300, 0.01
+"""How often, and how many seconds apart, a shutdown looks for deletions that are under way, before it speaks of a leak.
+Looks, not a time: after a stall of this process they lie unread."""
 
 
 def _texts(method: Callable[P, R]) -> Callable[P, R]:
@@ -229,9 +230,10 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0) -> None:
 def await_deletions(agent: Agent) -> list[str]:
     """What others still hold here when the deletions that are under way have come."""
     references: References = agent.references
-    deadline = agent.runtime.now() + _PATIENCE
-    while references.counts()["shared"] and agent.runtime.now() < deadline:
-        agent.executor.wait(agent.runtime.event(), min(deadline, agent.runtime.now() + 0.01))
+    for _ in range(_LOOKS):
+        if not references.counts()["shared"]:
+            break
+        agent.executor.wait(agent.runtime.event(), agent.runtime.now() + _PAUSE)
     return [line for line in references.held() if "is held by" in line]
 
 
