@@ -468,7 +468,10 @@ def test_the_loss_of_one_worker_ends_no_context_of_another_that_just_begins(monk
             return context
 
         monkeypatch.setattr(contexts, "enter", enter_and_lose)
-        group["b"].register("f", lambda: make_weight() * 2)
+        weight = make_weight()
+        group["b"].register("f", lambda: weight * 2)
         with autograd.context() as context_id:
             y = group["a"].call("b", "@f")
             autograd.backward(context_id, [y.sum()], timeout=LONG)
+            gradients = group["b"].autograd.get_gradients(context_id)
+            assert torch.equal(gradients[weight], torch.full((3,), 2.0))
