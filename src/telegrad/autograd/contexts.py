@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _COUNTER_BITS = 48
 _COUNTER = (1 << _COUNTER_BITS) - 1
+_ENDED, _ORPHANED = "ended", "orphaned"
 _REMEMBERED = 16384  # contexts that ended, so that what comes late does not bring them back
 
 
@@ -39,7 +40,9 @@ class DistAutogradContext:
         """Calls answered in it, by caller."""
         self.callers: set[int] = set()
         self.cleanups: dict[int, int] = {}
-        """Callers that have left it, and how many calls they made to us."""
+        """Callers that have left it because it ended, and how many calls they made to us."""
+        self.quits: dict[int, int] = {}
+        """Callers that have left it because their own callers are lost, and how many calls they made to us."""
         self.passes: dict[int, PassRun] = {}
         self.stepped: set[int] = set()
         """Optimizers whose steps were done in passes that began here."""
@@ -94,7 +97,7 @@ current: ContextVar[DistAutogradContext | None] = ContextVar("telegrad_context",
 class Contexts:
     """The contexts that one worker takes part in."""
 
-    def __init__(self, worker: int, first: int, on_release: Callable[[DistAutogradContext], None]) -> None:
+    def __init__(self, worker: int, first: int, on_release: Callable[[DistAutogradContext, bool], None]) -> None:
         self._worker = worker
         self._ids = itertools.count(first)
         self._messages = itertools.count(first)
@@ -135,60 +138,78 @@ class Contexts:
         return context
 
     def enter(self, context_id: int) -> DistAutogradContext | None:
-        """The context of that id, which another worker named; None if it has ended."""
+        """The context of that id, which another worker named, made if need be; None if it has ended."""
         with self._lock:
             context = self._alive.get(context_id)
             if context is None and context_id not in self._ended and context_id >> _COUNTER_BITS != self._worker:
                 context = self._alive[context_id] = DistAutogradContext(context_id)
             return context
 
-    def release(self, context: DistAutogradContext) -> None:
-        """Leave a context, and tell those that this worker called in it."""
+    def ended(self, context_id: int) -> DistAutogradContext:
+        """What stands for a context that has ended, where a call that was made in it is still to be answered."""
+        context = DistAutogradContext(context_id)
+        context.released = True
+        return context
+
+    def release(self, context: DistAutogradContext, *, orphaned: bool = False) -> None:
+        """Leave a context, and tell those that this worker called in it.
+
+        It has ended; or, if `orphaned`, only for this worker: then others may call it in the same one anew.
+        """
         with self._lock:
-            if self._alive.pop(context.id, None) is None:
+            if self._alive.get(context.id) is not context:
                 return
-            self._ended[context.id] = None
-            while len(self._ended) > _REMEMBERED:
-                del self._ended[next(iter(self._ended))]
-        self._on_release(context)
+            del self._alive[context.id]
+            if not orphaned:
+                self._ended[context.id] = None
+                while len(self._ended) > _REMEMBERED:
+                    del self._ended[next(iter(self._ended))]
+        self._on_release(context, orphaned)
 
     def served(self, context: DistAutogradContext, caller: int) -> None:
         """A call that `caller` made in the context was answered."""
         with context.lock:
             context.served[caller] = context.served.get(caller, 0) + 1
-            due = bool(context.cleanups) and _is_due(context)
-        if due:
-            self.release(context)
+            ends = self._ends(context) if context.cleanups or context.quits else ""
+        if ends:
+            self.release(context, orphaned=ends == _ORPHANED)
 
-    def cleanup(self, context_id: int, caller: int, calls: int) -> None:
-        """`caller` has left the context, in which it made so many calls to us."""
+    def cleanup(self, context_id: int, caller: int, calls: int, *, orphaned: bool = False) -> None:
+        """`caller` has left the context, in which it made so many calls to us. See `release`."""
         context = self.enter(context_id)
         if context is None or context.owner == self._worker:
             return
         with context.lock:
-            context.cleanups[caller] = calls
-            due = _is_due(context)
-        if due:
-            self.release(context)
+            (context.quits if orphaned else context.cleanups)[caller] = calls
+            ends = self._ends(context)
+        if ends:
+            self.release(context, orphaned=ends == _ORPHANED)
 
     def worker_lost(self, worker: int) -> None:
         """Drop what only a lost worker could end: its own contexts, and those that nobody else called us in."""
         for context in self.all():
             with context.lock:
-                known = worker in context.callers or worker in context.cleanups  # else it is about to get a caller
+                # One without any is just being made, and about to get its first caller.
+                known = worker in context.callers or worker in context.cleanups or worker in context.quits
                 context.callers.discard(worker)
                 orphaned = known and context.owner != self._worker and not context.callers
-            if context.owner == worker or orphaned:
+            if context.owner == worker:
                 self.release(context)
+            elif orphaned:
+                self.release(context, orphaned=True)
+
+    def _ends(self, context: DistAutogradContext) -> str:
+        """Whether it ends now, and how. Called with the lock of the context held."""
+        for caller, calls in context.cleanups.items():
+            if context.served.get(caller, 0) >= calls:
+                return _ENDED
+        gone = [caller for caller, calls in context.quits.items() if context.served.get(caller, 0) >= calls]
+        for caller in gone:
+            context.callers.discard(caller)
+            context.served[caller] = context.served.get(caller, 0) - context.quits.pop(caller)
+        return _ORPHANED if gone and not context.callers and context.owner != self._worker else ""
 
     def all(self) -> list[DistAutogradContext]:
         """Those that are alive."""
         with self._lock:
             return list(self._alive.values())
-
-
-def _is_due(context: DistAutogradContext) -> bool:
-    for caller, calls in context.cleanups.items():  # noqa: SIM110 - any() would make a generator, in every context
-        if context.served.get(caller, 0) >= calls:
-            return True
-    return False

@@ -33,7 +33,7 @@ class AutogradRecorder:
     def outgoing(
         self, scope: DistAutogradContext | None, peer: WorkerRecord, encoded: Encoded, *, request: bool
     ) -> AutogradMetadata | None:
-        if scope is None or scope.released:
+        if scope is None or (request and scope.released):
             return None
         message, indices = 0, []
         grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -73,7 +73,13 @@ class AutogradRecorder:
             # The number is taken with all tensors collected, and before the message can leave: so the gradient of
             # a send never depends on that of one with a smaller number.
             send.order = next(self._contexts.orders)
-            scope.sends[message] = send
+            released = scope.released
+            if not released:
+                scope.sends[message] = send
+        if released:
+            # An answer in a context that has ended here. The caller's tensors are no leaves all the same: a pass through
+            # them, if it comes to one, is told that the context is not known here.
+            send.release()
         return message
 
     def incoming(self, peer: WorkerRecord, metadata: AutogradMetadata, attachments: list[Any]) -> list[Any]:
@@ -97,7 +103,7 @@ class AutogradRecorder:
     ) -> tuple[DistAutogradContext | None, Token[DistAutogradContext | None] | None]:
         context = self._contexts.enter(metadata.context)
         if context is None:
-            return None, None
+            return self._contexts.ended(metadata.context), None
         with context.lock:
             context.callers.add(peer.id)
         return context, current.set(context)

@@ -290,11 +290,11 @@ class Autograd:
         run.fail(self.postman.read_failure(head.failure, message.data), told=True)
 
     def _on_cleanup(self, channel: Channel, head: CleanupAutogradContextReq, message: Message) -> None:
-        self.contexts.cleanup(head.context, channel.worker.id, head.calls)
+        self.contexts.cleanup(head.context, channel.worker.id, head.calls, orphaned=head.orphaned)
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
-    def _released(self, context: DistAutogradContext) -> None:
+    def _released(self, context: DistAutogradContext, orphaned: bool) -> None:
         with context.lock:
             context.released = True
             runs = list(context.passes.values())
@@ -303,7 +303,7 @@ class Autograd:
             if run.engaged:
                 run.fail(TelegradError(f"context {context.id:#x} was left while a backward pass was running in it"))
         for worker, calls in made.items():
-            self._agent.tell(worker, CleanupAutogradContextReq(context.id, calls))
+            self._agent.tell(worker, CleanupAutogradContextReq(context.id, calls, orphaned))
         with context.lock:
             for send in context.sends.values():
                 send.release()

@@ -225,10 +225,14 @@ class AbortPass(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class CleanupAutogradContextReq(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """The sender has left the context, in which it made so many calls to the receiver."""
+    """The sender has left the context, in which it made so many calls to the receiver.
+
+    It has ended; or, if `orphaned`, those that called the sender in it are lost, and others may still work in it.
+    """
 
     context: int
     calls: int
+    orphaned: bool = False
 
 
 # -- references -----------------------------------------------------------------------------------------------

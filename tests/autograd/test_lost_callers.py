@@ -1,0 +1,115 @@
+"""A context on a worker whose caller in it is lost: it goes, unless others work in it, and may come back with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from one_process import gradients_on
+
+from telegrad import autograd
+from telegrad.errors import TelegradError
+from telegrad.rpc import api
+from telegrad.testing.simulation import Simulation
+
+SEEDS = range(5)
+TWOS = torch.full((3,), 2.0)
+
+
+class Town:
+    """Four workers in a simulation. "@f" of b doubles a weight of b's; c and d only pass calls of it on."""
+
+    def __init__(self, seed: int) -> None:
+        self.weight = torch.ones(3, requires_grad=True)
+        self.sim = Simulation(seed, ["a", "b", "c", "d"], resumable=False)
+
+    def run(self, main: Callable[[int], None]) -> None:
+        """Run `main` on a, in a context; nobody has any left afterwards."""
+        sim = self.sim
+
+        def program() -> None:
+            sim["b"].register("f", lambda: self.weight * 2)
+            sim["c"].register("f", lambda: sim["c"].call("b", "@f"))
+            sim["d"].register("f", lambda: sim["d"].call("c", "@f"))
+            with api.acting_as(sim["a"]), autograd.context() as context_id:
+                main(context_id)
+            sim.sleep(60.0)
+            assert [self.contexts(name) for name in sim.agents] == [[]] * len(sim.agents)
+
+        with sim:
+            sim.run(program)
+
+    def call(self, to: str) -> torch.Tensor:
+        result: torch.Tensor = self.sim["a"].call(to, "@f")
+        return result
+
+    def contexts(self, name: str) -> list[Any]:
+        return self.sim[name].autograd.contexts.all()
+
+    def lose(self, name: str) -> None:
+        self.sim.kill(name)
+        self.sim.sleep(60.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_worker_whose_only_caller_was_lost_can_be_called_in_the_same_context_again(seed: int) -> None:
+    town = Town(seed)
+
+    def main(context_id: int) -> None:
+        town.call("c")
+        town.lose("c")
+        assert town.contexts("b") == []
+        autograd.backward(context_id, [town.call("b").sum()])
+        assert torch.equal(gradients_on(town.sim["b"], context_id)[town.weight], TWOS)
+
+    town.run(main)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_worker_that_others_called_too_keeps_the_context(seed: int) -> None:
+    town = Town(seed)
+
+    def main(context_id: int) -> None:
+        before = town.call("b")
+        town.call("d")
+        town.lose("d")
+        assert town.contexts("c") == []
+        after = town.call("b")
+        autograd.backward(context_id, [(before + after).sum()])
+        assert torch.equal(gradients_on(town.sim["b"], context_id)[town.weight], 2 * TWOS)
+
+    town.run(main)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_workers_further_down_go_too_and_come_back(seed: int) -> None:
+    town = Town(seed)
+
+    def main(context_id: int) -> None:
+        town.call("d")
+        town.call("d")
+        town.lose("d")
+        assert town.contexts("c") == town.contexts("b") == []
+        autograd.backward(context_id, [town.call("c").sum()])
+        assert torch.equal(gradients_on(town.sim["b"], context_id)[town.weight], TWOS)
+
+    town.run(main)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_came_from_a_context_that_has_ended_there_is_no_leaf(seed: int) -> None:
+    """Else a pass would be done with less than it should be, and say nothing."""
+    town = Town(seed)
+
+    def main(context_id: int) -> None:
+        town.call("b")
+        contexts = town.sim["b"].autograd.contexts
+        contexts.release(contexts.retrieve(context_id))  # as no worker does by itself
+        y = town.call("b")
+        assert not y.is_leaf
+        with pytest.raises(TelegradError, match="is not known on worker 'b'"):
+            autograd.backward(context_id, [y.sum()])
+
+    town.run(main)
