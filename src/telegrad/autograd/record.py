@@ -77,8 +77,8 @@ class AutogradRecorder:
             if not released:
                 scope.sends[message] = send
         if released:
-            # An answer in a context that has ended here. The caller's tensors are no leaves all the same: a pass through
-            # them, if it comes to one, is told that the context is not known here.
+            # An answer in a context that has ended here. The caller's tensors are no leaves all the same: a pass
+            # through them, if it comes to one, is told that the context is not known here.
             send.release()
         return message
 
