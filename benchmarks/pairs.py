@@ -33,7 +33,7 @@ from telegrad import rpc as telegrad_rpc
 
 TORCH, TELEGRAD = "torch", "telegrad"
 CALLER, CALLEE = "caller", "callee"
-PATIENCE = 120.0
+PATIENCE = 45.0
 """Seconds after which a worker that has not answered is taken for stuck."""
 WARM_UP = 0.15
 """Seconds that a block runs before it is timed."""

@@ -22,7 +22,7 @@ hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("repeat")
 
-PATIENCE = 2.0
+PATIENCE = 20.0
 """Seconds for threads, processes and sockets that are ending already."""
 STARTED_ONCE = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 """Processes that multiprocessing starts when first needed, and keeps."""

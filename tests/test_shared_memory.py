@@ -125,7 +125,7 @@ def use_after_shutdown() -> float:
 
 def call_for_ever() -> None:
     while True:
-        rpc.rpc_sync("worker1", keep, (torch.ones(MB),))
+        rpc.rpc_sync("worker1", change, (torch.ones(MB),))
 
 
 def lose_the_other(note: str) -> tuple[float, int, int]:

@@ -30,9 +30,10 @@ def test_calls_that_follow_each_other_do_not_tell_the_poller_anything(
         began = time.monotonic()
         for number in range(CALLS):
             assert a.call("b", operator.add, (number, 1)) == number + 1
-        # On tcp, a tick may come between two calls: at most one for each delay of an acknowledgement.
+        # On tcp, a tick may come between two calls: at most one for each delay of an acknowledgement. After it, the
+        # poller may be ahead of the thread that waits for some more calls.
         ticks = (time.monotonic() - began) / a.settings.session.ack_delay if transport == "tcp" else 0
-        assert len(told) <= 2 + 2 * ticks
+        assert len(told) <= (CALLS // 4 if ticks else 0) + 2 + 2 * ticks
 
 
 def test_the_poller_reads_an_idle_tcp_link_from_the_next_tick_on() -> None:

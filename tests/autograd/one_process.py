@@ -23,7 +23,7 @@ STATE = (
     "sends",
     "recvs",
 )
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 def remotely(worker: str, function: Callable[..., Any], *args: Any) -> Any:

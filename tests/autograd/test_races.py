@@ -37,7 +37,7 @@ from telegrad.wire.messages import (
     ResumeReq,
 )
 
-LONG = 10.0  # seconds; what hangs would hang for ever
+LONG = 30.0  # seconds; what hangs would hang for ever
 
 
 class Then(torch.autograd.Function):
@@ -225,14 +225,11 @@ def test_a_pass_that_begins_elsewhere_is_refused_while_this_one_is_idle_on_a_wor
 
 
 def test_of_two_threads_that_call_backward_in_one_context_one_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive, meeting, weight = PassRun.drive, threading.Barrier(2), make_weight()
+    drive, other_was_told, weight = PassRun.drive, threading.Event(), make_weight()
     outcomes: list[str] = []
 
     def drive_together(self: PassRun, deadline: float | None) -> Any:
-        try:
-            meeting.wait(1.0)
-        except threading.BrokenBarrierError:
-            outcomes.append("one came alone")
+        other_was_told.wait(LONG / 2)
         return drive(self, deadline)
 
     monkeypatch.setattr(PassRun, "drive", drive_together)
@@ -246,6 +243,7 @@ def test_of_two_threads_that_call_backward_in_one_context_one_is_told_so(monkeyp
                 outcomes.append("success")
             except TelegradError as error:
                 outcomes.append(str(error))
+                other_was_told.set()
 
         threads = [threading.Thread(target=run) for _ in range(2)]
         for thread in threads:
@@ -260,13 +258,14 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_grads, weight = SendRpcBackward.set_grads, make_weight()
-    old_may_end, old_has_ended = threading.Event(), threading.Event()
+    old_runs, old_may_end, old_has_ended = threading.Event(), threading.Event(), threading.Event()
     sets: list[Any] = []
     runs: list[int] = []
 
     def action() -> None:
         runs.append(1)
         if len(runs) == 1:
+            old_runs.set()
             old_may_end.wait(LONG)
 
     def set_and_wait(self: SendRpcBackward, grads: Any) -> None:
@@ -289,8 +288,18 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
     with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: Then.apply(weight * 2, action))
         y = group["a"].call("b", "@f")
-        with pytest.raises(DeadlineExceeded):
-            autograd.backward(context_id, [y.sum()], retain_graph=True, timeout=2.0)
+        context = group["a"].autograd.contexts.retrieve(context_id)
+
+        def stop_the_old() -> None:
+            assert old_runs.wait(LONG)
+            for run in list(context.passes.values()):
+                run.fail(TelegradError("stopped by the test"))
+
+        stopper = threading.Thread(target=stop_the_old)
+        stopper.start()
+        with pytest.raises(TelegradError, match="stopped by the test"):
+            autograd.backward(context_id, [y.sum()], retain_graph=True, timeout=LONG)
+        stopper.join()
         autograd.backward(context_id, [y.sum()], timeout=LONG)
 
 

@@ -100,7 +100,8 @@ def call_from_script(to: str, x: torch.Tensor) -> torch.Tensor:
     return rpc.rpc_sync(to, double, (x,))
 
 rank = int(os.environ["RANK"])
-rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + os.environ["STORE"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
 if rank == 0:
     print("scripted:", rpc.rpc_sync("worker1", double, (torch.ones(1),)).item())
     try:
@@ -139,7 +140,7 @@ else:
 def test_the_differences_that_the_page_names_are_so(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(DIFFERENCES)
-    environ = {"PYTHONPATH": SOURCES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environ = {"PYTHONPATH": SOURCES, "STORE": str(tmp_path / "store")}
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "telegrad.drop_in", str(script)],
@@ -164,15 +165,6 @@ def test_the_differences_that_the_page_names_are_so(tmp_path: Path) -> None:
         "gathering: True",
     ]
     assert workers[1].returncode == 1
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_telegrad_run_offers_the_drop_in(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from witnesses import Belongings, Witness, wait_until
 
 from telegrad.errors import PayloadError, TelegradError, UnknownWorker
 from telegrad.launch import GroupTimeout, WorkerFailed, local, start
+from telegrad.launch.local import Group
 
 
 class Custom(Exception):
@@ -260,8 +261,18 @@ def test_a_group_can_be_stopped_before_its_workers_have_come_up() -> None:
     assert all(worker.exitcode == -signal.SIGTERM for worker in group.processes.values())
 
 
-def test_ctrl_c_stops_all(witness: Witness) -> None:
-    def interrupt(path: str, launcher: int) -> None:
+def test_ctrl_c_stops_all(witness: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note, join = tmp_path / "it waits", Group.join
+
+    def note_and_join(group: Group, timeout: float | None = None) -> Any:
+        note.touch()
+        return join(group, timeout)
+
+    monkeypatch.setattr(Group, "join", note_and_join)
+
+    def interrupt(path: str, launcher: int, note: Path) -> None:
+        while not note.exists():
+            os.sched_yield()
         with open(path, "w"):
             text = "import signal; print('up', flush=True); signal.pause()"
             with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as child:
@@ -271,7 +282,7 @@ def test_ctrl_c_stops_all(witness: Witness) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            local(interrupt, 1, (str(witness.path), os.getpid()), init=False)
+            local(interrupt, 1, (str(witness.path), os.getpid(), note), init=False)
     finally:
         signal.signal(signal.SIGINT, before)
     witness.wait_for_end()

@@ -37,7 +37,7 @@ def test_workers_are_numbered_unless_they_have_names() -> None:
 def test_a_client_reaches_the_store_at_the_address_in_the_environment() -> None:
     with Meeting(["a"]) as meeting:
         variables = meeting.environment(0)
-        client = TCPStore(variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), timeout=timedelta(seconds=5))
+        client = TCPStore(variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), timeout=timedelta(seconds=60))
         client.set("key", "value")
         assert client.get("key") == b"value"
 
@@ -67,6 +67,8 @@ def test_every_group_has_a_token_of_its_own() -> None:
 
 
 def test_a_closed_meeting_leaves_no_thread_and_no_descriptor() -> None:
+    with Meeting(["a"]):
+        pass  # the first in a process leaves what torch keeps for all of them
     before = Belongings()
     with Meeting(["a"]):
         pass

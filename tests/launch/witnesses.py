@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-DEADLINE_MS = 20_000
+DEADLINE_MS = 90_000
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

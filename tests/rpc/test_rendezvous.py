@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -149,7 +149,7 @@ def test_two_workers_of_one_name_are_told_to_everybody(connect: OpenStore) -> No
 
 
 def test_who_never_came_and_who_did_is_listed(connect: OpenStore) -> None:
-    outcomes = together(*(joining(connect(), record(rank), 7, timeout=0.3) for rank in (0, 2)))
+    outcomes = together(*(joining(connect(), record(rank), 7, timeout=1.0) for rank in (0, 2)))
     for error in outcomes:
         assert isinstance(error, RendezvousTimeout)
         assert "5 of 7 workers did not come" in str(error)
@@ -285,7 +285,7 @@ def test_64_workers_come_together_quickly_on_one_tcp_store() -> None:
     start = time.monotonic()
     outcomes = together(*(joining(client, record(rank), 64) for rank, client in enumerate(clients)))
     # It takes 0.15 s on two cores, also with 64 connections; the limit is for a machine that others use.
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
     assert outcomes == [[record(rank) for rank in range(64)]] * 64
 
 
@@ -301,8 +301,16 @@ os._exit(0)  # as abruptly as rank 0 can
 """
 
 
-def test_processes_find_each_other_though_rank_0_exits_at_once() -> None:
-    port = free_port()
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A free port that nobody else gets: others cannot bind a port that is bound, unless they ask for that very one."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
+
+
+def test_processes_find_each_other_though_rank_0_exits_at_once(port: int) -> None:
     environ = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
     workers = [
         subprocess.Popen(
@@ -319,20 +327,13 @@ def test_processes_find_each_other_though_rank_0_exits_at_once() -> None:
 # open_store
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_tcp_gives_a_store_at_its_address_and_rank_0_does_not_wait_for_others() -> None:
-    port = free_port()
+def test_tcp_gives_a_store_at_its_address_and_rank_0_does_not_wait_for_others(port: int) -> None:
     store, rank, world_size, address = open_store(f"tcp://127.0.0.1:{port}", 0, 2, LONG)
     assert (rank, world_size, address) == (0, 2, ("127.0.0.1", port))
     other = open_store(f"tcp://127.0.0.1:{port}", 1, 2, LONG)[0]
@@ -347,8 +348,7 @@ def test_port_0_is_reported_as_the_port_that_was_found() -> None:
     assert store.port != 0
 
 
-def test_env_is_the_default_and_gives_rank_and_world_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = free_port()
+def test_env_is_the_default_and_gives_rank_and_world_size(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
         monkeypatch.setenv(name, value)
     assert open_store(None, -1, None, LONG)[1:] == (0, 3, ("127.0.0.1", port))
@@ -422,15 +422,13 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, val
         open_store(None, -1, None, LONG)
 
 
-def test_an_absent_store_is_a_quiet_timeout_with_its_address(capfd: pytest.CaptureFixture[str]) -> None:
-    port = free_port()
+def test_an_absent_store_is_a_quiet_timeout_with_its_address(capfd: pytest.CaptureFixture[str], port: int) -> None:
     with pytest.raises(RendezvousTimeout, match=rf"127\.0\.0\.1:{port} after 0\.2 s"):
         open_store(f"tcp://127.0.0.1:{port}", 1, 2, 0.2)
     assert capfd.readouterr().err == ""
 
 
-def test_a_store_that_opens_late_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
-    port = free_port()
+def test_a_store_that_opens_late_is_waited_for(capfd: pytest.CaptureFixture[str], port: int) -> None:
     found: list[Store] = []
     early = threading.Thread(target=lambda: found.append(open_store(f"tcp://127.0.0.1:{port}", 1, 2, LONG)[0]))
     early.start()

@@ -368,6 +368,7 @@ def test_to_here_past_its_timeout_names_worker_and_reference(group: Group, gate:
 
 
 def test_a_deadline_of_remote_shows_when_the_reference_is_used(group: Group, gate: threading.Event) -> None:
+    rpc.rpc_sync("b", abs, (-1,))  # connected
     rref = rpc.remote("b", wait_for, ("gate",), timeout=0.02)
     with pytest.raises(DeadlineExceeded):
         rref._get_future().wait()
