@@ -53,6 +53,10 @@ def launch() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+# Not pause: a signal may come between the interpreter's last look and the system call, which would sleep on.
+LISTEN = "while True: signal.sigtimedwait((), 1)"
+
+
 def waiting_with_grandchild(witness: Witness) -> str:
     """A script whose every process holds the witness and waits for ever; each worker writes its directory there."""
     return f"""
@@ -194,7 +198,7 @@ def test_a_signal_to_the_launcher_is_passed_on_and_leaves_nothing(
         "signal.signal(signal.SIGINT, lambda *_: sys.exit(print('got SIGINT')))\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('got SIGTERM')))\n"
         + waiting_with_grandchild(witness)
-        + "signal.pause()"
+        + LISTEN
     )
     launcher = launch("-n", "2", "--grace", "60", *command)
     directory = next(line for line in witness.wait_for_lines(4) if line != "up")
@@ -217,9 +221,8 @@ witness = open({str(witness.path)!r}, "w")
 # Not print: the signal may come while the other print is still at work, and a file refuses to be entered twice.
 signal.signal(signal.SIGINT, lambda *_: os.write(witness.fileno(), b"deaf\\n"))
 print("up", file=witness, flush=True)
-while True:
-    signal.pause()
 """
+        + LISTEN
     )
     launcher = launch("-n", "1", "--grace", "3600", *command)
     assert witness.wait_for_lines(1) == ["up"]
