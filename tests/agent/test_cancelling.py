@@ -19,8 +19,9 @@ from telegrad.testing.simulation import Faults, Simulation
 class Busy:
     """Worker b is at functions that compute, so that others wait; what runs after them is noted."""
 
-    def __init__(self, seed: int, faults: Faults | None = None) -> None:
-        self.sim = Simulation(seed, ["a", "b"], faults=faults, settings=AgentSettings(running=1))
+    def __init__(self, seed: int, faults: Faults | None = None, *, credits: int = 1024) -> None:
+        settings = AgentSettings(running=1, session=SessionSettings(request_credits=credits))
+        self.sim = Simulation(seed, ["a", "b"], faults=faults, settings=settings)
         self.ran: list[str] = []
 
     def run(self, program: Callable[[Agent], Any]) -> None:
@@ -109,10 +110,10 @@ def test_credits_come_back_of_a_call_that_is_given_up_just_when_its_answer_was_r
         a = group["a"]
         finish = a.calling.finish
 
-        def give_up_first(call: Call, answer: Any = None, message: Any = None, error: Any = None) -> bool:
+        def give_up_first(call: Call, answer: Any = None, *args: Any, **kwargs: Any) -> bool:
             if answer is not None:
                 assert a.cancel(call)
-            return finish(call, answer, message, error)
+            return finish(call, answer, *args, **kwargs)
 
         with monkeypatch.context() as patch:
             patch.setattr(a.calling, "finish", give_up_first)
@@ -122,6 +123,22 @@ def test_credits_come_back_of_a_call_that_is_given_up_just_when_its_answer_was_r
         channel = a.peers.find("b").outgoing
         assert channel is not None
         assert channel.abandoned == {}
+
+
+def test_credits_come_back_of_a_call_that_is_given_up_twice() -> None:
+    busy = Busy(0, credits=1)
+
+    def program(a: Agent) -> None:
+        call = a.begin("b", "@note", ("unwanted",), timeout=60.0)
+        busy.sim.sleep(1.0)
+        assert a.cancel(call)
+        assert not a.cancel(call)
+        busy.sim.sleep(1.0)
+        busy.finish()
+        a.call("b", "@note", ("wanted",), timeout=20)
+
+    busy.run(program)
+    assert busy.ran == ["wanted"]
 
 
 def test_what_was_to_be_made_by_a_call_that_was_given_up_in_the_queue_is_an_error() -> None:

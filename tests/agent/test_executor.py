@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from telegrad.agent.executor import PARKED_FOR, Executor
+from telegrad.agent.executor import PARKED_FOR, Executor, Owed
 from telegrad.testing.scheduler import Scheduler, SimRuntime
 from telegrad.transport.base import Poller, Ready
 from telegrad.transport.memory import MemoryNetwork, MemoryTransport
@@ -437,6 +437,39 @@ def test_stop_names_the_threads_that_would_not_end() -> None:
         release.set()
         assert served.executor.stop(soon()) == []
         assert served.executor.thread_count() == 0
+
+
+def test_what_is_owed_runs_though_the_executor_is_being_stopped_and_the_rest_does_not() -> None:
+    with closing(SocketPoller()) as poller:
+        served = Served(RealRuntime(), poller, most_running=1)
+        served.executor.start()
+        busy, release, ran = served.event(), served.event(), served.event()
+        order: list[str] = []
+        served.executor.submit(in_turn(busy.set, lambda: release.wait(soon())))
+        assert busy.wait(soon())
+        served.executor.submit(lambda: order.append("a request"))
+        served.executor.submit(Owed(in_turn(lambda: order.append("owed before"))))
+        served.executor.stop(time.monotonic() - 1)
+        served.executor.submit(lambda: order.append("a late request"))
+        served.executor.submit_all([Owed(in_turn(lambda: order.append("owed since"), ran.set))])
+        release.set()
+        assert ran.wait(soon())
+        assert served.executor.stop(soon()) == []
+        served.executor.submit_all([Owed(in_turn(lambda: order.append("owed at last")))])
+        assert served.executor.stop(soon()) == []
+        assert order == ["owed before", "owed since", "owed at last"]
+
+
+def test_what_is_owed_does_not_wait_for_what_is_slow_while_stopping() -> None:
+    with closing(SocketPoller()) as poller:
+        served = Served(RealRuntime(), poller)
+        served.executor.start()
+        second_ran, waited = threading.Event(), []
+        with served.executor._lock:  # nobody takes them before the end has begun
+            served.executor._ready.append(Owed(lambda: waited.append(second_ran.wait(PATIENCE))))
+            served.executor._ready.append(Owed(second_ran.set))
+        assert served.executor.stop(soon()) == []
+        assert waited == [True]
 
 
 def test_stop_ends_runners_whatever_they_wait_in() -> None:

@@ -1,9 +1,10 @@
-"""A context on a worker whose caller in it is lost: it goes, unless others work in it, and may come back with them."""
+"""A context on a worker where those that called it in it are lost: it stays, until its owner ends it or is lost too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from one_process import gradients_on
 
 from telegrad import autograd
 from telegrad.errors import TelegradError
+from telegrad.protocol.verdicts import State
 from telegrad.rpc import api
 from telegrad.testing.simulation import Simulation
+from telegrad.wire.messages import CleanupAutogradContextReq
 
 SEEDS = range(5)
 TWOS = torch.full((3,), 2.0)
@@ -60,7 +63,6 @@ def test_a_worker_whose_only_caller_was_lost_can_be_called_in_the_same_context_a
     def main(context_id: int) -> None:
         town.call("c")
         town.lose("c")
-        assert town.contexts("b") == []
         autograd.backward(context_id, [town.call("b").sum()])
         assert torch.equal(gradients_on(town.sim["b"], context_id)[town.weight], TWOS)
 
@@ -75,7 +77,6 @@ def test_a_worker_that_others_called_too_keeps_the_context(seed: int) -> None:
         before = town.call("b")
         town.call("d")
         town.lose("d")
-        assert town.contexts("c") == []
         after = town.call("b")
         autograd.backward(context_id, [(before + after).sum()])
         assert torch.equal(gradients_on(town.sim["b"], context_id)[town.weight], 2 * TWOS)
@@ -84,16 +85,60 @@ def test_a_worker_that_others_called_too_keeps_the_context(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_workers_further_down_go_too_and_come_back(seed: int) -> None:
+def test_workers_further_down_go_on_too(seed: int) -> None:
     town = Town(seed)
 
     def main(context_id: int) -> None:
         town.call("d")
         town.call("d")
         town.lose("d")
-        assert town.contexts("c") == town.contexts("b") == []
-        autograd.backward(context_id, [town.call("c").sum()])
+        y = town.call("c")
+        autograd.backward(context_id, [y.sum()])
         assert torch.equal(gradients_on(town.sim["b"], context_id)[town.weight], TWOS)
+
+    town.run(main)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gradients_outlive_the_worker_that_brought_them(seed: int) -> None:
+    town = Town(seed)
+
+    def main(context_id: int) -> None:
+        autograd.backward(context_id, [town.call("d").sum()])
+        town.lose("d")
+        town.lose("c")
+        assert torch.equal(gradients_on(town.sim["b"], context_id)[town.weight], TWOS)
+
+    town.run(main)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("order", ["ac", "ca"])
+def test_it_goes_with_its_owner_whoever_is_lost_first(order: str, seed: int) -> None:
+    town = Town(seed)
+
+    def main(_: int) -> None:
+        town.call("d")
+        assert town.contexts("b") != []
+        town.sim.kill(order[0])
+        town.lose(order[1])
+        assert town.contexts("b") == []
+
+    town.run(main)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_word_of_its_end_that_is_read_after_the_loss_of_its_sender_ends_it(seed: int) -> None:
+    town = Town(seed)
+
+    def main(context_id: int) -> None:
+        town.call("c")
+        contexts = town.sim["b"].autograd.contexts
+        town.lose("c")
+        channel = SimpleNamespace(worker=SimpleNamespace(id=2), session=SimpleNamespace(state=State.LOST))
+        word: Any = CleanupAutogradContextReq(context_id, 1)
+        town.sim["b"].autograd._on_cleanup(cast(Any, channel), word, cast(Any, None))
+        assert contexts.all() == []
 
     town.run(main)
 

@@ -600,6 +600,15 @@ def test_a_destructor_takes_no_lock(group: Group) -> None:
         gc.collect()
 
 
+def test_get_future_is_done_when_the_agent_is_closed_first(gate: threading.Event) -> None:
+    with local_group() as group, rpc.api.acting_as(group["a"]):
+        future = rpc.remote("b", wait_for, ("gate",))._get_future()
+        group["a"].close()
+        gate.set()
+        with pytest.raises(TelegradError, match="is gone"):
+            future.wait(timeout=PATIENCE)
+
+
 def test_get_future_is_done_when_the_value_has_been_made(group: Group, gate: threading.Event) -> None:
     for owner in "ab":
         rref = rpc.remote(owner, wait_for, ("gate",))

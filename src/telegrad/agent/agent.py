@@ -212,7 +212,8 @@ class Agent:
                     if call is not None:
                         call.references = references
                 if call is None or not self.calling.finish(call, head, message):  # it was given up, just now perhaps
-                    charge = channel.abandoned.pop(head.call, 0)
+                    with channel.lock:
+                        charge = channel.abandoned.pop(head.call, 0)
                     if charge:
                         channel.return_credit(charge)
                 return

@@ -285,11 +285,24 @@ class Calling:
         return read_failure(call, call.answer, call.message)
 
     def finish(
-        self, call: Call, answer: Answer | None = None, message: Message | None = None, error: Exception | None = None
+        self,
+        call: Call,
+        answer: Answer | None = None,
+        message: Message | None = None,
+        error: Exception | None = None,
+        *,
+        given_up: bool = False,
     ) -> bool:
-        """End a call; only the first end counts."""
+        """End a call; only the first end counts. If it was given up, its answer may still come."""
         channel = call.channel
-        if channel.calls.pop(call.id, None) is None:
+        if given_up:
+            with channel.lock:
+                if channel.calls.pop(call.id, None) is None:
+                    return False
+                if call.charge:
+                    # The callee counts the request until it answers it, so its credits come back only then.
+                    channel.abandoned[call.id] = call.charge
+        elif channel.calls.pop(call.id, None) is None:
             return False
         charge = call.charge
         if charge and answer is not None:
@@ -362,11 +375,7 @@ class Calling:
         return self._give_up(call, error, reason)
 
     def _give_up(self, call: Call, error: Exception, reason: str) -> bool:
-        if call.charge:
-            # The callee counts the request until it answers it, so its credits come back only then.
-            call.channel.abandoned[call.id] = call.charge
-        if not self.finish(call, error=error):
-            call.channel.abandoned.pop(call.id, None)
+        if not self.finish(call, error=error, given_up=True):
             return False
         try:
             call.channel.post(pack(encode_head(Cancel(call.id, reason)), b"", None, call.channel.room))

@@ -396,10 +396,10 @@ class Executor:
             pause = self._runtime.event()
             rests = False
             with self._lock:
-                if self._stopping:
+                if self._stopping and not self._ready:
                     return
                 waiting = (
-                    not self._polling
+                    not (self._polling or self._stopping)
                     or bool(self._urgent)
                     or (bool(self._ready) and self._running < self._most_running)
                 )

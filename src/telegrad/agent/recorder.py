@@ -35,8 +35,8 @@ class Recorder(Protocol):
     def enter(self, metadata: AutogradMetadata, peer: WorkerRecord) -> tuple[Scope, object]:
         """Begin to serve a call that was made in a scope; the second value is for `leave`."""
 
-    def lost(self, peer: WorkerRecord) -> None:
-        """`enter` was called for a worker that is lost."""
+    def lost(self, scope: Scope, peer: WorkerRecord) -> None:
+        """`enter` returned the scope for a call of a worker that is lost."""
 
     def leave(self, token: object) -> None:
         """The function has returned (its answer may come later)."""

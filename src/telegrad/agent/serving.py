@@ -70,12 +70,12 @@ class Serving:
         self._owner = owner
         self._agent = owner.as_agent()
         self._loop = loop
-        self._lock = threading.Lock()  # protects the two below
+        self._lock = threading.Lock()  # protects the three below; `active` only where it and _leaving must agree
         self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
+        self._leaving: set[Served] = set()  # those whose answers are being made and sent
         self._early: dict[tuple[Channel, int], str] = {}  # cancellations that overtook a large request, perhaps
         self.active: dict[tuple[Channel, int], Served] = {}
         """The calls that have come and are not answered, also those that wait for a thread."""
-        self._leaving: set[Served] = set()  # those whose answers are being made and sent
         self.on_failure: Callable[[BaseException], None] | None = None
         """Told of every exception that a function raised, before its caller is."""
 
@@ -86,7 +86,8 @@ class Serving:
 
     def unanswered(self) -> list[Served]:
         """The calls whose answers have not left."""
-        return [*list(self.active.values()), *list(self._leaving)]
+        with self._lock:
+            return [*list(self.active.values()), *self._leaving]
 
     # -- one call ---------------------------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ class Serving:
                     served.autograd = request.autograd
                     served.scope, entered = recorder.enter(request.autograd, channel.worker)
                     if channel.session.state in _OVER:  # its loss may have come before, and would not come again
-                        recorder.lost(channel.worker)
+                        recorder.lost(served.scope, channel.worker)
                 if request.autograd.grad_mode:
                     self._run(channel, served, request, parcel, references)
                 else:
@@ -290,10 +291,10 @@ class Serving:
         if creation is not None and self._owner.keeper is not None:
             self._owner.keeper.computed(creation, value, error)
             value = None
-        self._leaving.add(served)  # a shutdown that waits for quiet must see it in one of the two
-        if self.active.pop((channel, served.id), None) is None:
-            self._leaving.discard(served)
-            return  # answered already
+        with self._lock:
+            if self.active.pop((channel, served.id), None) is None:
+                return  # answered already
+            self._leaving.add(served)
         served.answered = True
         served.on_cancel = None  # it knows the coroutine, and that knows its result
         if served.turn is not None and self._owner.keeper is not None:
@@ -313,8 +314,9 @@ class Serving:
         except TelegradError as failure:  # the caller is gone
             _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)
         finally:
-            self._leaving.discard(served)
-            if served.scope is not None and self._owner.recorder is not None:
+            with self._lock:
+                self._leaving.discard(served)
+            if served.scope is not None and self._owner.recorder is not None and channel.session.state not in _OVER:
                 self._owner.recorder.answered(served.scope, channel.worker)
             if self._owner.draining:
                 self._owner.activity_ended()

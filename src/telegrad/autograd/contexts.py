@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _COUNTER_BITS = 48
 _COUNTER = (1 << _COUNTER_BITS) - 1
-_ENDED, _ORPHANED = "ended", "orphaned"
 _REMEMBERED = 16384  # contexts that ended, so that what comes late does not bring them back
 
 
@@ -40,9 +39,9 @@ class DistAutogradContext:
         """Calls answered in it, by caller."""
         self.callers: set[int] = set()
         self.cleanups: dict[int, int] = {}
-        """Callers that have left it because it ended, and how many calls they made to us."""
-        self.quits: dict[int, int] = {}
-        """Callers that have left it because their own callers are lost, and how many calls they made to us."""
+        """Callers that have said that it ended, and how many calls they made to us."""
+        self.heirs: set[int] = set()
+        """Workers that are to be told when it ends, because those that called them in it are lost; its owner's only."""
         self.passes: dict[int, PassRun] = {}
         self.stepped: set[int] = set()
         """Optimizers whose steps were done in passes that began here."""
@@ -97,12 +96,19 @@ current: ContextVar[DistAutogradContext | None] = ContextVar("telegrad_context",
 class Contexts:
     """The contexts that one worker takes part in."""
 
-    def __init__(self, worker: int, first: int, on_release: Callable[[DistAutogradContext, bool], None]) -> None:
+    def __init__(
+        self,
+        worker: int,
+        first: int,
+        on_release: Callable[[DistAutogradContext], None],
+        on_alone: Callable[[DistAutogradContext], None],
+    ) -> None:
         self._worker = worker
         self._ids = itertools.count(first)
         self._messages = itertools.count(first)
         self.orders = itertools.count(1)
         self._on_release = on_release
+        self._on_alone = on_alone
         self._lock = threading.Lock()  # protects the two below
         self._alive: dict[int, DistAutogradContext] = {}
         self.get: Callable[[int], DistAutogradContext | None] = self._alive.get
@@ -151,65 +157,76 @@ class Contexts:
         context.released = True
         return context
 
-    def release(self, context: DistAutogradContext, *, orphaned: bool = False) -> None:
-        """Leave a context, and tell those that this worker called in it.
-
-        It has ended; or, if `orphaned`, only for this worker: then others may call it in the same one anew.
-        """
+    def release(self, context: DistAutogradContext) -> None:
+        """Leave a context, and tell those that this worker called in it."""
         with self._lock:
-            if self._alive.get(context.id) is not context:
+            if self._alive.pop(context.id, None) is None:
                 return
-            del self._alive[context.id]
-            if not orphaned:
-                self._ended[context.id] = None
-                while len(self._ended) > _REMEMBERED:
-                    del self._ended[next(iter(self._ended))]
-        self._on_release(context, orphaned)
+            self._ended[context.id] = None
+            while len(self._ended) > _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+        self._on_release(context)
 
     def served(self, context: DistAutogradContext, caller: int) -> None:
         """A call that `caller` made in the context was answered."""
         with context.lock:
             context.served[caller] = context.served.get(caller, 0) + 1
-            ends = self._ends(context) if context.cleanups or context.quits else ""
-        if ends:
-            self.release(context, orphaned=ends == _ORPHANED)
+            due = bool(context.cleanups) and _is_due(context)
+        if due:
+            self.release(context)
 
-    def cleanup(self, context_id: int, caller: int, calls: int, *, orphaned: bool = False) -> None:
-        """`caller` has left the context, in which it made so many calls to us. See `release`."""
+    def cleanup(self, context_id: int, caller: int, calls: int) -> None:
+        """The context has ended, and `caller` made so many calls to us in it."""
         context = self.enter(context_id)
         if context is None or context.owner == self._worker:
             return
         with context.lock:
-            (context.quits if orphaned else context.cleanups)[caller] = calls
-            ends = self._ends(context)
-        if ends:
-            self.release(context, orphaned=ends == _ORPHANED)
+            context.cleanups[caller] = calls
+            due = _is_due(context)
+        if due:
+            self.release(context)
+
+    def adopt(self, context_id: int, worker: int) -> bool:
+        """Tell `worker`, too, when a context of ours ends; False: it has ended."""
+        context = self._alive.get(context_id)
+        if context is None:
+            return False
+        with context.lock:
+            if not context.released:
+                context.heirs.add(worker)
+            return not context.released
 
     def worker_lost(self, worker: int) -> None:
-        """Drop what only a lost worker could end: its own contexts, and those that nobody else called us in."""
+        """A worker is lost: drop its contexts, and have somebody else tell us when those end that it called us in."""
         for context in self.all():
-            with context.lock:
-                # One without any is just being made, and about to get its first caller.
-                known = worker in context.callers or worker in context.cleanups or worker in context.quits
-                context.callers.discard(worker)
-                orphaned = known and context.owner != self._worker and not context.callers
-            if context.owner == worker:
-                self.release(context)
-            elif orphaned:
-                self.release(context, orphaned=True)
+            self.caller_lost(context, worker)
 
-    def _ends(self, context: DistAutogradContext) -> str:
-        """Whether it ends now, and how. Called with the lock of the context held."""
-        for caller, calls in context.cleanups.items():
-            if context.served.get(caller, 0) >= calls:
-                return _ENDED
-        gone = [caller for caller, calls in context.quits.items() if context.served.get(caller, 0) >= calls]
-        for caller in gone:
-            context.callers.discard(caller)
-            context.served[caller] = context.served.get(caller, 0) - context.quits.pop(caller)
-        return _ORPHANED if gone and not context.callers and context.owner != self._worker else ""
+    def caller_lost(self, context: DistAutogradContext, worker: int) -> None:
+        """The same, for one context.
+
+        It must not be dropped here because those that called us in it are lost: its owner may live, still have use for
+        what is in it, and call us itself.
+        """
+        with context.lock:
+            # One that is just being made has no caller yet, and is about to get one.
+            known = worker in context.callers
+            context.callers.discard(worker)
+            context.served.pop(worker, None)
+            over = context.cleanups.pop(worker, None) is not None or context.owner == worker
+            alone = known and not context.callers and context.owner != self._worker and not context.released
+        if over:
+            self.release(context)
+        elif alone:
+            self._on_alone(context)
 
     def all(self) -> list[DistAutogradContext]:
         """Those that are alive."""
         with self._lock:
             return list(self._alive.values())
+
+
+def _is_due(context: DistAutogradContext) -> bool:
+    for caller, calls in context.cleanups.items():  # noqa: SIM110 - any() would make a generator, in every context
+        if context.served.get(caller, 0) >= calls:
+            return True
+    return False

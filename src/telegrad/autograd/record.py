@@ -49,6 +49,8 @@ class AutogradRecorder:
                 message = self.record(scope, peer.id, tensors)
         if request:
             with scope.lock:
+                if scope.released:
+                    return None
                 scope.made[peer.id] = scope.made.get(peer.id, 0) + 1
         return AutogradMetadata(scope.id, message, tuple(indices), grad_mode)
 
@@ -83,7 +85,7 @@ class AutogradRecorder:
         return message
 
     def incoming(self, peer: WorkerRecord, metadata: AutogradMetadata, attachments: list[Any]) -> list[Any]:
-        context = self._contexts.enter(metadata.context)
+        context = self._contexts.get(metadata.context)  # it is there, unless it has ended
         recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name)
         detached = []
         for index in metadata.tensors:
@@ -108,8 +110,8 @@ class AutogradRecorder:
             context.callers.add(peer.id)
         return context, current.set(context)
 
-    def lost(self, peer: WorkerRecord) -> None:
-        self._contexts.worker_lost(peer.id)
+    def lost(self, scope: DistAutogradContext, peer: WorkerRecord) -> None:
+        self._contexts.caller_lost(scope, peer.id)
 
     def leave(self, token: Any) -> None:
         current.reset(token)

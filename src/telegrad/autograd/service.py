@@ -22,7 +22,8 @@ from telegrad.autograd.lending import Lending
 from telegrad.autograd.passes import PassRun, running
 from telegrad.autograd.postman import Postman
 from telegrad.autograd.record import AutogradRecorder
-from telegrad.errors import TelegradError, WorkerLost
+from telegrad.errors import TelegradError, UnknownWorker, WorkerLost
+from telegrad.protocol.verdicts import State
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import (
     GRADIENT,
@@ -30,6 +31,7 @@ from telegrad.wire.messages import (
     INTO_GRAD,
     NOWHERE,
     AbortPass,
+    AdoptAutogradContext,
     CleanupAutogradContextReq,
     PassInfo,
     ProbeReq,
@@ -52,7 +54,7 @@ class Autograd:
         self._agent = agent
         # A value of its own for each incarnation, so that a restarted worker never repeats an id.
         first = agent.me.incarnation & ((1 << 40) - 1)
-        self.contexts = Contexts(agent.me.id, first, self._released)
+        self.contexts = Contexts(agent.me.id, first, self._released, self._alone)
         self.recorder = AutogradRecorder(self.contexts, self._propagate)
         self.postman = Postman(agent, self.recorder.record)
         self.lending = Lending(agent, self.contexts, self.postman.accumulate_through)
@@ -67,6 +69,7 @@ class Autograd:
         agent.handle(ResumeReq, self._on_resume)
         agent.handle(AbortPass, self._on_abort)
         agent.handle(CleanupAutogradContextReq, self._on_cleanup)
+        agent.handle(AdoptAutogradContext, self._on_adopt)
         agent.on_lost(self._on_lost)
 
     # -- what users do --------------------------------------------------------------------------------------------
@@ -290,20 +293,29 @@ class Autograd:
         run.fail(self.postman.read_failure(head.failure, message.data), told=True)
 
     def _on_cleanup(self, channel: Channel, head: CleanupAutogradContextReq, message: Message) -> None:
-        self.contexts.cleanup(head.context, channel.worker.id, head.calls, orphaned=head.orphaned)
+        caller = channel.worker.id
+        self.contexts.cleanup(head.context, caller, head.calls)
+        if channel.session.state in (State.CLOSED, State.LOST):  # the loss may have been noted before, and is not again
+            context = self.contexts.get(head.context)
+            if context is not None:
+                self.contexts.caller_lost(context, caller)
+
+    def _on_adopt(self, channel: Channel, head: AdoptAutogradContext, message: Message) -> None:
+        if not self.contexts.adopt(head.context, channel.worker.id):
+            self._agent.tell(channel.worker.id, CleanupAutogradContextReq(head.context, 0))
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
-    def _released(self, context: DistAutogradContext, orphaned: bool) -> None:
+    def _released(self, context: DistAutogradContext) -> None:
         with context.lock:
             context.released = True
             runs = list(context.passes.values())
-            made = dict(context.made)
+            made = {**dict.fromkeys(context.heirs, 0), **context.made}
         for run in runs:
             if run.engaged:
                 run.fail(TelegradError(f"context {context.id:#x} was left while a backward pass was running in it"))
         for worker, calls in made.items():
-            self._agent.tell(worker, CleanupAutogradContextReq(context.id, calls, orphaned))
+            self._agent.tell(worker, CleanupAutogradContextReq(context.id, calls))
         with context.lock:
             for send in context.sends.values():
                 send.release()
@@ -313,6 +325,17 @@ class Autograd:
             context.recvs.clear()
             context.passes.clear()
         context.gradients.clear()
+
+    def _alone(self, context: DistAutogradContext) -> None:
+        """All that called us in a context are lost: its owner is to say when it has ended."""
+        try:
+            gone = self._agent.peers.find(context.owner).gone
+        except UnknownWorker:
+            gone = "it has left"
+        if gone:
+            self.contexts.release(context)
+        else:
+            self._agent.tell(context.owner, AdoptAutogradContext(context.id))
 
     def _on_lost(self, record: WorkerRecord, reason: str) -> None:
         for context in self.contexts.all():

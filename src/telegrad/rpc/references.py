@@ -11,6 +11,7 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Call, serving
 from telegrad.agent.channel import Channel
+from telegrad.agent.executor import Owed
 from telegrad.errors import CallError, DeadlineExceeded, NotInitialized, TelegradError, WorkerLost
 from telegrad.protocol.references import Id, Ref
 from telegrad.rpc.futures import Future
@@ -332,7 +333,7 @@ class References:
                 end(error.with_traceback(None))
 
         # Who settles may be a thread that reads a link, and what follows from a future is the user's.
-        if self._ledger.when_settled([use], lambda: self.agent.executor.submit(settled)):
+        if self._ledger.when_settled([use], lambda: self.agent.executor.submit(Owed(settled))):
             settled()
         return future
 

@@ -225,14 +225,16 @@ class AbortPass(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class CleanupAutogradContextReq(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """The sender has left the context, in which it made so many calls to the receiver.
-
-    It has ended; or, if `orphaned`, those that called the sender in it are lost, and others may still work in it.
-    """
+    """The context has ended, and the sender made so many calls to the receiver in it."""
 
     context: int
     calls: int
-    orphaned: bool = False
+
+
+class AdoptAutogradContext(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Those that called the sender in the context are lost: its owner, who gets this, is to say when it has ended."""
+
+    context: int
 
 
 # -- references -----------------------------------------------------------------------------------------------
@@ -299,6 +301,7 @@ Head = (
     | ResumeReq
     | AbortPass
     | CleanupAutogradContextReq
+    | AdoptAutogradContext
     | RRefForkRequest
     | RRefForkAccept
     | RRefChildAccept
