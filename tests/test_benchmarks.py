@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # torch's workers poll: on a busy machine they take long
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CALLS, BACKWARD, TRAINING, EVERYTHING, DRAW = (
     BENCHMARKS / f"{name}.py" for name in ("calls", "backward", "training", "everything", "draw")
@@ -18,7 +22,7 @@ CALLS, BACKWARD, TRAINING, EVERYTHING, DRAW = (
 def _check_ratios(benchmark: Path, cases: list[str], figures: Path) -> None:
     """Run these cases, and find in table and file the same ratio of each."""
     command = [sys.executable, str(benchmark), "--quick", "--blocks", "1", "--json", str(figures), "--cases", *cases]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     written = json.loads(figures.read_text())["cases"]
     assert list(written) == cases
@@ -48,7 +52,7 @@ def test_everything_leaves_the_figures_of_both_transports_and_a_picture_of_them(
         [*command, "--json", str(figures), "--picture", str(picture)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -63,13 +67,13 @@ def test_everything_leaves_the_figures_of_both_transports_and_a_picture_of_them(
     judged = {f"{run['cases'][case]['ratio']:.2f}" for run in compared for case in ("noop", "64KB")}
     shown = {words.split()[0] for words in _texts(picture) if "≤" in words}
     assert shown == judged
-    subprocess.run([sys.executable, DRAW, "--json", figures, "--picture", again], check=True, timeout=100)
+    subprocess.run([sys.executable, DRAW, "--json", figures, "--picture", again], check=True, timeout=250)
     assert again.read_bytes() == picture.read_bytes()
 
 
 def test_the_committed_picture_shows_the_committed_figures(tmp_path: Path) -> None:
     drawn = tmp_path / "drawn.svg"
-    subprocess.run([sys.executable, DRAW, "--picture", drawn], check=True, timeout=100)
+    subprocess.run([sys.executable, DRAW, "--picture", drawn], check=True, timeout=250)
     assert drawn.read_bytes() == (BENCHMARKS.parent / "docs" / "benchmarks.svg").read_bytes(), (
         "run `python benchmarks/draw.py`"
     )
@@ -84,7 +88,7 @@ def test_the_picture_says_when_its_figures_are_not_to_be_relied_on(tmp_path: Pat
         figures["machine"]["load"], figures["settings"]["quick"] = load, quick
         written, drawn = tmp_path / "figures.json", tmp_path / "drawn.svg"
         written.write_text(json.dumps(figures))
-        subprocess.run([sys.executable, DRAW, "--json", written, "--picture", drawn], check=True, timeout=100)
+        subprocess.run([sys.executable, DRAW, "--json", written, "--picture", drawn], check=True, timeout=250)
         said = [words for words in _texts(drawn) if words.startswith(("A quick run", "The machine was busy"))]
         assert [words.startswith(begin) for words, begin in zip(said, expected, strict=True)] == [True] * len(expected)
 
@@ -95,7 +99,7 @@ def test_a_case_without_an_optional_system_says_in_one_line_what_is_left_out() -
         [sys.executable, "-c", f"{hidden}; others.explain_absence(); print(others.installed())", BENCHMARKS],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.stdout == "[]\n", done.stderr
@@ -116,7 +120,7 @@ def test_the_benchmark_of_calls_names_the_cases_when_it_does_not_know_one() -> N
 def test_the_check_counts_writes_and_finds_its_own_counts_again(tmp_path: Path) -> None:
     counts = tmp_path / "counts.json"
     command = [sys.executable, str(BENCHMARKS / "check.py"), "--counts", str(counts), "--cases", "noop"]
-    done = subprocess.run([*command, "--update"], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([*command, "--update"], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     written = json.loads(counts.read_text())
     caller = written["cases"]["noop"]["caller"]
@@ -124,7 +128,7 @@ def test_the_check_counts_writes_and_finds_its_own_counts_again(tmp_path: Path) 
     assert caller["wake-ups of threads"] < 0.5
     caller["Python functions"] /= 2
     counts.write_text(json.dumps(written))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     (worse,) = re.findall(r"^.*WORSE.*$", done.stdout, re.MULTILINE)
     assert worse.startswith("noop  caller  Python functions")
@@ -162,7 +166,7 @@ print(report.settings["rounds"], report.comparisons[0].baseline.count(), report.
 
 def _with_one_death(system: str, directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _DYING, system, str(directory / "died")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=BENCHMARKS)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, cwd=BENCHMARKS)
 
 
 def test_a_round_in_which_torch_dies_is_done_again_and_counts_once(tmp_path: Path) -> None:

@@ -294,6 +294,11 @@ def test_apply_runs_a_function_there(net: RemoteModule) -> None:
 # -- state
 
 
+def test_the_state_cannot_be_had_with_its_history(net: RemoteModule) -> None:
+    with pytest.raises(TelegradError, match="have no gradients"):
+        net.state_dict(keep_vars=True)
+
+
 def test_the_state_can_be_saved_and_loaded(net: RemoteModule) -> None:
     net(torch.ones(1, 2))
     saved = net.state_dict()

@@ -48,6 +48,18 @@ def test_a_parameter_that_several_calls_use_is_stepped_once_with_the_whole_gradi
     torch.testing.assert_close(weight, twin, rtol=1e-12, atol=0)
 
 
+def test_a_pass_that_begins_at_a_reference_is_stepped_too(group: Group) -> None:
+    weight = torch.ones(3, dtype=torch.double, requires_grad=True)
+    layers[0] = [weight]
+    optimizer = DistributedOptimizer(optim.SGD, [rpc.remote("b", first)], lr=0.25, step_in_backward=True)
+    with autograd.context() as context:
+        there = rpc.remote("b", linear)
+        context.backward(rpc.rpc_sync("b", linear))
+        there.backward(context)
+        optimizer.step(context)
+    assert weight.tolist() == [0.5, 0.5, 0.5]
+
+
 def first() -> torch.Tensor:
     return layers[0][0]
 

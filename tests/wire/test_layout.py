@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telegrad.wire import layout
+from telegrad.wire.building import build
 from telegrad.wire.layout import Layout, lay_out
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8]
@@ -60,7 +61,16 @@ def test_dense_tensors_are_copied_at_once_and_others_are_not() -> None:
 
 
 def test_an_ordinary_tensor_takes_the_short_way() -> None:
-    assert layout._describe_plain(Layout(), [torch.ones(4, 1), torch.nn.Parameter(torch.ones(3))])
+    assert layout._describe_plain(Layout(), [torch.ones(4, 1), torch.nn.Parameter(torch.ones(3))], share=True)
+
+
+def test_what_shares_memory_does_so_on_arrival_unless_that_is_not_wanted() -> None:
+    x = torch.ones(4)
+    for share in (True, False):
+        described = lay_out([x, x], share=share)
+        first, second = build(described.descriptors, bytearray(written(described)))
+        assert torch.equal(first, second)
+        assert (first.data_ptr() == second.data_ptr()) is share
 
 
 @pytest.mark.parametrize("size", [1, 10_000])

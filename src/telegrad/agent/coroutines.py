@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import copy_context
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from telegrad.agent.executor import Executor
 from telegrad.waiting import Runtime
+
+T = TypeVar("T")
+
+
+async def with_its_own_grad_mode(coroutine: Coroutine[Any, Any, T], mode: bool) -> T:
+    """Run a coroutine that begins in this grad mode. What it sets is its own: others run on its thread meanwhile."""
+    return await _in_steps(coroutine, mode)
+
+
+@types.coroutine
+def _in_steps(coroutine: Coroutine[Any, Any, T], mode: bool) -> Generator[Any, Any, T]:
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        before = torch.is_grad_enabled()
+        torch.set_grad_enabled(mode)
+        try:
+            awaited = coroutine.send(answer) if error is None else coroutine.throw(error)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # the type of what it returns
+        finally:
+            answer = error = None  # an error and this frame would keep each other
+            mode = torch.is_grad_enabled()
+            torch.set_grad_enabled(before)
+        try:
+            answer = yield awaited
+        except BaseException as thrown:  # noqa: BLE001 - it is for the coroutine
+            error = thrown
 
 
 class EventLoop:

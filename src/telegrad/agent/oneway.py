@@ -98,7 +98,8 @@ class OneWay:
         """
         channel = back or self._channel_to(to)
         if attachments:
-            layout = lay_out(attachments)
+            # Gradients: two that were one tensor here must be two there, or whoever changes one changes the other.
+            layout = lay_out(attachments, share=False)
             frames = pack(encode_head(make_head(layout.descriptors)), data, layout, channel.room)
         else:
             frames = pack(encode_head(make_head(())), data, None, channel.room)

@@ -14,7 +14,7 @@ import torch
 
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
-from telegrad.agent.coroutines import EventLoop
+from telegrad.agent.coroutines import EventLoop, with_its_own_grad_mode
 from telegrad.agent.error_texts import sendable, text_of, traceback_of
 from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
@@ -268,7 +268,8 @@ class Serving:
                 error = CallCancelled(f"{served.function} was cancelled: {served.cancelled or 'by itself'}")
             answer(value, error)
 
-        cancel = served.on_cancel = self._loop.run(coroutine, done)
+        mode = served.autograd is None or served.autograd.grad_mode
+        cancel = served.on_cancel = self._loop.run(with_its_own_grad_mode(coroutine, mode), done)
         if served.cancelled:
             cancel()
         if served.answered:
@@ -351,7 +352,9 @@ class Serving:
             try:
                 encoded = payload.encode(error, main_by_name=True, root="error")
                 if not encoded.references:  # an error is shown in many places, and would keep them alive
-                    data, layout = encoded.data, lay_out(encoded.attachments)
+                    # Without history: that of an error is not recorded, and a leaf would look as if it had none.
+                    parts = [part.detach() if isinstance(part, torch.Tensor) else part for part in encoded.attachments]
+                    data, layout = encoded.data, lay_out(parts)
             except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
                 _log.debug("%s cannot be pickled: %s", type(error).__name__, failure)
         head = Failure(

@@ -197,7 +197,8 @@ class PassGraph:
             leaves.append(leaf)
         add, grads = self._context.gradients.add, fed.grads
         for index, leaf in zip(fed.reached, leaves, strict=True):
-            add(leaf, grads, index)
+            if leaf.requires_grad:  # else it was frozen since
+                add(leaf, grads, index)
         return True
 
     def run(
@@ -330,8 +331,11 @@ class PassGraph:
         """Put what `run` captured to where the pass wants it. Without the lock."""
         if self._about.leaves == INTO_CONTEXT:
             gradients = self._context.gradients
+            node: Any
             for index, node in enumerate(island.leaves):
-                gradients.add(node.variable, captured, index)  # type: ignore[attr-defined]  # of AccumulateGrad
+                leaf = node.variable
+                if leaf.requires_grad:  # else it was frozen since, and AccumulateGrad does nothing
+                    gradients.add(leaf, captured, index)
             return
         with self._lock, torch.enable_grad():
             for number, grad in zip(sorted(island.wanted), captured, strict=False):
@@ -341,8 +345,11 @@ class PassGraph:
     def _leads_back(self, island: Island) -> bool:
         """Whether gradients that leave through a recv of this island may come back to a tensor that is wanted.
 
-        They can only if a tensor was sent that depends on a wanted one, before the recv's message came.
+        They can only if a tensor was sent that depends on a wanted one, before the recv's message came. What came in
+        another context has no way back at all, and the pass must reach it to say so.
         """
+        if any(node.recv.context is None or node.recv.context() is not self._context for node in island.reached):
+            return True
         with self._context.lock:
             sends = list(self._context.sends.values())
         wanted = {edge.node for edge in self.roots.inputs} if self.roots is not None else set()

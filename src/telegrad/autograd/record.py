@@ -37,7 +37,7 @@ class AutogradRecorder:
             return None
         message, indices = 0, []
         grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if grad_mode and encoded.attachments:
+        if encoded.attachments:  # whatever the mode: to send a tensor is no operation, and what has a history keeps it
             tensors = []
             for index, value in enumerate(encoded.attachments):
                 if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves:
@@ -99,6 +99,15 @@ class AutogradRecorder:
         for index, tensor in zip(metadata.tensors, tensors, strict=True):
             attachments[index] = tensor
         return attachments
+
+    def adrift(self, scope: DistAutogradContext, peer: WorkerRecord, attachments: list[Any]) -> list[Any]:
+        """Let a pass that reaches them fail: as leaves they would look as if nothing lay behind them."""
+        found = [
+            index for index, value in enumerate(attachments) if isinstance(value, torch.Tensor) and value.requires_grad
+        ]
+        if not found:
+            return attachments
+        return self.incoming(peer, AutogradMetadata(scope.id, 0, tuple(found), True), attachments)
 
     def enter(
         self, metadata: AutogradMetadata, peer: WorkerRecord

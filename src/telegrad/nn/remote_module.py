@@ -83,12 +83,12 @@ class RemoteModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, there, with its hooks, and wait for the result."""
         result = self._call(self.module_rref.rpc_sync(), "__call__", args, kwargs)
-        return result if current.get() is not None else _guarded(result, self)
+        return result if _in_a_context() else _guarded(result, self)
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the module, and return a future of the result."""
         future: Future[Any] = self._call(self.module_rref.rpc_async(), "__call__", args, kwargs)
-        if current.get() is not None or not torch.is_grad_enabled():
+        if _in_a_context() or not torch.is_grad_enabled():
             return future
         return future.then(lambda done: _guarded(done.value(), self))
 
@@ -101,7 +101,7 @@ class RemoteModule(torch.nn.Module):
             autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
         grad = torch.is_grad_enabled()
         # In a context the call itself says that there is no grad.
-        if name == "__call__" and self.device == "cpu" and autocast is None and (grad or current.get() is not None):
+        if name == "__call__" and self.device == "cpu" and autocast is None and (grad or _in_a_context()):
             return proxy.__call__(*args, **kwargs)  # the module's: a proxy has none
         return call_through(proxy, there.call, name, self.device, args, kwargs, grad, autocast)
 
@@ -117,13 +117,13 @@ class RemoteModule(torch.nn.Module):
             rref, label, training = value
             return type(self)._of(rref, self.on, self.device, label, training)
         if kind == "value":
-            return value if current.get() is not None else _guarded(value, self)
+            return value if _in_a_context() else _guarded(value, self)
 
         def method(*args: Any, **kwargs: Any) -> Any:
             result = self._call(self.module_rref.rpc_sync(), name, args, kwargs)
             if result is there.Itself:
                 return self
-            return result if current.get() is not None else _guarded(result, self)
+            return result if _in_a_context() else _guarded(result, self)
 
         method.__name__ = name
         return method
@@ -216,6 +216,11 @@ class RemoteModule(torch.nn.Module):
     # -- state: called by state_dict() and load_state_dict() of this module and of those around it --------------------
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if keep_vars:
+            raise TelegradError(
+                "state_dict(keep_vars=True) of a RemoteModule is not possible: its parameters live on worker "
+                f"{self.on!r}, and copies of them have no gradients. Call what needs them there, or leave keep_vars out"
+            )
         saved, notes = self._run(there.state)
         for name, value in saved.items():
             destination[prefix + name] = value
@@ -300,6 +305,12 @@ class OutsideContext(torch.autograd.Function):
             "cannot be computed. Run forward and backward inside `with telegrad.autograd.context() as context_id:`, "
             "and call telegrad.autograd.backward(context_id, [loss]). What is only evaluated belongs in torch.no_grad()"
         )
+
+
+def _in_a_context() -> bool:
+    """Whether what comes now is recorded."""
+    context = current.get()
+    return context is not None and not context.released
 
 
 def _guarded(value: Any, module: RemoteModule) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Call
+from telegrad.autograd.contexts import current
 from telegrad.errors import DeadlineExceeded
 from telegrad.rpc.raising import another
 from telegrad.wire.messages import Visit
@@ -35,6 +36,7 @@ class Future(torch.futures.Future[T]):
         self._agent = agent
         self._keeps = keeps  # alive for as long as the call is under way
         self._call: Call | None = None
+        self._made_in: Context | None = None  # of a call in an autograd context, which torch's callbacks are to follow
         self._is_calls = False  # which alone completes it; its thread may do so before `_call` is set
         self._completed_by = 0  # the thread that does, when the call has ended
         self._lock = threading.Lock()  # protects _outcome
@@ -49,6 +51,8 @@ class Future(torch.futures.Future[T]):
         """Make the call that this is the future of."""
         assert self._agent is not None
         self._is_calls = True
+        if current.get() is not None:
+            self._made_in = copy_context()
         try:
             self._call = self._agent.calling.begin(to, function, args, kwargs, timeout, self._ended, None, visit)
         except BaseException:
@@ -59,6 +63,15 @@ class Future(torch.futures.Future[T]):
     def _ended(self, call: Call) -> None:
         self._keeps = None
         value, error = self._outcome or self._take(call)
+        made_in, self._made_in = self._made_in, None
+        if made_in is not None:
+            made_in.run(self._complete, value, error)
+        elif error is None:
+            _Plain.set_result(self, value)
+        else:
+            self._complete(value, error)
+
+    def _complete(self, value: Any, error: Exception | None) -> None:
         if error is None:
             _Plain.set_result(self, value)
         else:

@@ -188,6 +188,9 @@ class RRef(Reference, Generic[T]):
             self._book.run_backward(self._owner, self._id, dist_autograd_ctx_id, retain_graph)
             return
         self._ready(0)
+        context = self._book.agent.autograd.contexts.get(dist_autograd_ctx_id)
+        if context is not None:
+            context.stepped.clear()  # what begins there is not stepped in the pass, see telegrad.optim
         call = self._book.agent.calling.ask(
             self._owner,
             f"backward of {self!r}",

@@ -142,20 +142,23 @@ class _Bytes(msgspec.Struct):
         region.cast("B")[self.offset : self.offset + self.source.nbytes] = self.source
 
 
-def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer]) -> Layout:
-    """Describe the attachments and give each its place in a region."""
+def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *, share: bool = True) -> Layout:
+    """Describe the attachments and give each its place in a region.
+
+    Those that share memory do so on arrival, too, unless `share` is false.
+    """
     layout = Layout()
     if attachments:
         if nothing_intercepts():
-            if not _describe_plain(layout, attachments):
-                _describe_all(layout, attachments)
+            if not _describe_plain(layout, attachments, share):
+                _describe_all(layout, attachments, share)
         else:
             with neutral():
-                _describe_all(layout, attachments)
+                _describe_all(layout, attachments, share)
     return layout
 
 
-def _describe_plain(layout: Layout, attachments: Sequence[Any]) -> bool:
+def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> bool:
     """Describe contiguous CPU tensors, as nearly all are. False, and nothing is done, if one is anything else.
 
     What is described is the same as without this; it is only found faster.
@@ -171,7 +174,7 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any]) -> bool:
         try:
             if code is None or not nbytes or not x.data_ptr():
                 return False
-            if len(attachments) > 1:
+            if share and len(attachments) > 1:
                 storages.add(x.untyped_storage().data_ptr())
         except RuntimeError:  # it has no memory of its own
             return False
@@ -180,17 +183,17 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any]) -> bool:
         )
         moves.append((size, x, nbytes))
         size += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    if len(storages) < len(moves) != 1:
+    if share and len(storages) < len(moves) != 1:
         return False
     layout.descriptors, layout.size, layout._moves = tuple(descriptors), size, moves
     return True
 
 
-def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer]) -> None:
+def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer], share: bool) -> None:
     plain = [
         a if type(a) in _UNINTERCEPTED or isinstance(a, pickle.PickleBuffer) else _as_plain(a) for a in attachments
     ]
-    shared = _shared_views(layout, plain) if len(plain) > 1 else {}
+    shared = _shared_views(layout, plain) if share and len(plain) > 1 else {}
     if not shared:
         layout.descriptors = tuple([_describe(layout, attachment) for attachment in plain])
         return
