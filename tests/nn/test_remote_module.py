@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import pickle
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -112,6 +114,45 @@ def test_gradients_are_those_of_one_process(group: Group, net: RemoteModule) -> 
     assert got.keys() == dict(here.named_parameters()).keys()
     for name, parameter in here.named_parameters():
         torch.testing.assert_close(got[name], parameter.grad, rtol=1e-12, atol=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    logits: torch.Tensor
+    note: str = ""
+
+
+class Fields(UserDict[str, Any]):
+    """A mapping of a program's own."""
+
+
+class Records(torch.nn.Module):
+    """Returns what programs make of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor, kind: str) -> Any:
+        y = x * self.weight
+        return Output(y, "kept") if kind == "dataclass" else Fields(logits=y, note="kept")
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "mapping"])
+@pytest.mark.parametrize("way", ["backward", "grad", "inputs"])
+def test_no_way_leads_around_that_error(group: Group, kind: str, way: str) -> None:
+    module, x = RemoteModule("b", Records), torch.ones(2, requires_grad=True)
+    result = module(x, kind)
+    logits = result.logits if kind == "dataclass" else result["logits"]
+    assert (result.note if kind == "dataclass" else result["note"]) == "kept"
+    loss = (logits * x).sum()  # a way around the call
+    ways: dict[str, Any] = {
+        "backward": loss.backward,
+        "grad": lambda: torch.autograd.grad(loss, [x]),
+        "inputs": lambda: loss.backward(inputs=[x]),
+    }
+    with pytest.raises(TelegradError, match="outside of an autograd context"):
+        ways[way]()
 
 
 def test_a_backward_pass_through_a_call_outside_of_a_context_is_an_error(net: RemoteModule) -> None:

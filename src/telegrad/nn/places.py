@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -80,7 +82,7 @@ def moved(value: Any, device: str | torch.device) -> Any:
 
 
 def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The value with a function applied to its tensors, also those in lists, tuples, sets and dicts."""
+    """The value with a function applied to its tensors, also those in lists, tuples, sets, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         return function(value)
     kind = type(value)
@@ -89,9 +91,17 @@ def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, tuple):
         items = [mapped(item, function) for item in value]
         return kind(*items) if hasattr(value, "_fields") else kind(items)
-    if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections"):
-        result: Any = value.copy()  # type: ignore[attr-defined]  # dict, OrderedDict and defaultdict have it
-        for key, item in value.items():
-            result[key] = mapped(item, function)
-        return result
-    return value
+    items = list(value.items()) if isinstance(value, MutableMapping) else []
+    fields = []
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a mapping may be one, too
+        fields = [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    changed = [(key, new) for key, item in items if (new := mapped(item, function)) is not item]
+    changed_fields = [(name, new) for name, item in fields if (new := mapped(item, function)) is not item]
+    if not changed and not changed_fields:
+        return value
+    result: Any = copy.copy(value)
+    for key, new in changed:
+        result[key] = new
+    for name, new in changed_fields:
+        object.__setattr__(result, name, new)
+    return result

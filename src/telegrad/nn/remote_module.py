@@ -83,14 +83,14 @@ class RemoteModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, there, with its hooks, and wait for the result."""
         result = self._call(self.module_rref.rpc_sync(), "__call__", args, kwargs)
-        return result if _in_a_context() else _guarded(result, self)
+        return result if _in_a_context() else _guarded(result, self, args, kwargs)
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the module, and return a future of the result."""
         future: Future[Any] = self._call(self.module_rref.rpc_async(), "__call__", args, kwargs)
         if _in_a_context() or not torch.is_grad_enabled():
             return future
-        return future.then(lambda done: _guarded(done.value(), self))
+        return future.then(lambda done: _guarded(done.value(), self, args, kwargs))
 
     def _call(self, proxy: Proxy, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the module, with the modes that this thread has for such devices."""
@@ -123,7 +123,7 @@ class RemoteModule(torch.nn.Module):
             result = self._call(self.module_rref.rpc_sync(), name, args, kwargs)
             if result is there.Itself:
                 return self
-            return result if _in_a_context() else _guarded(result, self)
+            return result if _in_a_context() else _guarded(result, self, args, kwargs)
 
         method.__name__ = name
         return method
@@ -294,7 +294,7 @@ class OutsideContext(torch.autograd.Function):
     """Stands where the graph of a call would go on, had the call been made in an autograd context."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, value: list[torch.Tensor], source: str) -> torch.Tensor:
+    def forward(ctx: Any, value: list[torch.Tensor], source: str, *sources: torch.Tensor) -> torch.Tensor:
         ctx.source = source
         return value[0]  # not an argument itself: it would come back as a view, which cannot be changed in place
 
@@ -313,14 +313,23 @@ def _in_a_context() -> bool:
     return context is not None and not context.released
 
 
-def _guarded(value: Any, module: RemoteModule) -> Any:
-    """What came from a call outside of a context, so that a backward pass into it is an error and no wrong gradient."""
+def _guarded(value: Any, module: RemoteModule, *args: Any) -> Any:
+    """What came from a call outside of a context, so that a backward pass into it is an error and no wrong gradient.
+
+    It leads on to the arguments: torch looks only for ways to what gradients are wanted of.
+    """
     source = f"RemoteModule({module._described()})"
     if not torch.is_grad_enabled():
         return mapped(value, torch.Tensor.detach)
     guard: Callable[..., Any] = OutsideContext.apply  # torch gives it no types
-    leaf = torch.empty(0, requires_grad=True)
-    return mapped(value, lambda x: guard(leaf, [x.detach()], source) if x.requires_grad else x)
+    sources = [torch.empty(0, requires_grad=True)]
+
+    def collect(x: torch.Tensor) -> torch.Tensor:
+        sources.append(x)
+        return x
+
+    mapped(args, collect)
+    return mapped(value, lambda x: guard([x.detach()], source, *sources) if x.requires_grad else x)
 
 
 def _refuse(name: str) -> NoReturn:
