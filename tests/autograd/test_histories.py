@@ -215,3 +215,24 @@ def test_tensors_in_errors_have_no_history(group: Group) -> None:
     with autograd.context(), pytest.raises(ValueError, match="tensor") as caught:
         rpc.rpc_sync("b", raise_with_tensor, (X,))
     assert not caught.value.args[0].requires_grad
+
+
+class Scaled(torch.nn.Module):
+    """Has a parameter, and a buffer that was computed."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3, dtype=torch.double))
+        self.register_buffer("scale", x * 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * self.scale * x
+
+
+def call_module(module: torch.nn.Module, x: torch.Tensor) -> Any:
+    return module(x)
+
+
+@pytest.mark.filterwarnings("ignore:an nn.Module was sent whole")
+def test_a_buffer_with_a_history_keeps_it_where_its_module_is_sent_whole(group: Group) -> None:
+    assert_as_in_one_process(group, lambda call: call("b", call_module, Scaled(X), W).sum(), [X, W])

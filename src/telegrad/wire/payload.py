@@ -311,9 +311,9 @@ class _Reducers(dict[type, Any]):
         return _unflatten, (type(x), inner, context, tuple(x.shape), tuple(x.stride()), x.requires_grad)
 
     def _module(self, module: torch.nn.Module) -> str | tuple[Any, ...]:
-        # Submodules come here themselves while pickle walks through their parents.
-        self._own.update(map(id, module.parameters(recurse=False)))
-        self._own.update(map(id, module.buffers(recurse=False)))
+        # Submodules come here themselves while pickle walks through their parents. What has a history keeps it.
+        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        self._own.update([id(tensor) for tensor in tensors if tensor.is_leaf])
         return module.__reduce_ex__(_PROTOCOL)
 
 
