@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import types
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import copy_context
 from typing import Any, TypeVar
@@ -17,30 +16,36 @@ from telegrad.waiting import Runtime
 T = TypeVar("T")
 
 
-async def with_its_own_grad_mode(coroutine: Coroutine[Any, Any, T], mode: bool) -> T:
-    """Run a coroutine that begins in this grad mode. What it sets is its own: others run on its thread meanwhile."""
-    return await _in_steps(coroutine, mode)
+class InGradMode(Coroutine[Any, Any, T]):
+    """A coroutine that begins in this grad mode. What it sets is its own: others run on its thread meanwhile."""
 
+    def __init__(self, coroutine: Coroutine[Any, Any, T], mode: bool) -> None:
+        self._coroutine = coroutine
+        self._mode = mode
 
-@types.coroutine
-def _in_steps(coroutine: Coroutine[Any, Any, T], mode: bool) -> Generator[Any, Any, T]:
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
+    def send(self, value: Any) -> Any:
+        """Go on until it next waits."""
+        return self._step(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """The same, with an exception where it waits."""
+        return self._step(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        """End it where it waits."""
+        self._step(self._coroutine.close)
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._coroutine.__await__()
+
+    def _step(self, go: Callable[..., Any], *args: Any) -> Any:
         before = torch.is_grad_enabled()
-        torch.set_grad_enabled(mode)
+        torch.set_grad_enabled(self._mode)
         try:
-            awaited = coroutine.send(answer) if error is None else coroutine.throw(error)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # the type of what it returns
+            return go(*args)
         finally:
-            answer = error = None  # an error and this frame would keep each other
-            mode = torch.is_grad_enabled()
+            self._mode = torch.is_grad_enabled()
             torch.set_grad_enabled(before)
-        try:
-            answer = yield awaited
-        except BaseException as thrown:  # noqa: BLE001 - it is for the coroutine
-            error = thrown
 
 
 class EventLoop:

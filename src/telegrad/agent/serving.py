@@ -14,7 +14,7 @@ import torch
 
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
-from telegrad.agent.coroutines import EventLoop, with_its_own_grad_mode
+from telegrad.agent.coroutines import EventLoop, InGradMode
 from telegrad.agent.error_texts import sendable, text_of, traceback_of
 from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
@@ -269,7 +269,7 @@ class Serving:
             answer(value, error)
 
         mode = served.autograd is None or served.autograd.grad_mode
-        cancel = served.on_cancel = self._loop.run(with_its_own_grad_mode(coroutine, mode), done)
+        cancel = served.on_cancel = self._loop.run(InGradMode(coroutine, mode), done)
         if served.cancelled:
             cancel()
         if served.answered:
