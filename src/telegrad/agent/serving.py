@@ -87,7 +87,7 @@ class Serving:
     def unanswered(self) -> list[Served]:
         """The calls whose answers have not left."""
         with self._lock:
-            return [*list(self.active.values()), *self._leaving]
+            return [*list(self.active.values()), *list(self._leaving)]
 
     # -- one call ---------------------------------------------------------------------------------------------
 
@@ -315,8 +315,7 @@ class Serving:
         except TelegradError as failure:  # the caller is gone
             _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)
         finally:
-            with self._lock:
-                self._leaving.discard(served)
+            self._leaving.discard(served)
             if served.scope is not None and self._owner.recorder is not None and channel.session.state not in _OVER:
                 self._owner.recorder.answered(served.scope, channel.worker)
             if self._owner.draining:
