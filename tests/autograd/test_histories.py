@@ -195,6 +195,23 @@ def test_what_is_called_in_a_context_that_has_ended_is_no_leaf(group: Group) -> 
         context.backward(y.sum())
 
 
+def make_linear() -> torch.nn.Module:
+    return torch.nn.Linear(2, 2)
+
+
+@pytest.mark.filterwarnings("ignore:an nn.Module was sent whole")
+def test_a_module_that_comes_in_a_context_that_has_ended_is_an_ordinary_one(group: Group) -> None:
+    with autograd.context():
+        ended = current.get()
+    token = current.set(ended)
+    try:
+        module = remotely("b", make_linear)
+    finally:
+        current.reset(token)
+    torch.optim.SGD(module.parameters(), lr=0.1)
+    assert all(parameter.is_leaf for parameter in module.parameters())
+
+
 def test_callbacks_of_torchs_own_futures_are_in_the_context(group: Group) -> None:
     def call_again(done: Any) -> torch.Tensor:
         (first,) = done.value()

@@ -36,6 +36,11 @@ class Town:
             sim["b"].register("f", lambda: self.weight * 2)
             sim["c"].register("f", lambda: sim["c"].call("b", "@f"))
             sim["d"].register("f", lambda: sim["d"].call("c", "@f"))
+            sim["b"].register("self", lambda: sim["b"].call("b", "@f"))
+            sim["b"].register("round", lambda: sim["b"].call("d", "@back"))
+            sim["d"].register("back", lambda: sim["d"].call("b", "@f"))
+            sim["c"].register("self", lambda: sim["c"].call("b", "@self"))
+            sim["c"].register("round", lambda: sim["c"].call("b", "@round"))
             with api.acting_as(sim["a"]), autograd.context() as context_id:
                 main(context_id)
             sim.sleep(60.0)
@@ -44,8 +49,8 @@ class Town:
         with sim:
             sim.run(program)
 
-    def call(self, to: str) -> torch.Tensor:
-        result: torch.Tensor = self.sim["a"].call(to, "@f")
+    def call(self, to: str, function: str = "@f") -> torch.Tensor:
+        result: torch.Tensor = self.sim["a"].call(to, function)
         return result
 
     def contexts(self, name: str) -> list[Any]:
@@ -95,6 +100,33 @@ def test_workers_further_down_go_on_too(seed: int) -> None:
         y = town.call("c")
         autograd.backward(context_id, [y.sum()])
         assert torch.equal(gradients_on(town.sim["b"], context_id)[town.weight], TWOS)
+
+    town.run(main)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("function", ["@self", "@round"])
+def test_workers_that_have_only_each_other_left_hear_of_the_end(function: str, seed: int) -> None:
+    town = Town(seed)
+
+    def main(_: int) -> None:
+        town.call("c", function)
+        town.lose("c")
+
+    town.run(main)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_worker_that_came_back_is_told_of_the_calls_that_it_served_itself(seed: int) -> None:
+    town = Town(seed)
+
+    def main(_: int) -> None:
+        town.call("b")
+        town.call("b")
+        town.lose("b")
+        town.sim.restart("b").register("f", lambda: town.weight * 2)
+        town.sim["b"].call("a", abs, (-1,))
+        town.call("b")
 
     town.run(main)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict, namedtuple
+from collections.abc import Iterator, MutableMapping
+from typing import Any
 
 import pytest
 import torch
 
 from telegrad.errors import TelegradError, UnknownWorker
-from telegrad.nn.places import check_device, moved, parse_place
+from telegrad.nn.places import check_device, mapped, moved, parse_place
 
 pytestmark = pytest.mark.usefixtures("group")
 
@@ -73,3 +76,49 @@ def test_tensors_are_moved_wherever_they_are_in_a_value() -> None:
     assert (there["a"][1], there["b"].right, there["c"]["d"][1], there["e"]) == (1, "text", None, {3})
     assert value["a"][0] is x
     assert not x.is_meta
+
+
+@dataclasses.dataclass
+class Tree:
+    value: torch.Tensor
+    children: list[Tree] = dataclasses.field(default_factory=list)
+    parent: Tree | None = None
+
+
+def test_what_contains_itself_is_followed_once() -> None:
+    tree = Tree(torch.ones(1))
+    tree.children.append(Tree(torch.ones(1), parent=tree))
+    doubled = mapped(tree, lambda x: x * 2)
+    assert doubled.value == doubled.children[0].value == 2
+    assert tree.value == tree.children[0].value == 1
+    endless: list[Any] = [torch.ones(1)]
+    endless.append(endless)
+    assert mapped(endless, lambda x: x * 2)[0] == 2
+
+
+class Wrapped(MutableMapping[str, Any]):
+    """Keeps its items elsewhere, so that a copy shares them."""
+
+    def __init__(self) -> None:
+        self.items_ = {"x": torch.ones(1)}
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.items_[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_)
+
+    def __len__(self) -> int:
+        return len(self.items_)
+
+
+def test_what_cannot_be_copied_for_sure_is_left_alone() -> None:
+    wrapped = Wrapped()
+    assert mapped(wrapped, lambda x: x * 2) is wrapped
+    assert wrapped["x"] == 1

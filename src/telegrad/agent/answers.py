@@ -32,8 +32,6 @@ def read_answer(call: Call, answer: Answer, message: Message, recorder: Recorder
         attachments: list[Any] = build(answer.attachments, message.region) if answer.attachments else []
         if answer.autograd is not None and answer.autograd.message and recorder is not None:
             attachments = recorder.incoming(peers.find(call.worker).record, answer.autograd, attachments)
-        elif call.adrift is not None and recorder is not None:
-            attachments = recorder.adrift(call.adrift, peers.find(call.worker).record, attachments)
         references, call.references = call.references, ()
         return payload.decode(message.data, attachments, references)
     if isinstance(answer, Failure):

@@ -178,8 +178,6 @@ class Calling:
             scope = owner.recorder.scope()
             if scope is not None:
                 call.recorded = owner.recorder.outgoing(scope, peer.record, encoded, request=True)
-                if call.recorded is None:
-                    call.adrift = scope
         if encoded.references and owner.keeper is not None:
             call.forks = owner.keeper.outgoing(peer.record.id, encoded.references)
         # The deadline travels as what is left of it: clocks differ between hosts.

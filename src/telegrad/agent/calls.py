@@ -40,8 +40,6 @@ class Call(msgspec.Struct, eq=False):
     """Credits taken for it, in bytes; 0 if nested."""
     recorded: AutogradMetadata | None = None
     """What the recorder made of it."""
-    adrift: Scope = None
-    """The recorder's context that it was made in, if that had ended."""
     forks: tuple[ForkInfo, ...] = ()
     """What the keeper made of it."""
     timer: Timer | None = None

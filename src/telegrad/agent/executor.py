@@ -396,8 +396,8 @@ class Executor:
             pause = self._runtime.event()
             rests = False
             with self._lock:
-                if self._stopping and not self._ready:
-                    return
+                if self._stopping and not (self._ready and self._running < self._most_running):
+                    return  # whoever ends sees to what is owed
                 waiting = (
                     not (self._polling or self._stopping)
                     or bool(self._urgent)

@@ -24,19 +24,13 @@ class Recorder(Protocol):
     def outgoing(
         self, scope: Scope | None, peer: WorkerRecord, encoded: Encoded, *, request: bool
     ) -> AutogradMetadata | None:
-        """A call or a reply leaves for `peer`. The tensors have been collected, and none has left yet.
-
-        None: the scope has ended, and the call is made outside of it.
-        """
+        """A call or a reply leaves for `peer`. The tensors have been collected, and none has left yet."""
 
     def not_sent(self, peer: WorkerRecord, metadata: AutogradMetadata) -> None:
         """A call for which `outgoing` returned this did not leave."""
 
     def incoming(self, peer: WorkerRecord, metadata: AutogradMetadata, attachments: list[Any]) -> list[Any]:
         """The attachments of a call or a reply from `peer`, with edges where they need them."""
-
-    def adrift(self, scope: Scope, peer: WorkerRecord, attachments: list[Any]) -> list[Any]:
-        """The attachments of the answer to a call that was made in a scope which had ended."""
 
     def enter(self, metadata: AutogradMetadata, peer: WorkerRecord) -> tuple[Scope, object]:
         """Begin to serve a call that was made in a scope; the second value is for `leave`."""

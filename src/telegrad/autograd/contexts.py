@@ -160,8 +160,9 @@ class Contexts:
     def release(self, context: DistAutogradContext) -> None:
         """Leave a context, and tell those that this worker called in it."""
         with self._lock:
-            if self._alive.pop(context.id, None) is None:
+            if self._alive.get(context.id) is not context:
                 return
+            del self._alive[context.id]
             self._ended[context.id] = None
             while len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
@@ -170,6 +171,8 @@ class Contexts:
     def served(self, context: DistAutogradContext, caller: int) -> None:
         """A call that `caller` made in the context was answered."""
         with context.lock:
+            if caller not in context.callers:
+                return  # it is lost
             context.served[caller] = context.served.get(caller, 0) + 1
             due = bool(context.cleanups) and _is_due(context)
         if due:
@@ -213,7 +216,9 @@ class Contexts:
             context.callers.discard(worker)
             context.served.pop(worker, None)
             over = context.cleanups.pop(worker, None) is not None or context.owner == worker
-            alone = known and not context.callers and context.owner != self._worker and not context.released
+            context.made.pop(worker, None)  # if it comes back, it knows nothing of what it was called in before
+            # Its owner, if it called us, will tell us of the end. Others may hear of it from us alone.
+            alone = known and context.owner not in (self._worker, *context.callers) and not context.released
         if over:
             self.release(context)
         elif alone:

@@ -15,6 +15,9 @@ from telegrad.autograd.functions import Recv, SendRpcBackward, receive
 from telegrad.wire.messages import AutogradMetadata
 from telegrad.wire.payload import Encoded
 
+_NO_CONTEXT = -1
+"""Names the context of a call that was made in one which had ended."""
+
 Propagate = Callable[[Any, Sequence[torch.Tensor | None]], None]
 """Called by a recv node, with itself, when the engine executes it."""
 
@@ -33,7 +36,7 @@ class AutogradRecorder:
     def outgoing(
         self, scope: DistAutogradContext | None, peer: WorkerRecord, encoded: Encoded, *, request: bool
     ) -> AutogradMetadata | None:
-        if scope is None or (request and scope.released):
+        if scope is None:
             return None
         message, indices = 0, []
         grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
@@ -49,8 +52,8 @@ class AutogradRecorder:
                 message = self.record(scope, peer.id, tensors)
         if request:
             with scope.lock:
-                if scope.released:
-                    return None
+                if scope.released:  # as in a task that outlives the block: what comes back must be no leaf
+                    return AutogradMetadata(_NO_CONTEXT, 0, (), grad_mode)
                 scope.made[peer.id] = scope.made.get(peer.id, 0) + 1
         return AutogradMetadata(scope.id, message, tuple(indices), grad_mode)
 
@@ -60,9 +63,10 @@ class AutogradRecorder:
         if scope is None:
             return
         with scope.lock:
-            scope.made[peer.id] -= 1
-            if not scope.made[peer.id]:
-                del scope.made[peer.id]
+            if peer.id in scope.made:  # else it has been lost
+                scope.made[peer.id] -= 1
+                if not scope.made[peer.id]:
+                    del scope.made[peer.id]
             send = scope.sends.pop(metadata.message, None)
         if send is not None:
             send.release()
@@ -100,19 +104,10 @@ class AutogradRecorder:
             attachments[index] = tensor
         return attachments
 
-    def adrift(self, scope: DistAutogradContext, peer: WorkerRecord, attachments: list[Any]) -> list[Any]:
-        """Let a pass that reaches them fail: as leaves they would look as if nothing lay behind them."""
-        found = [
-            index for index, value in enumerate(attachments) if isinstance(value, torch.Tensor) and value.requires_grad
-        ]
-        if not found:
-            return attachments
-        return self.incoming(peer, AutogradMetadata(scope.id, 0, tuple(found), True), attachments)
-
     def enter(
         self, metadata: AutogradMetadata, peer: WorkerRecord
     ) -> tuple[DistAutogradContext | None, Token[DistAutogradContext | None] | None]:
-        context = self._contexts.enter(metadata.context)
+        context = self._contexts.enter(metadata.context) if metadata.context != _NO_CONTEXT else None
         if context is None:
             return self._contexts.ended(metadata.context), None
         with context.lock:

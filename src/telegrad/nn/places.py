@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, MutableMapping
+from collections import UserDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -82,21 +83,42 @@ def moved(value: Any, device: str | torch.device) -> Any:
 
 
 def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The value with a function applied to its tensors, also those in lists, tuples, sets, mappings and dataclasses."""
+    """The value with a function applied to its tensors, also those in lists, tuples, sets, dicts and dataclasses."""
+    return _mapped(value, function, set())
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor], around: set[int]) -> Any:
+    """The same, inside of containers with these ids: one that contains itself is left alone there."""
     if isinstance(value, torch.Tensor):
         return function(value)
+    if not isinstance(value, list | set | frozenset | tuple | dict | UserDict) and not _is_record(value):
+        return value
+    if id(value) in around:
+        return value
+    around.add(id(value))
+    try:
+        return _rebuilt(value, lambda item: _mapped(item, function, around))
+    finally:
+        around.discard(id(value))
+
+
+def _is_record(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type | torch.nn.Module)
+
+
+def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     kind = type(value)
     if kind in (list, set, frozenset):
-        return kind(mapped(item, function) for item in value)
+        return kind(change(item) for item in value)
     if isinstance(value, tuple):
-        items = [mapped(item, function) for item in value]
-        return kind(*items) if hasattr(value, "_fields") else kind(items)
-    items = list(value.items()) if isinstance(value, MutableMapping) else []
+        parts = [change(item) for item in value]
+        return kind(*parts) if hasattr(value, "_fields") else kind(parts)
+    items = list(value.items()) if isinstance(value, dict | UserDict) else []
     fields = []
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a mapping may be one, too
+    if _is_record(value):  # a dict may be one, too
         fields = [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    changed = [(key, new) for key, item in items if (new := mapped(item, function)) is not item]
-    changed_fields = [(name, new) for name, item in fields if (new := mapped(item, function)) is not item]
+    changed = [(key, new) for key, item in items if (new := change(item)) is not item]
+    changed_fields = [(name, new) for name, item in fields if (new := change(item)) is not item]
     if not changed and not changed_fields:
         return value
     result: Any = copy.copy(value)
