@@ -295,6 +295,18 @@ def test_a_function_knows_the_name_of_its_caller_and_can_call_it(group: Group) -
     assert rpc.rpc_sync("b", whom_the_caller_is_called_by) == "b"
 
 
+async def fail_in_two_steps() -> None:
+    await asyncio.sleep(0)
+    raise KeyError("as it is")
+
+
+def test_the_traceback_of_a_coroutine_begins_with_its_own_lines(group: Group) -> None:
+    with pytest.raises(KeyError) as caught:
+        rpc.rpc_sync("b", fail_in_two_steps)
+    lines = [line for line in str(caught.value.__cause__).splitlines() if line.startswith("  File")]
+    assert ["in fail_in_two_steps" in line for line in lines] == [True]
+
+
 def test_a_negative_timeout_is_refused(group: Group) -> None:
     with pytest.raises(ValueError, match="-1 for the default"):
         rpc.rpc_sync("b", where_am_i, timeout=-2)

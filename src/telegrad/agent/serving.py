@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
+from telegrad.agent import coroutines
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.coroutines import EventLoop, InGradMode
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _is_grad_enabled = torch.is_grad_enabled
+_CALLS_IT = (__name__, coroutines.__name__)
+"""Modules whose lines a traceback of a user's function does not begin with."""
 _OVER = (State.CLOSED, State.LOST)
 _EARLY = 256
 """Cancellations that are kept of calls that are not there: they may still come, or were answered."""
@@ -343,8 +346,9 @@ class Serving:
             raise
 
     def _pack_failure(self, channel: Channel, served: Served, error: BaseException) -> Any:
-        # The first entry is the line in this module that called the function.
-        trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_globals.get("__name__") in _CALLS_IT:
+            trace = trace.tb_next
         text = traceback_of(error, trace)
         data, layout = b"", None
         if isinstance(error, Exception):
