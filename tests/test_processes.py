@@ -95,22 +95,25 @@ def test_nested_calls_two_hundred_deep_between_two_processes_return(
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_a_killed_callee_fails_the_pending_call_within_seconds(
+def test_a_killed_callee_fails_the_pending_call_within_three_seconds(
     transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TELEGRAD_TRANSPORTS", transport)
-    note = tmp_path / "running"
-    with launch.start(wait_for_the_killed, 3, (str(note),)) as group:
-        _until(note.exists)
-        killed_at = time.time()
-        group.kill("worker1")
-        group.kill("worker2")  # nobody has a connection with it: shutdown must find out
-        told = group.join(60)[0]
-    assert told["ended"] - told["shutdown"] - killed_at < 20  # one second for tcp, and nothing else for unix
-    assert "worker 'worker1' is lost" in told["text"]
-    assert "never_return" in told["text"]
-    assert told["worker"] == "worker1"
-    assert told["sockets"] == []
+    took = []
+    while min(took, default=3.0) >= 3 > len(took):  # three times, if the machine stands still for a while
+        note = tmp_path / f"running{len(took)}"
+        with launch.start(wait_for_the_killed, 3, (str(note),)) as group:
+            _until(note.exists)
+            killed_at = time.time()
+            group.kill("worker1")
+            group.kill("worker2")  # nobody has a connection with it: shutdown must find out
+            told = group.join(60)[0]
+        took.append(told["ended"] - told["shutdown"] - killed_at)
+        assert "worker 'worker1' is lost" in told["text"]
+        assert "never_return" in told["text"]
+        assert told["worker"] == "worker1"
+        assert told["sockets"] == []
+    assert min(took) < 3
 
 
 def _until(condition: Any, seconds: float = 30) -> None:

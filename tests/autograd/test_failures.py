@@ -283,17 +283,24 @@ def be_a_worker(moment: str, victim: str, directory: str) -> dict[str, Any] | No
 
 @pytest.mark.parametrize("victim", ["b", "c", "d"])
 @pytest.mark.parametrize("moment", ["forward", "before", "island", "probe"])
-def test_a_worker_killed_in_any_phase_fails_the_pass_within_seconds(moment: str, victim: str, tmp_path: Path) -> None:
-    with launch.start(be_a_worker, ["caller", "b", "c", "d"], (moment, victim, str(tmp_path))) as group:
-        wait_for(tmp_path / "ready")
-        killed = time.time()
-        group.kill(victim)
-        (tmp_path / "killed").touch()
-        told = group.join(60)[0]
-    assert told["type"] == "WorkerLost", told
-    assert f"worker '{victim}'" in told["error"]
-    assert told["ended"] - killed < 20
-    assert not any(told["left"].values()), told["left"]
+def test_a_worker_killed_in_any_phase_fails_the_pass_within_three_seconds(
+    moment: str, victim: str, tmp_path: Path
+) -> None:
+    took = []
+    while min(took, default=3.0) >= 3 > len(took):  # three times, if the machine stands still for a while
+        directory = tmp_path / str(len(took))
+        directory.mkdir()
+        with launch.start(be_a_worker, ["caller", "b", "c", "d"], (moment, victim, str(directory))) as group:
+            wait_for(directory / "ready")
+            killed = time.time()
+            group.kill(victim)
+            (directory / "killed").touch()
+            told = group.join(60)[0]
+        took.append(told["ended"] - killed)
+        assert told["type"] == "WorkerLost", told
+        assert f"worker '{victim}'" in told["error"]
+        assert not any(told["left"].values()), told["left"]
+    assert min(took) < 3
 
 
 # -- leaks --------------------------------------------------------------------------------------------------

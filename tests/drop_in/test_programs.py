@@ -83,6 +83,9 @@ def view(x):
 def two(x):
     return x * 2, x * 3
 
+def passed_on(x):
+    return x
+
 def lookup():
     return {}["missing"]
 
@@ -118,6 +121,11 @@ if rank == 0:
         used, unused = rpc.rpc_sync("worker1", two, (x,))
         dist_autograd.backward(context, [used.sum()])
         print("unused", dist_autograd.get_gradients(context)[x].item())
+    with dist_autograd.context() as context:
+        with torch.no_grad():
+            same = rpc.rpc_sync("worker1", passed_on, (x,))
+        dist_autograd.backward(context, [same.sum()])
+        print("under no_grad", dist_autograd.get_gradients(context)[x].item())
     for call in (lookup, lambda: {}["missing"]):
         try:
             rpc.rpc_sync("worker1", call)
@@ -159,6 +167,7 @@ def test_the_differences_that_the_page_names_are_so(tmp_path: Path) -> None:
         "profiler: ['rpc_sync#aten::add(worker0 -> worker1)']",
         "a view ((2, 1), 800)",
         "unused 2.0",
+        "under no_grad 1.0",
         "KeyError stays",
         "KeyError stays",
         "WorkerLost",

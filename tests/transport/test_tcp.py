@@ -96,7 +96,7 @@ def test_connecting_ends_at_its_deadline() -> None:
         started = time.monotonic()
         with pytest.raises(TimeoutError):
             TcpTransport().connect(f"tcp://127.0.0.1:{full.getsockname()[1]}", started + 0.05)
-        assert 0.04 < time.monotonic() - started < 30
+        assert 0.04 < time.monotonic() - started < 10
 
 
 def test_an_end_that_happens_to_connect_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

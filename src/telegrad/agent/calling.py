@@ -19,7 +19,6 @@ from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, TelegradError
-from telegrad.protocol.verdicts import State
 from telegrad.transport.base import Ready
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
@@ -200,7 +199,7 @@ class Calling:
                 call.charge = size
                 channel.calls[call.id] = call
                 return
-            if channel.session.state in (State.CLOSED, State.LOST):
+            if channel.session.state.is_over:
                 return  # posting says what happened
             if not self._owner.executor.wait(event, call.deadline):
                 elapsed, limits = self._owner.runtime.now() - call.started, self._owner.settings.session

@@ -486,7 +486,7 @@ class Channel:
     def close(self, reason: str) -> None:
         """Give up the session and the link."""
         with self.lock:
-            if self.session.state not in (State.CLOSED, State.LOST):
+            if not self.session.state.is_over:
                 self.session.lost(reason)
             link, self.link = self.link, None
             if self._tick is not None:

@@ -22,7 +22,6 @@ from telegrad.agent.group import WorkerRecord
 from telegrad.agent.keeper import Keeper, Placed
 from telegrad.agent.recorder import Recorder
 from telegrad.errors import CallCancelled, FunctionNotFound, PayloadError, TelegradError
-from telegrad.protocol.verdicts import State
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
@@ -38,7 +37,6 @@ _log = logging.getLogger("telegrad")
 _is_grad_enabled = torch.is_grad_enabled
 _CALLS_IT = (__name__, coroutines.__name__)
 """Modules whose lines a traceback of a user's function does not begin with."""
-_OVER = (State.CLOSED, State.LOST)
 _EARLY = 256
 """Cancellations that are kept of calls that are not there: they may still come, or were answered."""
 AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
@@ -123,7 +121,7 @@ class Serving:
         keeper = self._owner.keeper
         references: list[Placed] | tuple[()] = ()
         if keeper is not None:
-            if channel.session.state in _OVER:
+            if channel.session.state.is_over:
                 # What a lost worker held has been given up, and this came too late for that.
                 _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
                 self.active.pop((channel, request.call), None)
@@ -161,7 +159,7 @@ class Serving:
                 if recorder is not None:
                     served.autograd = request.autograd
                     served.scope, entered = recorder.enter(request.autograd, channel.worker)
-                    if channel.session.state in _OVER:  # its loss may have come before, and would not come again
+                    if channel.session.state.is_over:  # its loss may have come before, and would not come again
                         recorder.lost(served.scope, channel.worker)
                 if request.autograd.grad_mode:
                     self._run(channel, served, request, parcel, references)
@@ -319,7 +317,7 @@ class Serving:
             _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)
         finally:
             self._leaving.discard(served)
-            if served.scope is not None and self._owner.recorder is not None and channel.session.state not in _OVER:
+            if served.scope is not None and self._owner.recorder is not None and not channel.session.state.is_over:
                 self._owner.recorder.answered(served.scope, channel.worker)
             if self._owner.draining:
                 self._owner.activity_ended()

@@ -41,7 +41,7 @@ class DistAutogradContext:
         self.cleanups: dict[int, int] = {}
         """Callers that have said that it ended, and how many calls they made to us."""
         self.heirs: set[int] = set()
-        """Workers that are to be told when it ends, because those that called them in it are lost; its owner's only."""
+        """Workers that are to be told when it ends, because one that called them in it is lost; its owner's only."""
         self.passes: dict[int, PassRun] = {}
         self.stepped: set[int] = set()
         """Optimizers whose steps were done in passes that began here."""
@@ -101,14 +101,14 @@ class Contexts:
         worker: int,
         first: int,
         on_release: Callable[[DistAutogradContext], None],
-        on_alone: Callable[[DistAutogradContext], None],
+        ask_owner: Callable[[DistAutogradContext], None],
     ) -> None:
         self._worker = worker
         self._ids = itertools.count(first)
         self._messages = itertools.count(first)
         self.orders = itertools.count(1)
         self._on_release = on_release
-        self._on_alone = on_alone
+        self._ask_owner = ask_owner
         self._lock = threading.Lock()  # protects the two below
         self._alive: dict[int, DistAutogradContext] = {}
         self.get: Callable[[int], DistAutogradContext | None] = self._alive.get
@@ -207,8 +207,8 @@ class Contexts:
     def caller_lost(self, context: DistAutogradContext, worker: int) -> None:
         """The same, for one context.
 
-        It must not be dropped here because those that called us in it are lost: its owner may live, still have use for
-        what is in it, and call us itself.
+        It must not be dropped because all that called us in it are lost: its owner may live, still have use for what is
+        in it, and call us itself.
         """
         with context.lock:
             # One that is just being made has no caller yet, and is about to get one.
@@ -218,11 +218,11 @@ class Contexts:
             over = context.cleanups.pop(worker, None) is not None or context.owner == worker
             context.made.pop(worker, None)  # if it comes back, it knows nothing of what it was called in before
             # Its owner, if it called us, will tell us of the end. Others may hear of it from us alone.
-            alone = known and context.owner not in (self._worker, *context.callers) and not context.released
+            unsure = known and context.owner not in (self._worker, *context.callers) and not context.released
         if over:
             self.release(context)
-        elif alone:
-            self._on_alone(context)
+        elif unsure:
+            self._ask_owner(context)
 
     def all(self) -> list[DistAutogradContext]:
         """Those that are alive."""

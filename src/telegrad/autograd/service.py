@@ -23,7 +23,6 @@ from telegrad.autograd.passes import PassRun, running
 from telegrad.autograd.postman import Postman
 from telegrad.autograd.record import AutogradRecorder
 from telegrad.errors import TelegradError, UnknownWorker, WorkerLost
-from telegrad.protocol.verdicts import State
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import (
     GRADIENT,
@@ -54,7 +53,7 @@ class Autograd:
         self._agent = agent
         # A value of its own for each incarnation, so that a restarted worker never repeats an id.
         first = agent.me.incarnation & ((1 << 40) - 1)
-        self.contexts = Contexts(agent.me.id, first, self._released, self._alone)
+        self.contexts = Contexts(agent.me.id, first, self._released, self._ask_owner)
         self.recorder = AutogradRecorder(self.contexts, self._propagate)
         self.postman = Postman(agent, self.recorder.record)
         self.lending = Lending(agent, self.contexts, self.postman.accumulate_through)
@@ -295,7 +294,7 @@ class Autograd:
     def _on_cleanup(self, channel: Channel, head: CleanupAutogradContextReq, message: Message) -> None:
         caller = channel.worker.id
         self.contexts.cleanup(head.context, caller, head.calls)
-        if channel.session.state in (State.CLOSED, State.LOST):  # the loss may have been noted before, and is not again
+        if channel.session.state.is_over:  # the loss may have been noted before, and is not again
             context = self.contexts.get(head.context)
             if context is not None:
                 self.contexts.caller_lost(context, caller)
@@ -326,8 +325,8 @@ class Autograd:
             context.passes.clear()
         context.gradients.clear()
 
-    def _alone(self, context: DistAutogradContext) -> None:
-        """All that called us in a context are lost: its owner is to say when it has ended."""
+    def _ask_owner(self, context: DistAutogradContext) -> None:
+        """Have the owner of a context say when it has ended: one that would have told us is lost."""
         try:
             gone = self._agent.peers.find(context.owner).gone
         except UnknownWorker:

@@ -415,7 +415,7 @@ class Session:
 
         Without a connection there is nobody to tell, and the session is CLOSED at once.
         """
-        if self._goodbye_said or self._state in (State.CLOSED, State.LOST):
+        if self._goodbye_said or self._state.is_over:
             return False
         self._goodbye_said = True
         self._may_send = False
@@ -436,7 +436,7 @@ class Session:
 
     def lost(self, reason: str) -> None:
         """End the session for what the agent knows (another incarnation, a ProtocolError). The first reason stays."""
-        if self._state not in (State.CLOSED, State.LOST):
+        if not self._state.is_over:
             self._lose(reason)
 
     def _lose(self, reason: str) -> list[Effect]:

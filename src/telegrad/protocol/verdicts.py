@@ -16,6 +16,11 @@ class State(enum.Enum):
     CLOSED = "closed"
     LOST = "lost"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can follow."""
+        return self is State.CLOSED or self is State.LOST
+
 
 TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     State.CONNECTING: frozenset({State.CONNECTED, State.CLOSED, State.LOST}),

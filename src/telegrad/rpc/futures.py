@@ -66,7 +66,7 @@ class Future(torch.futures.Future[T]):
         made_in, self._made_in = self._made_in, None
         if made_in is not None:
             made_in.run(self._complete, value, error)
-        elif error is None:
+        elif error is None:  # as nearly all: one function less
             _Plain.set_result(self, value)
         else:
             self._complete(value, error)

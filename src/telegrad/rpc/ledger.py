@@ -18,7 +18,6 @@ from telegrad.agent.keeper import Traffic
 from telegrad.errors import ReferenceGone, UnknownWorker
 from telegrad.protocol import references as protocol
 from telegrad.protocol.references import LIFE, Id, Ref
-from telegrad.protocol.verdicts import State
 from telegrad.rpc.kept import Kept, show
 from telegrad.rpc.rref import Use
 from telegrad.wire.frames import Message
@@ -187,7 +186,7 @@ class Ledger:
     def _listen(self, kind: type, rule: Callable[[int, Any], list[protocol.Effect]]) -> None:
         def heard(channel: Channel, head: Any, message: Message) -> None:
             with self.lock:
-                if channel.session.state in (State.CLOSED, State.LOST):
+                if channel.session.state.is_over:
                     return  # its sender is given up, and may have been started again
                 sender = channel.worker.id
                 effects = rule(sender, head)

@@ -232,7 +232,7 @@ class CleanupAutogradContextReq(msgspec.Struct, frozen=True, array_like=True, ta
 
 
 class AdoptAutogradContext(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """Those that called the sender in the context are lost: its owner, who gets this, is to say when it has ended."""
+    """One that called the sender in the context is lost: its owner, who gets this, is to say when it has ended."""
 
     context: int
 
