@@ -91,6 +91,8 @@ class Served(msgspec.Struct, eq=False):
     children: dict[int, Call] = msgspec.field(default_factory=dict)
     on_cancel: Callable[[], None] | None = None
     answered: bool = False
+    deferred: bool = False
+    """The function has returned a future, whose result is the answer."""
     visit: Visit | None = None
     """Of a call of a method, or of `to_here`."""
     turn: Turn | None = None

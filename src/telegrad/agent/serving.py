@@ -45,6 +45,10 @@ AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tup
 DEFERRED = "_telegrad_answers_later"
 """Functions with this attribute return a future; its result is the answer."""
 
+ANY_FUTURE = torch._C.Future
+"""The base class of torch's futures. Its own instances come from `torch.futures.Future.then`, `collect_all` and
+`torch.jit.fork`: they are no `torch.futures.Future`."""
+
 
 class ServingOwner(Protocol):
     """What serving needs of its agent."""
@@ -247,7 +251,8 @@ class Serving:
         """Answer with what a function returned; if that is a coroutine or an announced future, with what it becomes."""
         if type(result) is CoroutineType:
             self._run_coroutine(served, result, answer)
-        elif isinstance(result, torch.futures.Future) and getattr(function, DEFERRED, False):
+        elif isinstance(result, ANY_FUTURE) and getattr(function, DEFERRED, False):
+            served.deferred = True
             result.add_done_callback(lambda future: _pass_on(future, answer))
         else:
             answer(result, None)
@@ -399,7 +404,7 @@ class Serving:
         ]
 
 
-def _pass_on(future: torch.futures.Future[Any], answer: Callable[[object, BaseException | None], None]) -> None:
+def _pass_on(future: Any, answer: Callable[[object, BaseException | None], None]) -> None:
     try:
         value = future.value()
     except Exception as error:  # noqa: BLE001 - it belongs to the caller

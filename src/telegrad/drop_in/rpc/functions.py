@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from telegrad.agent.serving import DEFERRED
+from telegrad.agent.serving import ANY_FUTURE, DEFERRED
 from telegrad.drop_in.rpc.texts import WRONG_ASYNC
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +20,7 @@ def async_execution(fn: F) -> F:
     @wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
-        if not isinstance(result, torch.futures.Future):
+        if not isinstance(result, ANY_FUTURE):
             if isinstance(fn, torch.jit.ScriptFunction):
                 raise RuntimeError(
                     f"Async functions must return an IValue of Future type, but got {type(result).__name__}"
