@@ -151,6 +151,11 @@ class Executor:
         with self._lock:
             return len(self._threads)
 
+    def running_count(self) -> int:
+        """Runners that run a user function and do not wait in it, for debug info."""
+        with self._lock:
+            return self._running
+
     # -- tasks ------------------------------------------------------------------------------------------------
 
     def submit(self, task: Task, *, urgent: bool = False) -> None:

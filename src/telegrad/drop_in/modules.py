@@ -22,14 +22,19 @@ from telegrad.drop_in.data_parallel import watch
 _HERE = "telegrad.drop_in"
 
 REPLACED = {
+    "torch._C._distributed_autograd": f"{_HERE}.native.autograd",
+    "torch._C._distributed_rpc": f"{_HERE}.native.rpc",
     "torch.distributed.autograd": f"{_HERE}.autograd",
     "torch.distributed.rpc": f"{_HERE}.rpc",
+    "torch.distributed.rpc._utils": f"{_HERE}.rpc._utils",
     "torch.distributed.rpc.api": f"{_HERE}.rpc.api",
     "torch.distributed.rpc.backend_registry": f"{_HERE}.rpc.backend_registry",
     "torch.distributed.rpc.constants": f"{_HERE}.rpc.constants",
     "torch.distributed.rpc.functions": f"{_HERE}.rpc.functions",
     "torch.distributed.rpc.internal": f"{_HERE}.rpc.internal",
     "torch.distributed.rpc.options": f"{_HERE}.rpc.options",
+    "torch.distributed.rpc.rref_proxy": f"{_HERE}.rpc.rref_proxy",
+    "torch.distributed.rpc.server_process_global_profiler": f"{_HERE}.rpc.server_process_global_profiler",
 }
 """What is imported under the first name is the second."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from telegrad.agent.answers import RemoteTraceback
-from telegrad.errors import RemoteError
+from telegrad.errors import CallError, RemoteError
 from telegrad.protocol.references import LIFE, Ref
 from telegrad.rpc.mailbox import Mailbox
 from telegrad.rpc.raising import another
@@ -17,22 +17,24 @@ from telegrad.rpc.raising import another
 class Kept:
     """One value, or the error that it ended in, or what waits for either."""
 
-    __slots__ = ("_lock", "_waiters", "error", "mailbox", "ready", "value")
+    __slots__ = ("_lock", "_waiters", "call_error", "error", "mailbox", "ready", "value")
 
     def __init__(self, ordered: bool = False) -> None:
-        self._lock = threading.Lock()  # protects the four below
+        self._lock = threading.Lock()  # protects the five below
         self._waiters: list[Callable[[], None]] = []
         self.ready = False
         self.value: Any = None
         self.error: Exception | None = None
+        self.call_error: CallError | None = None
+        """Why the call that was to make the value was not answered; None if the function returned, or raised."""
         self.mailbox = Mailbox() if ordered else None
 
-    def set(self, value: object, error: Exception | None = None) -> None:
+    def set(self, value: object, error: Exception | None = None, call_error: CallError | None = None) -> None:
         """Here it is; only the first counts."""
         with self._lock:
             if self.ready:
                 return
-            self.value, self.error, self.ready = value, error, True
+            self.value, self.error, self.call_error, self.ready = value, error, call_error, True
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter()

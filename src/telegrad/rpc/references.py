@@ -116,8 +116,8 @@ class References:
         if use is None:
             with ledger.lock:
                 kept = ledger.kept.get(rref)
-            if kept is not None and call.error is not None:
-                kept.set(None, call.error)  # unless the function has said so itself
+            if kept is not None and call.error is not None:  # unless the function has said so itself
+                kept.set(None, call.error, call.error if isinstance(call.error, CallError) else None)
             return
         if isinstance(call.error, CallError):
             use.error = call.error
@@ -137,6 +137,13 @@ class References:
         if ordered:
             self._streams.opened(owner, rref)
         return (cls or self.handles)._make(self, rref, use, owner, ordered)
+
+    def creation_error(self, handle: RRef[Any]) -> CallError | None:
+        """Why the call that was to make the value was not answered, as far as this worker knows."""
+        if handle._use is not None:
+            return handle._use.error
+        kept = self._ledger.kept.get(handle._id)
+        return kept.call_error if kept is not None else None
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

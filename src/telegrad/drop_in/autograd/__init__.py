@@ -59,6 +59,6 @@ def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool 
         dist_autograd.backward(context_id, roots, retain_graph)
 
 
-def _get_debug_info() -> dict[str, str]:
+def _get_debug_info() -> dict[str, int]:
     info = dist_autograd._get_debug_info()
-    return {name: info[name] for name in ("num_current_backward_passes", "num_autograd_contexts")}
+    return {name: int(info[name]) for name in ("num_current_backward_passes", "num_autograd_contexts")}

@@ -1,5 +1,60 @@
-"""What torch.distributed.optim.optimizer offers: telegrad's own optimizer, whose signatures are torch's."""
+"""What torch.distributed.optim.optimizer offers: telegrad's optimizer, and the parts that programs build theirs of."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from telegrad.drop_in.rpc.references import RRef
 from telegrad.optim import DistributedOptimizer
+from telegrad.optim.stepping import run_step
+from telegrad.rpc.api import default_agent
 
 __all__ = ["DistributedOptimizer"]
+
+
+class _LocalOptimizer:
+    """An optimizer of parameters that live on this worker, which steps on the gradients of a context.
+
+    While it steps, these are in ``.grad``; afterwards ``.grad`` is what it was. One steps at a time.
+    """
+
+    def __init__(
+        self, optim_cls: Callable[..., Optimizer], local_params_rref: Sequence[RRef[Any]], *args: Any, **kwargs: Any
+    ) -> None:
+        self._local_params: list[torch.Tensor] = [rref.local_value() for rref in local_params_rref]
+        self.optim = optim_cls(self._local_params, *args, **kwargs)
+        self._loan = default_agent().autograd.lending.loan(self._local_params)
+
+    def step(self, autograd_ctx_id: int) -> None:
+        """Step once."""
+        with self._loan.of(autograd_ctx_id):
+            run_step(self.optim)
+
+
+def _new_local_optimizer(
+    optim_cls: Callable[..., Optimizer], local_params_rref: Sequence[RRef[Any]], *args: Any, **kwargs: Any
+) -> RRef[_LocalOptimizer]:
+    """Run on the worker that has the parameters: a reference to an optimizer of them."""
+    return RRef(_LocalOptimizer(optim_cls, local_params_rref, *args, **kwargs))
+
+
+def _local_optimizer_step(local_optim_rref: RRef[_LocalOptimizer], autograd_ctx_id: int) -> None:
+    """Run on the worker that has the optimizer: step once."""
+    local_optim_rref.local_value().step(autograd_ctx_id)
+
+
+def _wait_for_all(rpc_futs: Sequence[torch.futures.Future[Any]]) -> list[Any]:
+    """The results of all futures. Waits for all, and raises the first error then."""
+    results, errors = [], []
+    for future in rpc_futs:
+        try:
+            results.append(future.wait())
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return results

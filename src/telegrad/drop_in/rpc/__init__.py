@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import numbers
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,16 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from torch.distributed.rendezvous import _create_store_from_options
 
 from telegrad.drop_in import autograd as dist_autograd
-from telegrad.drop_in.rpc import api, backend_registry, constants, functions, internal, options
+from telegrad.drop_in.rpc import (
+    _utils,
+    api,
+    backend_registry,
+    constants,
+    functions,
+    internal,
+    options,
+    server_process_global_profiler,
+)
 from telegrad.drop_in.rpc.agents import RpcAgent, TensorPipeAgent
 from telegrad.drop_in.rpc.api import (
     AllGatherStates,
@@ -46,8 +55,30 @@ from telegrad.drop_in.rpc.backend_registry import (
     init_backend,
     register_backend,
 )
-from telegrad.drop_in.rpc.gil import enable_gil_profiling
-from telegrad.drop_in.rpc.options import RpcBackendOptions, TensorPipeRpcBackendOptions
+from telegrad.drop_in.rpc.invoking import (
+    _cleanup_python_rpc_handler,
+    _disable_jit_rref_pickle,
+    _enable_jit_rref_pickle,
+    _invoke_remote_builtin,
+    _invoke_remote_python_udf,
+    _invoke_remote_torchscript,
+    _invoke_rpc_builtin,
+    _invoke_rpc_python_udf,
+    _invoke_rpc_torchscript,
+)
+from telegrad.drop_in.rpc.options import (
+    RpcBackendOptions,
+    TensorPipeRpcBackendOptions,
+    _TensorPipeRpcBackendOptionsBase,
+)
+from telegrad.drop_in.rpc.profiling import (
+    RemoteProfilerManager,
+    _disable_server_process_global_profiler,
+    _enable_server_process_global_profiler,
+    _set_profiler_node_id,
+    enable_gil_profiling,
+)
+from telegrad.drop_in.rpc.server_process_global_profiler import _server_process_global_profile
 from telegrad.rpc.rendezvous import open_store
 from telegrad.rpc.worker_info import WorkerInfo
 
@@ -76,9 +107,9 @@ _DEFAULT_INIT_METHOD = constants.DEFAULT_INIT_METHOD
 _DEFAULT_NUM_WORKER_THREADS = constants.DEFAULT_NUM_WORKER_THREADS
 _DEFAULT_RPC_TIMEOUT_SEC = constants.DEFAULT_RPC_TIMEOUT_SEC
 _UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
-_TensorPipeRpcBackendOptionsBase = RpcBackendOptions
 _is_tensorpipe_available = True
-_init_counter = itertools.count()
+_init_counter = 0
+_init_counter_lock = threading.Lock()  # protects _init_counter
 
 
 def is_available() -> bool:
@@ -107,7 +138,10 @@ def init_rpc(
     else:  # a group that workers join and leave as they please
         store = _create_store_from_options(rpc_backend_options, rank)  # type: ignore[no-untyped-call]
     store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout))
-    store = PrefixStore(f"telegrad_rpc_{next(_init_counter)}", store)
+    global _init_counter
+    with _init_counter_lock:
+        store = PrefixStore(f"telegrad_rpc_{_init_counter}", store)
+        _init_counter += 1
     dist_autograd._init(rank)
     _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
 
@@ -160,8 +194,8 @@ def _init_rpc_backend(
 
 
 @api._require_initialized
-def _get_debug_info() -> dict[str, str]:
-    info: dict[str, str] = {
+def _get_debug_info() -> dict[str, Any]:
+    info: dict[str, Any] = {
         **_rref_context_get_debug_info(),
         **_get_current_rpc_agent().get_debug_info(),
         **dist_autograd._get_debug_info(),

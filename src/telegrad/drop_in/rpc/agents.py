@@ -6,11 +6,14 @@ import dataclasses
 import sys
 import threading
 import traceback
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.drop_in.data_parallel import is_averaged
-from telegrad.drop_in.rpc import gil
 from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions
 from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
 from telegrad.errors import UnknownWorker
@@ -20,12 +23,47 @@ from telegrad.rpc.worker_info import WorkerInfo
 _PAUSE = 0.01
 
 
-class RpcAgent:
+class RpcAgent(ABC):
     """Anything that can be this process's agent."""
+
+    @abstractmethod
+    def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
+        """The worker of that name or id; this one, if none is given."""
+
+    @abstractmethod
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        """All workers."""
+
+    @abstractmethod
+    def get_metrics(self) -> dict[str, str]:
+        """How many threads and calls there are."""
+
+    @abstractmethod
+    def join(self, shutdown: bool = False, timeout: float = 0) -> None:
+        """Wait until nothing is under way anywhere; with `shutdown`, leave then."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Wait for everybody."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Leave at once."""
+
+    @abstractmethod
+    def _get_device_map(self, worker: WorkerInfo) -> dict[Any, Any]:
+        """Which devices of a worker tensors on devices of this one go to."""
+
+    def get_debug_info(self) -> dict[str, str]:
+        """The metrics; an agent may have more to tell."""
+        return self.get_metrics()
 
 
 class TensorPipeAgent(RpcAgent):
-    """Telegrad's agent, under the name of torch's."""
+    """Telegrad's agent, under the name of torch's. `init_rpc` makes it."""
+
+    store: Any
+    is_static_group: bool
 
     def __init__(self, agent: Agent, store: Any, options: TensorPipeRpcBackendOptions, *, static: bool) -> None:
         self.agent = agent
@@ -58,18 +96,20 @@ class TensorPipeAgent(RpcAgent):
             peers = [peer for peer in peers if not peer.gone]
         return [WorkerInfo(peer.record.name, peer.record.id) for peer in peers]
 
-    def get_debug_info(self) -> dict[str, str]:
-        """How much there is of everything."""
+    def get_metrics(self) -> dict[str, str]:
+        """How many threads and calls there are."""
         agent = self.agent
-        wait = gil.average_wait()
         channels = [channel for peer in agent.peers.all() for channel in peer.channels()]
-        return {
-            "agent.thread_pool_size": str(agent.settings.running),
-            "agent.num_pending_requests": str(len(agent.serving.active)),
-            "agent.client_active_calls": str(sum(len(channel.calls) for channel in channels)),
-            "agent.server_active_calls": str(len(agent.serving.active)),
-            **({} if wait is None else {"agent.gil_average_wait_time_us": f"{wait:.3f}"}),
+        served = list(agent.serving.active.values())
+        threads = agent.settings.running
+        counts = {
+            "thread_pool_size": threads,
+            "num_idle_threads": max(0, threads - agent.executor.running_count()),
+            "client_active_calls": sum(len(channel.calls) for channel in channels),
+            "server_active_calls": len(served),
+            "server_active_async_calls": sum(one.deferred for one in served),
         }
+        return {f"agent.{name}": str(count) for name, count in counts.items()}
 
     def join(self, shutdown: bool = False, timeout: float = 0) -> None:
         """Wait until nothing is under way anywhere; with `shutdown`, leave then.
@@ -104,6 +144,19 @@ class TensorPipeAgent(RpcAgent):
 
     def _get_device_map(self, worker: WorkerInfo) -> dict[Any, Any]:
         return self._options.device_maps.get(worker.name, {})
+
+    def _update_group_membership(
+        self,
+        worker_info: WorkerInfo,
+        my_devices: Sequence[torch.device],
+        reverse_device_map: Mapping[str, Mapping[torch.device, torch.device]],
+        is_join: bool,
+    ) -> NoReturn:
+        """Refused: see the error."""
+        raise RuntimeError(
+            f"worker {self.agent.me.name!r} cannot be told that worker {worker_info.name!r} joins or leaves: it learns "
+            "that from the connections of a worker that calls init_rpc or shutdown"
+        )
 
     def _print_failure(self, error: BaseException) -> None:
         """Torch's workers print what a function raised where it ran, too."""

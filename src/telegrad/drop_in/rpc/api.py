@@ -22,13 +22,10 @@ from telegrad.drop_in.rpc.agents import reset_current_agent as _reset_current_rp
 from telegrad.drop_in.rpc.agents import set_current_agent as _set_and_start_rpc_agent
 from telegrad.drop_in.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.futures import Future, failed
-from telegrad.drop_in.rpc.internal import (
-    RPCExecMode,
-    _build_rpc_profiling_key,
-    _internal_rpc_pickler,
-)
+from telegrad.drop_in.rpc.internal import PythonUDF, RPCExecMode, _build_rpc_profiling_key, _internal_rpc_pickler
 from telegrad.drop_in.rpc.membership import leave_open_group
 from telegrad.drop_in.rpc.prepared import PreparedCall
+from telegrad.drop_in.rpc.profiling import RemoteProfilerManager
 from telegrad.drop_in.rpc.references import (
     PyRRef,
     RRef,
@@ -90,14 +87,28 @@ def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
 # -- calls ----------------------------------------------------------------------------------------------------
 
 
+def _get_should_profile() -> bool:
+    """Whether a profiler watches this thread, which then sees what the caller does of a call."""
+    return bool(_profiler_enabled())
+
+
+def _enable_rpc_profiler(
+    should_profile: bool, qualified_name: str | None, func: Any, rpc_type: RPCExecMode, dst_worker_info: WorkerInfo
+) -> Any:
+    """An event in the profiler for a block that makes a call; `qualified_name` is that of an operator of torch."""
+    if not should_profile:
+        return contextlib.nullcontext()
+    name = qualified_name or getattr(func, "qualified_name", "") or getattr(func, "__qualname__", repr(func))
+    key = _build_rpc_profiling_key(rpc_type, str(name), get_worker_info().name, dst_worker_info.name)
+    return torch.autograd.profiler.record_function(key)
+
+
 def _profiled(mode: RPCExecMode, func: Any, to: int) -> Any:
     """An event in the profiler, if one is on, for what the caller does of a call."""
     if not _profiler_enabled():
         return contextlib.nullcontext()
     builtin = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]
-    name = builtin or getattr(func, "qualified_name", "") or getattr(func, "__qualname__", repr(func))
-    key = _build_rpc_profiling_key(mode, str(name), get_worker_info().name, get_worker_info(to).name)
-    return torch.autograd.profiler.record_function(key)
+    return _enable_rpc_profiler(True, builtin, func, mode, get_worker_info(to))
 
 
 @_require_initialized
@@ -116,18 +127,31 @@ def rpc_async(
     to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> torch.futures.Future[Any]:
     """Start `func` on worker `to`, and return a future of its result."""
-    call = PreparedCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
+    future = _invoke_rpc(to, func, RPCExecMode.ASYNC, args, kwargs, timeout)
+    if hasattr(_thread_local_var, "future_list"):
+        _thread_local_var.future_list.append(future)
+    return future
+
+
+def _invoke_rpc(
+    to: Any,
+    func: Any,
+    rpc_type: RPCExecMode,
+    args: Any = None,
+    kwargs: Any = None,
+    rpc_timeout: float = UNSET_RPC_TIMEOUT,
+) -> Future[Any]:
+    """Start a call, which the profiler shows as one of that type."""
+    call = PreparedCall(_get_current_rpc_agent().agent, to, func, args, kwargs, rpc_timeout, _default_pickler)
     future: Future[Any] = Future(call.agent)
     future.builtin = call.builtin
     try:
-        with _profiled(RPCExecMode.ASYNC, func, call.to):
+        with _profiled(rpc_type, func, call.to):
             future.start(call.to, call.function, call.args, call.kwargs, call.timeout)
     except CallError as error:  # a worker that is gone, or no time left: torch's callers hear it from the future
         future = failed(as_torch(error, call.agent))
     except PayloadError as error:
         raise as_torch(error, call.agent) from error
-    if hasattr(_thread_local_var, "future_list"):
-        _thread_local_var.future_list.append(future)
     return future
 
 
@@ -136,10 +160,13 @@ def remote(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: fl
     """Have worker `to` run `func` and keep the result; a reference to it, at once."""
     call = PreparedCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
     try:
-        with _profiled(RPCExecMode.REMOTE, func, call.to):
-            return create(call.agent, call.to, call.function, call.args, call.kwargs, call.timeout)
+        with _profiled(RPCExecMode.REMOTE, func, call.to) as event:
+            made = create(call.agent, call.to, call.function, call.args, call.kwargs, call.timeout)
     except PayloadError as error:
         raise as_torch(error, call.agent) from error
+    if event is not None:
+        made._set_profiling_future(made._get_future())
+    return made
 
 
 _thread_local_var = threading.local()
@@ -369,3 +396,16 @@ def _finalize_shutdown() -> None:
     finally:
         _get_current_rpc_agent().shutdown()
         _reset_current_rpc_agent()
+
+
+# Torch's module has these, too, and they call what is above.
+from telegrad.drop_in.rpc._utils import _group_membership_management, _update_group_membership  # noqa: E402
+from telegrad.drop_in.rpc.invoking import (  # noqa: E402
+    _cleanup_python_rpc_handler,
+    _invoke_remote_builtin,
+    _invoke_remote_python_udf,
+    _invoke_remote_torchscript,
+    _invoke_rpc_builtin,
+    _invoke_rpc_python_udf,
+    _invoke_rpc_torchscript,
+)

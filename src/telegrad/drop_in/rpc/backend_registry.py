@@ -45,6 +45,10 @@ class BackendValue(NamedTuple):
     init_backend_handler: Callable[..., Any]
 
 
+def _backend_type_repr(self: enum.Enum) -> str:
+    return f"BackendType.{self.name}"
+
+
 _make_enum: Any = enum.Enum
 BackendType: Any = _make_enum("BackendType", {})
 
@@ -66,7 +70,7 @@ def register_backend(
     members = {member.name: member.value for member in BackendType}
     members[backend_name] = BackendValue(construct_rpc_backend_options_handler, init_backend_handler)
     BackendType = _make_enum("BackendType", members)
-    BackendType.__repr__ = lambda member: f"BackendType.{member.name}"
+    BackendType.__repr__ = _backend_type_repr
     return BackendType[backend_name]
 
 
@@ -88,7 +92,7 @@ def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
 # -- telegrad's -------------------------------------------------------------------------------------------------
 
 
-def _options(
+def _tensorpipe_construct_rpc_backend_options_handler(
     rpc_timeout: float,
     init_method: str,
     num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
@@ -105,7 +109,9 @@ def _options(
     )
 
 
-def _init(store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any) -> TensorPipeAgent:
+def _tensorpipe_init_backend_handler(
+    store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+) -> TensorPipeAgent:
     if not isinstance(store, Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
@@ -138,4 +144,4 @@ def _init(store: Any, name: str, rank: int, world_size: int | None, rpc_backend_
     return agent
 
 
-register_backend("TENSORPIPE", _options, _init)
+register_backend("TENSORPIPE", _tensorpipe_construct_rpc_backend_options_handler, _tensorpipe_init_backend_handler)

@@ -10,15 +10,20 @@ import copyreg
 import enum
 import io
 import pickle
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from telegrad.agent.serving import DEFERRED
-from telegrad.drop_in.rpc.texts import NOT_ON_CALLEE
-from telegrad.wire.torchscript import reducer_for
+from telegrad.drop_in.rpc.agents import get_current_agent as _get_current_rpc_agent
+from telegrad.drop_in.rpc.functions import async_execution
+from telegrad.drop_in.rpc.texts import NOT_ON_CALLEE, not_rebuilt, unescaped
+from telegrad.wire.torchscript import load_script_module, reducer_for
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
 
@@ -47,15 +52,26 @@ class RemoteException(NamedTuple):
     exception_type: type[BaseException]
 
 
-class _Tables(threading.local):
-    """The tensors of the values that this thread is pickling or reading, innermost last."""
+_pickler: type[pickle.Pickler] = pickle.Pickler
+_unpickler: type[pickle.Unpickler] = pickle.Unpickler
+"""Programs put others in their place."""
 
-    def __init__(self) -> None:
-        self.sent: list[list[torch.Tensor]] = []
-        self.received: list[Sequence[torch.Tensor]] = []
+_thread_local_tensor_tables = threading.local()
+"""Of the value that this thread is writing or reading: ``send_tables`` and ``recv_tables``, lists of its tensors."""
 
 
-_tables = _Tables()
+@contextmanager
+def _table(name: str, tensors: Sequence[Any]) -> Iterator[None]:
+    """Have `tensors` as the table of that name; the one that a value around this one uses comes back afterwards."""
+    before = getattr(_thread_local_tensor_tables, name, None)
+    setattr(_thread_local_tensor_tables, name, tensors)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(_thread_local_tensor_tables, name)
+        else:
+            setattr(_thread_local_tensor_tables, name, before)
 
 
 class _InternalRPCPickler:
@@ -70,55 +86,74 @@ class _InternalRPCPickler:
         self._class_reducer_dict.setdefault(obj_class, reducer)
 
     def _tensor_reducer(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        table = _tables.sent[-1]
-        table.append(tensor)
-        return _InternalRPCPickler._tensor_receiver, (len(table) - 1,)
+        return _InternalRPCPickler._tensor_receiver, (_put_into_table(tensor),)
 
     @classmethod
     def _tensor_receiver(cls, tensor_index: int) -> torch.Tensor:
-        return _tables.received[-1][tensor_index]
+        received: torch.Tensor = _thread_local_tensor_tables.recv_tables[tensor_index]
+        return received
 
     def _py_rref_reducer(self, py_rref: Any) -> tuple[Any, ...]:
         # A reference travels beside the bytes, like a tensor: its owner must hear of it.
-        py_rref._check_fork()
-        return self._tensor_reducer(py_rref)
+        return _InternalRPCPickler._py_rref_receiver, (_put_into_table(py_rref._serialize()),)
+
+    @classmethod
+    def _py_rref_receiver(cls, rref_fork_data: Any) -> Any:
+        """The reference; given by its place in the table, or as `RRef._serialize` made it."""
+        from telegrad.drop_in.rpc.references import PyRRef
+
+        if isinstance(rref_fork_data, int):
+            rref_fork_data = _thread_local_tensor_tables.recv_tables[rref_fork_data]
+        return PyRRef._deserialize(rref_fork_data)
 
     def _rref_reducer(self, rref: Any) -> tuple[Any, ...]:
         return self._py_rref_reducer(rref)
+
+    @classmethod
+    def _script_module_receiver(cls, script_module_serialized: bytes) -> Any:
+        return load_script_module(script_module_serialized)
+
+    def _script_module_reducer(self, script_module: Any) -> tuple[Any, ...]:
+        file = io.BytesIO()
+        torch.jit.save(script_module, file)
+        return _InternalRPCPickler._script_module_receiver, (file.getvalue(),)
 
     def serialize(self, obj: object) -> tuple[bytes, list[torch.Tensor]]:
         """The value as bytes, and its tensors."""
         from telegrad.drop_in.rpc.references import PyRRef, RRef
 
         file = io.BytesIO()
-        pickler: Any = pickle.Pickler(file)
+        pickler: Any = _pickler(file)
         pickler.dispatch_table = {
             **self._dispatch_table,
             PyRRef: self._py_rref_reducer,
             RRef: self._rref_reducer,
             **self._class_reducer_dict,
         }
-        script = reducer_for(type(obj))
-        if script is not None:
-            pickler.dispatch_table[type(obj)] = script
-        _tables.sent.append([])
-        try:
+        if isinstance(obj, torch.jit.ScriptModule):
+            pickler.dispatch_table[type(obj)] = self._script_module_reducer
+        elif isinstance(obj, torch.jit.ScriptFunction):
+            pickler.dispatch_table[type(obj)] = reducer_for(type(obj))
+        tensors: list[torch.Tensor] = []
+        with _table("send_tables", tensors):
             pickler.dump(obj)
-            return file.getvalue(), _tables.sent[-1]
-        finally:
-            _tables.sent.pop()
+        return file.getvalue(), tensors
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
         """The value again. A name that cannot be found comes back as an AttributeError, as in torch."""
-        _tables.received.append(tensor_table)
-        try:
-            return pickle.loads(binary_data)
-        except AttributeError as error:
-            explained = AttributeError(f"{error} {NOT_ON_CALLEE}")
-            explained.__cause__ = error
-            return explained
-        finally:
-            _tables.received.pop()
+        with _table("recv_tables", tensor_table):
+            try:
+                return _unpickler(io.BytesIO(binary_data)).load()
+            except AttributeError as error:
+                explained = AttributeError(f"{error} {NOT_ON_CALLEE}")
+                explained.__cause__ = error
+                return explained
+
+
+def _put_into_table(thing: Any) -> int:
+    table: list[Any] = _thread_local_tensor_tables.send_tables
+    table.append(thing)
+    return len(table) - 1
 
 
 _internal_rpc_pickler = _InternalRPCPickler()
@@ -143,6 +178,36 @@ def run_pickled(binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any
 
 
 setattr(run_pickled, DEFERRED, True)  # what it runs may be a function that returns a future of its answer
+
+
+@async_execution
+def run_pickled_async(binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
+    """The same, for a function that must return a future of its answer."""
+    return run_pickled(binary_data, tensor_table)
+
+
+def _run_function(python_udf: Any) -> Any:
+    """Run a function; what it raises is returned as a `RemoteException`, and printed."""
+    try:
+        if isinstance(python_udf, AttributeError):
+            raise python_udf
+        return python_udf.func(*python_udf.args, **python_udf.kwargs)
+    except Exception as error:  # noqa: BLE001 - it is the caller's
+        text = f"On {_get_current_rpc_agent().get_worker_info()}:\n{error!r}\n{traceback.format_exc()}"
+        print(text, file=sys.stderr)  # noqa: T201 - torch's behaviour
+        return RemoteException(text, type(error))
+
+
+def _handle_exception(result: Any) -> None:
+    """Raise what `_run_function` returned, if a function raised it."""
+    if not isinstance(result, RemoteException):
+        return
+    text = unescaped(result.msg)
+    try:
+        made = result.exception_type(text)
+    except Exception as failure:
+        raise RuntimeError(not_rebuilt(str(failure), text)) from failure
+    raise made
 
 
 def _build_rpc_profiling_key(

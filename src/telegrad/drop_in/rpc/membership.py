@@ -48,7 +48,7 @@ def join_open_group(
         agent.peers.open = True
         prepare(agent)
 
-    with _turn(store, name, options.init_timeout):
+    with take_turn(store, name, options.init_timeout):
         members = _read(store)
         for other in members:
             if name == other.name or rank == other.id:
@@ -62,7 +62,7 @@ def join_open_group(
 def leave_open_group(store: Any, agent: Agent, timeout: float) -> None:
     """Take this worker off the list."""
     try:
-        with _turn(store, agent.me.name, timeout):
+        with take_turn(store, agent.me.name, timeout):
             _write(store, [member for member in _read(store) if member.name != agent.me.name])
     except RendezvousError:
         raise
@@ -84,7 +84,7 @@ def _knows_us(agent: Agent, member: WorkerRecord) -> bool:
 
 
 @contextmanager
-def _turn(store: Any, name: str, timeout: float) -> Iterator[None]:
+def take_turn(store: Any, name: str, timeout: float) -> Iterator[None]:
     """Hold the token while in this block."""
     deadline = time.monotonic() + timeout
     while (holder := store.compare_set(_TOKEN, "", name).decode()) != name:

@@ -20,6 +20,8 @@ from telegrad.drop_in.rpc.constants import (
 DeviceType = int | str | torch.device
 DeviceMap = Mapping[DeviceType, DeviceType]
 
+_is_tensorpipe_available = True
+
 __all__ = ["TensorPipeRpcBackendOptions"]
 
 _log = logging.getLogger("telegrad")
@@ -27,6 +29,9 @@ _log = logging.getLogger("telegrad")
 
 class RpcBackendOptions:
     """What every backend can be told: the default timeout of calls, and where the workers meet."""
+
+    rpc_timeout: float
+    init_method: str
 
     def __init__(self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD) -> None:
         if isinstance(rpc_timeout, bool) or not isinstance(rpc_timeout, int | float):
@@ -38,7 +43,39 @@ class RpcBackendOptions:
         self.init_method = init_method
 
 
-class TensorPipeRpcBackendOptions(RpcBackendOptions):
+class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
+    """The options as torch's C++ takes them: by position, and with devices that have been checked."""
+
+    num_worker_threads: int
+    device_maps: dict[str, dict[torch.device, torch.device]]
+    devices: list[torch.device]
+
+    def __init__(
+        self,
+        num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+        _transports: Sequence[str] | None = None,
+        _channels: Sequence[str] | None = None,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+        device_maps: Mapping[str, Mapping[torch.device, torch.device]] | None = None,
+        devices: Sequence[torch.device] | None = None,
+    ) -> None:
+        super().__init__(rpc_timeout, init_method)
+        if num_worker_threads < 1:
+            raise ValueError(f"num_worker_threads must be positive, got {num_worker_threads}")
+        self.num_worker_threads = num_worker_threads
+        self.device_maps = {name: dict(there) for name, there in (device_maps or {}).items()}
+        self.devices = list(devices or [])
+        for name, given in (("_transports", _transports), ("_channels", _channels)):
+            if given:
+                _log_once(name)
+
+    def _set_device_map(self, to: str, device_map: Mapping[torch.device, torch.device]) -> None:
+        """Add to the map of devices for worker `to`."""
+        self.device_maps.setdefault(to, {}).update(device_map)
+
+
+class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
     """Options of the default backend, which here is telegrad's agent."""
 
     def __init__(
@@ -52,26 +89,26 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         _transports: Sequence[str] | None = None,
         _channels: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(rpc_timeout, init_method)
-        if num_worker_threads < 1:
-            raise ValueError(f"num_worker_threads must be positive, got {num_worker_threads}")
-        self.num_worker_threads = num_worker_threads
-        self.device_maps = {name: _to_device_map(there) for name, there in (device_maps or {}).items()}
-        self.devices = _to_device_list(devices or [])
-        for name, given in (("_transports", _transports), ("_channels", _channels)):
-            if given:
-                _log_once(name)
+        super().__init__(
+            num_worker_threads,
+            _transports,
+            _channels,
+            rpc_timeout,
+            init_method,
+            {name: _to_device_map(there) for name, there in (device_maps or {}).items()},
+            _to_device_list(devices or []),
+        )
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
         """Which device of worker `to` a tensor on a device of this one goes to. The map must be one to one."""
         more = _to_device_map(device_map)
-        there = self.device_maps.setdefault(to, {})
+        there = self.device_maps.get(to, {})
         for here, target in more.items():
             if here in there and there[here] != target:
                 raise ValueError(
                     f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {target} and {there[here]}"
                 )
-        there.update(more)
+        self._set_device_map(to, more)
 
     def set_devices(self, devices: Sequence[DeviceType]) -> None:
         """The devices of this worker that calls may use."""

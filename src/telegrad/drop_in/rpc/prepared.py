@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from telegrad.agent.agent import Agent
-from telegrad.drop_in.rpc import gil
 from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.internal import PythonUDF, _internal_rpc_pickler, run_pickled
 from telegrad.drop_in.rpc.texts import as_torch
@@ -30,8 +29,6 @@ class PreparedCall:
         self.function, self.args, self.kwargs = func, tuple(args or ()), kwargs or {}
         if isinstance(func, torch.jit.ScriptFunction):
             _check_schema(func, self.args)
-        if gil.enabled:
-            gil.measure()
         if pickler is not _internal_rpc_pickler and not self.builtin:
             data = pickler.serialize(PythonUDF(func, self.args, self.kwargs))
             self.function, self.args, self.kwargs = run_pickled, data, {}

@@ -13,7 +13,7 @@ from telegrad.drop_in.rpc.agents import get_current_agent, is_current_agent_set
 from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.futures import Future
 from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
-from telegrad.errors import DeadlineExceeded, NotInitialized, ReferenceGone, TelegradError
+from telegrad.errors import CallError, DeadlineExceeded, NotInitialized, ReferenceGone, TelegradError
 from telegrad.protocol.references import LIFE, Id, Ref
 from telegrad.rpc import rref as telegrad_rref
 from telegrad.rpc.references import References
@@ -50,6 +50,7 @@ class PyRRef(telegrad_rref.RRef[T]):
     """A reference to a value that lives on its owner."""
 
     _type: torch.futures.Future[type] | None = None
+    _profiling: torch.futures.Future[Any] | None = None
 
     def __new__(cls, value: Any = None, type_hint: object = None) -> Self:
         if not is_current_agent_set():
@@ -63,17 +64,18 @@ class PyRRef(telegrad_rref.RRef[T]):
     @_texts
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
         """The value: itself on its owner, elsewhere a copy."""
-        use = self._use
-        if use is not None and use.error is not None:
-            raise type(use.error)(
-                "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not "
-                f"exist: {use.error}"
-                if isinstance(use.error, DeadlineExceeded)
-                else f"RRef creation via rpc.remote() failed: {use.error}",
-                worker=use.error.worker,
-                elapsed=use.error.elapsed,
-            )
-        return super().to_here(timeout)
+        self._check_creation()
+        try:
+            return super().to_here(timeout)
+        except CallError:
+            self._check_creation()  # it may have failed meanwhile
+            raise
+
+    def _check_creation(self) -> None:
+        """Raise an error, with torch's text, if the call that was to make the value was not answered."""
+        error = self._book.creation_error(self)
+        if error is not None:
+            raise type(error)(_creation_text(error), worker=error.worker, elapsed=error.elapsed) from error
 
     @_texts
     def local_value(self) -> T:
@@ -84,7 +86,14 @@ class PyRRef(telegrad_rref.RRef[T]):
                 f"For UserRRef(rref_id={_show(self._id)}, fork_id={_show(self._use.fork)}), can't call localValue() on "
                 f"user {worker_text(agent, agent.me.name)}. Call it on owner {worker_text(agent, self.owner_name())}"
             )
+        self._check_creation()
         return super().local_value()
+
+    def _check(self) -> None:
+        super()._check()
+        error = self._book.creation_error(self)
+        if error is not None:  # no CallError: no call has been made
+            raise TelegradError(f"{self} cannot be used: {_creation_text(error)}") from error
 
     def __repr__(self) -> str:
         if self._use is None:
@@ -96,6 +105,9 @@ class PyRRef(telegrad_rref.RRef[T]):
             "Can not pickle rref in python pickler, rref can only be pickled when using RPC: send it as an argument or "
             "a result of a call"
         )
+
+    def __setstate__(self, state: object) -> None:
+        raise RuntimeError("Can not unpickle rref in python pickler, rref can only be unpickled when using RPC")
 
     # -- methods of the value -----------------------------------------------------------------------------------------
 
@@ -153,15 +165,43 @@ class PyRRef(telegrad_rref.RRef[T]):
         except Exception:  # noqa: BLE001 - whoever asked is told; who asks later, asks again
             self._type = None
 
-    def _check_fork(self) -> None:
-        """Before a program's own pickler writes it."""
+    def _serialize(self) -> tuple[Any, ...]:
+        """What stands for this reference in a call: whoever gets it makes it one again with `_deserialize`."""
         use = self._use
         if self._book.agent.closed or self._released or (use is not None and use.given_up):
             raise RuntimeError(f"{self} was deleted. Cannot call fork an UserRRef after deletion.")
+        self._check()
+        return (self,)
+
+    @staticmethod
+    def _deserialize(tp: tuple[Any, ...]) -> PyRRef[Any]:
+        """The reference that `_serialize` gave, on the worker that a call has brought it to."""
+        if len(tp) != 1 or not isinstance(tp[0], PyRRef):
+            raise TypeError(f"_deserialize() takes what _serialize() returned, not {tp!r}")
+        return tp[0]
+
+    def _set_profiling_future(self, future: torch.futures.Future[Any]) -> None:
+        """Have `_get_profiling_future` return this one."""
+        self._profiling = future
+
+    def _get_profiling_future(self) -> torch.futures.Future[Any]:
+        """Done when the value has been made; there only if a profiler was on when `remote` was called."""
+        if self._profiling is None:
+            raise RuntimeError("Profiling future has not been set! No profiler was on when the RRef was made.")
+        return self._profiling
 
 
 class RRef(PyRRef[T]):
     """A reference to a value that lives on its owner: ``RRef(value)`` to one that lives here."""
+
+
+def _creation_text(error: CallError) -> str:
+    if isinstance(error, DeadlineExceeded):
+        return (
+            "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not "
+            f"exist: {error}"
+        )
+    return f"RRef creation via rpc.remote() failed: {error}"
 
 
 def _show(name: Id | Ref) -> str:

@@ -29,7 +29,7 @@ def as_torch(error: Exception, agent: Agent, *, builtin: bool = False) -> Except
     if isinstance(error.__cause__, RemoteTraceback):
         return _rebuilt(error, error.__cause__, agent, builtin)
     if isinstance(error, RemoteError):
-        text = _not_rebuilt("its class cannot be rebuilt here", str(error))
+        text = not_rebuilt("its class cannot be rebuilt here", str(error))
         made: TelegradError = RemoteError(text, worker=error.worker, function=error.function, call=error.call)
     elif isinstance(error, DeadlineExceeded):
         span = "" if error.elapsed is None else f"({round(error.elapsed * 1000)} ms) "
@@ -53,7 +53,7 @@ def _with_text(kind: type[BaseException], text: str, cause: Exception) -> Except
     try:
         made = kind(text)
     except Exception as failure:  # noqa: BLE001 - a class that cannot be made from a text alone
-        made = RuntimeError(_not_rebuilt(str(failure), text))
+        made = RuntimeError(not_rebuilt(str(failure), text))
     if not isinstance(made, Exception):
         made = RuntimeError(text)
     made.__cause__ = cause
@@ -66,7 +66,7 @@ def worker_text(agent: Agent, name: str) -> str:
 
 
 def _rebuilt(error: Exception, remote: RemoteTraceback, agent: Agent, builtin: bool) -> Exception:
-    text = _unescaped(f"On {worker_text(agent, remote.worker)}:\n{error!r}\n{remote.text}")
+    text = unescaped(f"On {worker_text(agent, remote.worker)}:\n{error!r}\n{remote.text}")
     if builtin and isinstance(error, TypeError):
         return _with_text(RuntimeError, f"{_NO_SCHEMA}:\n{text}", error)  # torch finds this out before it calls
     if isinstance(error, torch.jit.Error):
@@ -77,11 +77,12 @@ def _rebuilt(error: Exception, remote: RemoteTraceback, agent: Agent, builtin: b
     return made
 
 
-def _not_rebuilt(why: str, text: str) -> str:
+def not_rebuilt(why: str, text: str) -> str:
+    """What torch says of an exception whose class cannot be made here."""
     return f"Failed to create original exception type. Error msg was {why} Original exception on remote side was {text}"
 
 
-def _unescaped(text: str) -> str:
+def unescaped(text: str) -> str:
     r"""The text with its ``\n`` and the like as what they stand for, as torch does it; other characters as they are."""
     try:
         return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
