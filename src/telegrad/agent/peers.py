@@ -74,6 +74,8 @@ class Peers:
     def __init__(self, owner: PeersOwner, transports: Iterable[Transport]) -> None:
         self._owner = owner
         self._transports = {transport.scheme: transport for transport in transports}
+        self.make_channel: type[Channel] = Channel
+        """A subclass, where `telegrad.testing.faults` makes messages late or lost."""
         self.open = False
         """Whether workers may join: one that proves itself and is not known yet is taken up."""
         self._lock = threading.Lock()  # protects the two below
@@ -151,7 +153,7 @@ class Peers:
     def _open_first(self, peer: Peer, deadline: float | None) -> Channel:
         owner = self._owner
         transport, _ = self._way_to(peer.record)
-        channel = Channel(
+        channel = self.make_channel(
             owner,
             peer.record,
             outgoing=True,
@@ -315,7 +317,7 @@ class Peers:
             return channel.detach("the peer opened a new connection")
         if not proof.fresh:
             raise Rejected("session", "the session is not known here any more")
-        fresh = Channel(
+        fresh = self.make_channel(
             owner,
             peer.record,
             outgoing=False,

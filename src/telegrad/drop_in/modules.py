@@ -24,6 +24,7 @@ _HERE = "telegrad.drop_in"
 REPLACED = {
     "torch._C._distributed_autograd": f"{_HERE}.native.autograd",
     "torch._C._distributed_rpc": f"{_HERE}.native.rpc",
+    "torch._C._distributed_rpc_testing": f"{_HERE}.rpc.faulty_agent",
     "torch.distributed.autograd": f"{_HERE}.autograd",
     "torch.distributed.rpc": f"{_HERE}.rpc",
     "torch.distributed.rpc._utils": f"{_HERE}.rpc._utils",
@@ -43,6 +44,14 @@ WHEN_LOADED = {
     "torch.distributed.nn.api.remote_module": (f"{_HERE}.nn.remote_module", "RemoteModule"),
 }
 """The same, when their packages load; and the name that the package takes from the module."""
+
+WHEN_ASKED_FOR = {
+    "torch.distributed.rpc._testing": f"{_HERE}.rpc._testing",
+    "torch.distributed.rpc._testing.faulty_agent_backend_registry": (
+        f"{_HERE}.rpc._testing.faulty_agent_backend_registry"
+    ),
+}
+"""The same, only when the program imports them: they register a backend."""
 
 _lock = threading.Lock()  # protects _replaced
 _replaced = False
@@ -88,17 +97,21 @@ def _knows_rpc() -> bool:
 
 
 class _Finder(MetaPathFinder):
-    """Finds ours for the modules that packages of torch take from `WHEN_LOADED`."""
+    """Finds ours for the modules that load later than torch."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, _OursLoader()) if fullname in WHEN_LOADED else None
+        ours = WHEN_LOADED[fullname][0] if fullname in WHEN_LOADED else WHEN_ASKED_FOR.get(fullname)
+        return ModuleSpec(fullname, _OursLoader(ours)) if ours is not None else None
 
 
 class _OursLoader(Loader):
+    def __init__(self, ours: str) -> None:
+        self._ours = ours
+
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(WHEN_LOADED[spec.name][0])
+        module = importlib.import_module(self._ours)
         self._spec = module.__spec__
         return module
 

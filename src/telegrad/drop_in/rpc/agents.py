@@ -14,7 +14,7 @@ import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.drop_in.data_parallel import is_averaged
-from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions
+from telegrad.drop_in.rpc.options import _TensorPipeRpcBackendOptionsBase
 from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
 from telegrad.errors import UnknownWorker
 from telegrad.rpc.api import set_default_agent
@@ -65,7 +65,7 @@ class TensorPipeAgent(RpcAgent):
     store: Any
     is_static_group: bool
 
-    def __init__(self, agent: Agent, store: Any, options: TensorPipeRpcBackendOptions, *, static: bool) -> None:
+    def __init__(self, agent: Agent, store: Any, options: _TensorPipeRpcBackendOptionsBase, *, static: bool) -> None:
         self.agent = agent
         self.store = store
         self.is_static_group = static
@@ -139,7 +139,7 @@ class TensorPipeAgent(RpcAgent):
         """The default timeout of calls made from now on."""
         self.agent.settings = dataclasses.replace(self.agent.settings, rpc_timeout=float(seconds))
 
-    def _get_backend_options(self) -> TensorPipeRpcBackendOptions:
+    def _get_backend_options(self) -> _TensorPipeRpcBackendOptionsBase:
         return self._options
 
     def _get_device_map(self, worker: WorkerInfo) -> dict[Any, Any]:

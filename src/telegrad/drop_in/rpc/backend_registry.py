@@ -13,6 +13,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public, but
 
 from telegrad.agent.agent import Agent
 from telegrad.drop_in.rpc import api
+from telegrad.drop_in.rpc._utils import _group_membership_management, _update_group_membership
 from telegrad.drop_in.rpc.agents import TensorPipeAgent, get_current_agent, reset_current_agent, set_current_agent
 from telegrad.drop_in.rpc.constants import (
     DEFAULT_INIT_METHOD,
@@ -112,10 +113,17 @@ def _tensorpipe_construct_rpc_backend_options_handler(
 def _tensorpipe_init_backend_handler(
     store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
 ) -> TensorPipeAgent:
-    if not isinstance(store, Store):
-        raise TypeError(f"`store` must be a c10d::Store. {store}")
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options}")
+    return start(TensorPipeAgent, store, name, rank, world_size, rpc_backend_options)
+
+
+def start(
+    cls: type[TensorPipeAgent], store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+) -> TensorPipeAgent:
+    """Join the group, with an agent of class `cls`; without a world size, one that workers join and leave."""
+    if not isinstance(store, Store):
+        raise TypeError(f"`store` must be a c10d::Store. {store}")
     options = Options(
         rpc_timeout=rpc_backend_options.rpc_timeout, num_worker_threads=rpc_backend_options.num_worker_threads
     )
@@ -123,7 +131,7 @@ def _tensorpipe_init_backend_handler(
     def prepare(agent: Agent) -> None:
         use_handles(agent)
         # Others may call this worker the moment that it serves, and what they call may make calls.
-        set_current_agent(TensorPipeAgent(agent, store, rpc_backend_options, static=bool(world_size)))
+        set_current_agent(cls(agent, store, rpc_backend_options, static=bool(world_size)))
 
     where = store_address(rpc_backend_options.init_method)
     check_kind(store, "static" if world_size else "dynamic")

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import torch
 
 from telegrad.agent.agent import Agent
-from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions
+from telegrad.drop_in.rpc.options import _TensorPipeRpcBackendOptionsBase
 
 Maps = dict[str, dict[torch.device, torch.device]]
 Config = tuple[int, Maps, list[torch.device]]
 """Of one worker: how many CUDA devices it has, its device maps, and the devices that calls may use."""
 
 
-def check_device_maps(agent: Agent, options: TensorPipeRpcBackendOptions) -> None:
+def check_device_maps(agent: Agent, options: _TensorPipeRpcBackendOptionsBase) -> None:
     """Raise a ValueError if the maps of any worker cannot be followed. All workers must call this."""
     mine: Config = (torch.cuda.device_count(), options.device_maps, options.devices)
     configs: dict[str, Config] = agent.gather(mine)
