@@ -9,9 +9,9 @@ import re
 import sys
 import time
 
-from conformance.exceptions import differences, left_out
+from conformance.exceptions import REASONS, differences, left_out
 from conformance.runner import LIMIT, Outcome, run
-from conformance.suites import SUITES
+from conformance.suites import SUITES, Suite
 
 _RAISED = re.compile(r"\w[\w.]*(Error|Exception|Iteration|Exceeded|Lost)\b")
 
@@ -38,8 +38,19 @@ def main() -> int:
         import telegrad.drop_in
 
         telegrad.drop_in.install()
+    import torch  # only now, or its modules would not be replaced
+
     suites = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
     exceptions = {} if options.native or options.all else left_out()
+    if not torch.cuda.is_available():
+        exceptions.update(
+            {
+                (s.name, test): f"{REASONS['cuda']}, and there is none here"
+                for s in suites
+                for test in s.tests()
+                if s.needs_cuda(test)
+            }
+        )
     chosen = [
         (suite, test)
         for _ in range(options.repeat)
@@ -62,6 +73,7 @@ def main() -> int:
         (suite.name, test, exceptions[suite.name, test]) for suite, test in chosen if (suite.name, test) in exceptions
     ]
     _table([suite.name for suite in suites], outcomes, out)
+    _summary(chosen, outcomes)
     print(f"\n{len(outcomes)} tests in {time.monotonic() - started:.0f} s")
     for outcome in outcomes:
         if outcome.verdict == "passed" and outcome.name in known:
@@ -89,6 +101,13 @@ def _table(suites: list[str], outcomes: list[Outcome], left_out: list[tuple[str,
             print(f"\n{title}:")
         for line in sorted(set(lines)):
             print(f"  {line}")
+
+
+def _summary(chosen: list[tuple[Suite, str]], outcomes: list[Outcome]) -> None:
+    """How many of the tests that can pass on this machine did."""
+    needing = sum(suite.needs_cuda(test) for suite, test in chosen)
+    passed = sum(outcome.verdict == "passed" for outcome in outcomes)
+    print(f"\nof {len(chosen)} tests {needing} need CUDA; of the other {len(chosen) - needing}, {passed} passed")
 
 
 def _show_difference(outcome: Outcome) -> str:

@@ -11,7 +11,7 @@ REASONS = {
     "torchscript": "it runs RPC inside TorchScript",
     "tensorpipe": "it checks TensorPipe's transports or the text of its internal logs",
     "cuda": "it needs CUDA",
-    "profiler": "it checks the legacy profiler's internals",
+    "missing": "it looks for a feature that telegrad does not have",
 }
 """The only reasons for which a test may be left out."""
 

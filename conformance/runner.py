@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -112,6 +113,9 @@ def _in_child(suite: Suite, test: str, directory: Path) -> None:
         os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
         tempfile.tempdir = str(directory)  # the suites leave their rendezvous files behind
         os.environ["TELEGRAD_RUNTIME_DIR"] = str(directory)  # and workers that are killed their sockets
+        if suite.agent == "faulty":  # some of its faults break connections, which only sessions over tcp survive
+            os.environ["TELEGRAD_TRANSPORTS"] = "tcp"
+            os.environ["TELEGRAD_TOKEN"] = secrets.token_hex(32)
         verdict, text = _run_case(make_case(suite, test))
     except BaseException:  # noqa: BLE001 - a fork must never go on as the runner
         verdict, text = "failed", traceback.format_exc()

@@ -17,6 +17,8 @@ class Suite:
     name: str
     module: str
     cls: str
+    agent: str = ""
+    """Which agent it tests, if not the usual one: "faulty", or "cuda"."""
 
     def load(self) -> Any:
         """The class, as PyTorch wrote it."""
@@ -25,6 +27,13 @@ class Suite:
     def tests(self) -> list[str]:
         """The names of its tests."""
         return list(unittest.TestLoader().getTestCaseNames(self.load()))
+
+    def needs_cuda(self, test: str) -> bool:
+        """Whether a test would skip itself where there is no CUDA."""
+        return self.agent == "cuda" and test not in _WITHOUT_CUDA
+
+
+_WITHOUT_CUDA = ("test_device_map_cpu",)  # the only one of the suites for CUDA that runs without
 
 
 SUITES = (
@@ -41,13 +50,23 @@ SUITES = (
     Suite("rpc-tensorpipe", "rpc.rpc_test", "TensorPipeAgentRpcTest"),
     Suite("jit-rpc", "rpc.jit.rpc_test", "JitRpcTest"),
     Suite("jit-autograd", "rpc.jit.dist_autograd_test", "JitDistAutogradTest"),
+    Suite("faulty-rpc", "rpc.faulty_agent_rpc_test", "FaultyAgentRpcTest", "faulty"),
+    Suite("faulty-autograd", "rpc.dist_autograd_test", "FaultyAgentDistAutogradTest", "faulty"),
+    Suite("faulty-jit-rpc", "rpc.jit.rpc_test_faulty", "JitFaultyAgentRpcTest", "faulty"),
+    Suite("cuda-rpc", "rpc.rpc_test", "CudaRpcTest", "cuda"),
+    Suite("cuda-autograd", "rpc.dist_autograd_test", "CudaDistAutogradTest", "cuda"),
+    Suite("cuda-remote-module", "nn.api.remote_module_test", "CudaRemoteModuleTest", "cuda"),
+    Suite("cuda-ddp-comparison", "ddp_under_dist_autograd_test", "CudaDdpComparisonTest", "cuda"),
+    Suite("cuda-rpc-tensorpipe", "rpc.rpc_test", "TensorPipeAgentCudaRpcTest", "cuda"),
+    Suite("cuda-autograd-tensorpipe", "rpc.dist_autograd_test", "TensorPipeCudaDistAutogradTest", "cuda"),
 )
-"""In the order in which they run and are shown."""
+"""All that PyTorch runs for RPC (`torch.testing._internal.distributed.rpc_utils`), in the order in which they run."""
 
 
 def make_case(suite: Suite, test: str) -> unittest.TestCase:
     """One test, ready to run: PyTorch's class with PyTorch's fixture, its processes forked from this one."""
     import torch
+    from torch.testing._internal.distributed.rpc.faulty_rpc_agent_test_fixture import FaultyRpcAgentTestFixture
     from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
     from torch.testing._internal.distributed.rpc_utils import SpawnHelper
 
@@ -55,6 +74,9 @@ def make_case(suite: Suite, test: str) -> unittest.TestCase:
         def _spawn_processes(self) -> None:
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
-    cls = type(suite.cls, (suite.load(), TensorPipeRpcAgentTestFixture, Forked), {})
+    fixture = FaultyRpcAgentTestFixture if suite.agent == "faulty" else TensorPipeRpcAgentTestFixture
+    # Torch's own workers find the class by its module and name, when a test sends an object that knows its test.
+    made = {"__module__": __name__}
+    cls = globals()[suite.cls] = type(suite.cls, (suite.load(), fixture, Forked), made)
     case: unittest.TestCase = cls(test)
     return case
