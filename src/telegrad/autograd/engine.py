@@ -146,7 +146,7 @@ class PassGraph:
                 if begin:
                     starts[send.message] = begin
         # Hooks on AccumulateGrad cannot be seen from here, so where it is executed each leaf counts as having some.
-        common = self._about.leaves == INTO_GRAD or self._hooks or (roots is not None and roots.into == INTO_GRAD)
+        common = self._about.leaves == INTO_GRAD or self._hooks or (roots is not None and roots.into != NOWHERE)
         needs = self.needs
         needed = None if needs is None else needs.nodes()
         planned = {}
@@ -362,20 +362,48 @@ class PassGraph:
             self._backward(outputs, grads, onward, False)
             return ()
         edges = [roots.inputs[number] for number in numbers]
-        if roots.into == INTO_GRAD:
-            for edge in edges:
-                if type(edge.node) is RECV_NODE and edge.node not in reached:
-                    self.reached[edge.node.recv.message] = set()  # the engine executes it; it has nothing to send
-            self._backward(outputs, grads, [*(roots.tensors_in[number] for number in numbers), *onward], True)
-            return ()
+        tensors = {number: roots.tensors_in[number] for number in numbers}
+        inner = {number: tensor for number, tensor in tensors.items() if not tensor.is_leaf}
         if roots.into == NOWHERE:
+            return self._capture(outputs, grads, numbers, inner, onward, reached)
+        # The engine executes inputs, too, but for leaves whose gradients can be captured.
+        if roots.into == INTO_CONTEXT and not inner:
             return self._backward(outputs, grads, [*edges, *onward], False)
-        # What is captured of a tensor that others are behind of has not been through its hooks.
-        inner = {number: roots.tensors_in[number] for number in numbers if not roots.tensors_in[number].is_leaf}
-        noted: list[torch.Tensor | None] = [None] * len(roots.inputs)
-        with noting(inner, noted):
+        for edge in edges:
+            if type(edge.node) is RECV_NODE and edge.node not in reached:
+                self.reached[edge.node.recv.message] = set()  # it has nothing to send
+        if roots.into == INTO_GRAD:
+            self._backward(outputs, grads, [*tensors.values(), *onward], True)
+            return ()
+        with noting(inner) as noted, self._through.into(self._context.gradients, list(island.leaves)):
+            self._backward(outputs, grads, [*edges, *onward], True)
+        return [noted.get(number) for number in numbers]
+
+    def _capture(
+        self,
+        outputs: Sequence[torch.Tensor | GradientEdge],
+        grads: Sequence[torch.Tensor | None],
+        numbers: Sequence[int],
+        inner: dict[int, torch.Tensor],
+        onward: Sequence[GradientEdge],
+        reached: dict[Any, set[int]],
+    ) -> Sequence[torch.Tensor | None]:
+        """The gradients of these inputs, as torch captures them: after their hooks, unless other inputs lie behind.
+
+        To the engine, what leads to any output of a recv leads to all of them.
+        """
+        assert self.roots is not None
+        assert self.needs is not None
+        edges = [self.roots.inputs[number] for number in numbers]
+        for node, leading in reached.items():
+            if len(leading) < node.recv.count:
+                break
+        else:
+            return self._backward(outputs, grads, [*edges, *onward], False)
+        last = {number: inner[number] for number in inner if not self.needs.leads_on(self.roots.inputs[number])}
+        with noting(last) as noted:
             captured = self._backward(outputs, grads, [*edges, *onward], False)
-        return [noted[number] if number in inner else captured[index] for index, number in enumerate(numbers)]
+        return [noted.get(number, grad) for number, grad in zip(numbers, captured, strict=False)]
 
     def _backward(
         self,

@@ -107,6 +107,13 @@ class Needs:
                 there[node] = leading
         return there
 
+    def leads_on(self, edge: GradientEdge) -> bool:
+        """Whether an input is needed for others that lie behind it."""
+        place = self._place(edge.node, edge.output_nr)
+        if isinstance(place, tuple):
+            return place in self._survey.onward
+        return any(below in self._survey.needed for below in self._below(place))
+
 
 def _came(node: Any) -> int:
     """When a received tensor came, in this worker's record order; 0 for any other."""
@@ -114,9 +121,10 @@ def _came(node: Any) -> int:
 
 
 @contextlib.contextmanager
-def noting(tensors: dict[int, torch.Tensor], noted: list[torch.Tensor | None]) -> Iterator[None]:
+def noting(tensors: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor | None]]:
     """While this is open, note the gradients that the engine, on this thread, has for these, after all their hooks."""
     thread = get_ident()
+    noted: dict[int, torch.Tensor | None] = {}
 
     def note(number: int, grad: torch.Tensor | None) -> None:
         if get_ident() == thread:  # else it is a pass of another context
@@ -124,7 +132,7 @@ def noting(tensors: dict[int, torch.Tensor], noted: list[torch.Tensor | None]) -
 
     handles = [tensor.register_hook(partial(note, number)) for number, tensor in tensors.items()]
     try:
-        yield
+        yield noted
     finally:
         for handle in handles:
             handle.remove()

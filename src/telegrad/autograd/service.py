@@ -118,7 +118,7 @@ class Autograd:
         """The gradients of `outputs` with respect to `inputs`, which are tensors of this worker."""
         context = self.contexts.retrieve(context_id)
         start = _check_roots(outputs, grad_outputs)
-        start.inputs = _edges(inputs)
+        start.inputs, start.tensors_in = _edges(inputs), _listed(inputs)
         retain = create_graph if retain_graph is None else retain_graph
         captured = self._run(context, start, retain, create_graph, NOWHERE, timeout)
         if not allow_unused and any(grad is None for grad in captured):
