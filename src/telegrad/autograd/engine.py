@@ -369,9 +369,10 @@ class PassGraph:
         # The engine executes inputs, too, but for leaves whose gradients can be captured.
         if roots.into == INTO_CONTEXT and not inner:
             return self._backward(outputs, grads, [*edges, *onward], False)
-        for edge in edges:
-            if type(edge.node) is RECV_NODE and edge.node not in reached:
-                self.reached[edge.node.recv.message] = set()  # it has nothing to send
+        node: Any
+        for node, *_ in edges:
+            if type(node) is RECV_NODE and node not in reached:
+                self.reached[node.recv.message] = set()  # it has nothing to send
         if roots.into == INTO_GRAD:
             self._backward(outputs, grads, [*tensors.values(), *onward], True)
             return ()

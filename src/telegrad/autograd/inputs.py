@@ -130,7 +130,9 @@ def noting(tensors: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor 
         if get_ident() == thread:  # else it is a pass of another context
             noted[number] = grad
 
-    handles = [tensor.register_hook(partial(note, number)) for number, tensor in tensors.items()]
+    handles = []
+    for number, tensor in tensors.items():
+        handles.append(tensor.register_hook(partial(note, number)))  # type: ignore[no-untyped-call]  # torch has no types for it
     try:
         yield noted
     finally:

@@ -156,4 +156,3 @@ def reach(starts: Iterable[Start], seen: set[Node]) -> dict[Any, set[int]]:
             seen.add(node)
             stack.extend(node.next_functions)
     return reached
-

@@ -77,7 +77,7 @@ class Survey:
 
     def lead(self, received: Iterable[Received]) -> list[Origin]:
         """These received tensors lead to an input, their sender says; returns origins that turn out to be needed."""
-        places = list(received)
+        places: list[Place] = list(received)
         self.onward.update(places)
         return self._need(places)
 

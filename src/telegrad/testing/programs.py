@@ -361,9 +361,9 @@ def differences(got: Outcome, want: Outcome, *, hooks: bool = True) -> list[str]
         return [f"a pass {'raised' if got.failed else 'did not raise'}"]
     if got.failed or want.failed:
         return []
-    for number, (mine, theirs) in enumerate(zip(got.wanted, want.wanted, strict=True)):
-        if not _equal(mine, theirs):
-            found.append(f"input {number}: {mine} instead of {theirs}")
+    for number, (found_here, expected) in enumerate(zip(got.wanted, want.wanted, strict=True)):
+        if not _equal(found_here, expected):
+            found.append(f"input {number}: {found_here} instead of {expected}")
     for worker, (mine, theirs) in enumerate(zip(got.grads, want.grads, strict=True)):
         for leaf, (a, b) in enumerate(zip(mine, theirs, strict=True)):
             if not _equal(a, b):
