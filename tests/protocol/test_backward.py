@@ -428,9 +428,7 @@ class World:
         # Most passes take less than a hundred steps; early ones are the more interesting.
         times = [(self.random.randrange(2 ** self.random.randint(0, 7)), disturb) for disturb in disturbances]
         times.sort(key=lambda time: time[0])
-        self._plan(0)
-        self.arrived.add(ROOT)
-        self._carry_out(0, self.passes[0].begin())
+        self.begin_here()
         for turn in range(20_000):
             while times and (times[0][0] <= turn or not self.steps):
                 times.pop(0)[1]()
@@ -438,6 +436,11 @@ class World:
                 return
             self.steps.pop(self.random.randrange(len(self.steps))).act()
         raise AssertionError("it never ends")
+
+    def begin_here(self) -> None:
+        self._plan(0)
+        self.arrived.add(ROOT)
+        self._carry_out(0, self.passes[0].begin())
 
     def _later(self, kind: str, worker: int, act: Callable[[], None]) -> None:
         if worker not in self.dead:
@@ -518,11 +521,14 @@ class World:
         return made
 
     def _plan(self, worker: int) -> None:
-        self.passes[worker].plan(self._number(self.graph.islands(self.graph.entries_of(worker))))
+        self.passes[worker].plan(self._number(self.graph.islands(self._entries_of(worker))))
+
+    def _entries_of(self, worker: int) -> set[Entry]:
+        return self.graph.entries_of(worker)
 
     def _learn(self, worker: int) -> list[Effect[int]]:
         state = self.passes[worker]
-        alive = self.graph.entries_of(worker) & (self.arrived | self.live) - state.started_entries()
+        alive = self._entries_of(worker) & (self.arrived | self.live) - state.started_entries()
         return state.learn(self._number(self.graph.islands(alive)))
 
     def _start_island(self, worker: int, number: int, waiting: tuple[Entry, ...]) -> None:

@@ -33,6 +33,7 @@ class DistAutogradContext:
         self.lock = threading.Lock()  # protects everything below
         self.sends: dict[int, SendRpcBackward] = {}
         self.recvs: dict[int, Recv] = {}
+        self.recv_numbers = itertools.count()
         self.made: dict[int, int] = {}
         """Calls made in it, by callee."""
         self.served: dict[int, int] = {}

@@ -16,8 +16,17 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from telegrad.autograd import islands
 from telegrad.autograd.contexts import DistAutogradContext
-from telegrad.autograd.functions import ANCHOR_NODE, ONE, SendRpcBackward, chain_gates
+from telegrad.autograd.functions import (
+    ANCHOR_NODE,
+    ONE,
+    RECV_NODE,
+    SendRpcBackward,
+    chain_gates,
+    new_anchor,
+    own_anchor,
+)
 from telegrad.autograd.gradients import AccumulateThrough
+from telegrad.autograd.inputs import Found, Needs, noting
 from telegrad.autograd.islands import Island
 from telegrad.autograd.torch_private import (
     profiled,
@@ -27,11 +36,12 @@ from telegrad.autograd.torch_private import (
 )
 from telegrad.errors import TelegradError
 from telegrad.protocol.backward import ROOT, Entry
-from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, PassInfo
+from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, NOWHERE, PassInfo
 
 # The constructor of a named tuple is a Python function, and dear for what is done once per leaf.
 _edge: Callable[[tuple[Node | None, int, None]], GradientEdge] = partial(tuple.__new__, GradientEdge)
 _ANCHOR = GradientEdge(ANCHOR_NODE, 0)
+_UNREACHED = get_gradient_edge(new_anchor())  # in no graph
 
 
 class Roots(msgspec.Struct, eq=False):
@@ -40,6 +50,10 @@ class Roots(msgspec.Struct, eq=False):
     tensors: Sequence[torch.Tensor]
     grads: Sequence[torch.Tensor | None]
     inputs: Sequence[GradientEdge] = ()
+    tensors_in: Sequence[torch.Tensor] = ()
+    """The inputs themselves, where their gradients are kept."""
+    into: int = NOWHERE
+    """Where those are kept."""
 
 
 class Fed(msgspec.Struct, eq=False):
@@ -66,6 +80,7 @@ class PassGraph:
         "islands",
         "known",
         "live",
+        "needs",
         "reached",
         "roots",
     )
@@ -88,6 +103,10 @@ class PassGraph:
         self._numbers = itertools.count()
         self._seen: set[Node] = set()
         self.roots = roots
+        self.needs: Needs | None = None
+        """In a pass with inputs: what it needs of this worker's graph, complete when the pass begins."""
+        if about.leaves == NOWHERE:
+            self.needs = Needs(context, roots.inputs if roots is not None else ())
         self.captured: list[torch.Tensor | None] = [None] * (len(roots.inputs) if roots is not None else 0)
         self.islands: dict[int, Island] = {}
         self.fed: dict[int, Fed] = {}
@@ -127,9 +146,13 @@ class PassGraph:
                 if begin:
                     starts[send.message] = begin
         # Hooks on AccumulateGrad cannot be seen from here, so where it is executed each leaf counts as having some.
-        common = self._about.leaves == INTO_GRAD or self._hooks
+        common = self._about.leaves == INTO_GRAD or self._hooks or (roots is not None and roots.into != NOWHERE)
+        needs = self.needs
+        needed = None if needs is None else needs.nodes()
         planned = {}
-        for island in islands.plan(starts, leaves_are_common=common, wanted=wanted):
+        for island in islands.plan(starts, leaves_are_common=common, wanted=wanted, needed=needed):
+            if needs is not None:
+                island.reached, island.last = needs.leading(island.reached), 0
             number = next(self._numbers)
             self.islands[number] = island
             planned[number] = island.entries
@@ -151,23 +174,29 @@ class PassGraph:
         fed = self.fed.get(send.message)
         if fed is not None:
             return fed.reached
+        if self.needs is not None:
+            return sorted(self.needs.tensors.get(send.message, ()))
         if self.known:
             return sorted(self.live.get(send.message, ()))
         return range(len(send.tokens))
 
     # -- the probe ----------------------------------------------------------------------------------------------
 
-    def probe(self, starts: Iterable[islands.Start]) -> dict[Any, set[int]]:
-        """Walk on from these; returns the recv nodes that are met, and which of their outputs."""
-        return islands.reach(starts, self._seen)
+    def probe(self) -> Found:
+        """Walk from the roots."""
+        starts = [start_of(root) for root in self.roots.tensors] if self.roots is not None else []
+        return self._probe_on(starts) if self.needs is None else self.needs.from_roots(starts)
 
-    def meet(self, send: SendRpcBackward, tensors: Iterable[int]) -> list[islands.Start]:
-        """The probe has met these tensors of a send; returns where to walk on."""
+    def meet(self, send: SendRpcBackward, tensors: Iterable[int]) -> Found:
+        """The probe has met these tensors of a send: walk on from there."""
         named = {index for index in tensors if 0 <= index < len(send)}
         there = self.live.setdefault(send.message, set())
-        fresh = named - there
-        there |= fresh
-        return send.edges(sorted(fresh))
+        fresh = sorted(named - there)
+        there |= named
+        return self._probe_on(send.edges(fresh)) if self.needs is None else self.needs.from_sent(send, fresh)
+
+    def _probe_on(self, starts: Iterable[islands.Start]) -> Found:
+        return Found({node.recv: indices for node, indices in islands.reach(starts, self._seen).items()})
 
     # -- the engine ---------------------------------------------------------------------------------------------
 
@@ -209,7 +238,7 @@ class PassGraph:
         if entered is not None:
             for node, outputs_reached in island.reached.items():
                 self.reached[node.recv.message] = outputs_reached
-            return self._run(island, *entered)
+            return self._run(island, *entered, island.reached)
         outputs: list[torch.Tensor] = []
         grads: list[torch.Tensor | None] = []
         gates: list[tuple[Callable[[], None], Sequence[torch.Tensor]]] = []
@@ -241,12 +270,14 @@ class PassGraph:
             reached = islands.reach([start_of(output) for output in outputs], seen)
             if gates:
                 _raise_from_zero([*seen, *reached])
+            if self.needs is not None:
+                reached = self.needs.leading(reached)
         for node, outputs_reached in reached.items():
             self.reached[node.recv.message] = outputs_reached
         if gates:
             with torch.autograd.set_multithreading_enabled(False), _compiled_autograd_off():
-                return self._run(island, outputs, grads)
-        return self._run(island, outputs, grads)
+                return self._run(island, outputs, grads, reached)
+        return self._run(island, outputs, grads, reached)
 
     def _entered(
         self, island: Island, waiting: Sequence[Entry]
@@ -255,7 +286,7 @@ class PassGraph:
 
         Tokens are for gates, for tensors that the engine is to reach without a gradient, and for profilers to see.
         """
-        if waiting or self.known or len(island.entries) != 1 or self._about.create_graph:
+        if waiting or self.known or len(island.entries) != 1 or self._about.create_graph or not island.begin:
             return None
         fed = self.fed.get(island.entries[0])  # type: ignore[call-overload]  # ROOT is never fed
         if fed is None or fed.grads is None or len(fed.reached) != len(island.begin) or profiled():
@@ -290,6 +321,7 @@ class PassGraph:
         island: Island,
         outputs: Sequence[torch.Tensor | GradientEdge],
         grads: Sequence[torch.Tensor | None],
+        reached: dict[Any, set[int]],
     ) -> Sequence[torch.Tensor | None]:
         leaves = self._about.leaves
         if leaves == INTO_GRAD:
@@ -310,16 +342,75 @@ class PassGraph:
                     self._backward(outputs, grads, edges, True)
                 return ()
             return self._backward(outputs, grads, edges, False)
-        edges = [self.roots.inputs[number] for number in sorted(island.wanted)] if self.roots is not None else []
-        if island.reached and (self.roots is None or self._leads_back(island)):
-            edges.append(_ANCHOR)  # else what lies behind the recvs has no part in the answer, and must not run
-        return self._backward(outputs, grads, edges, False) if edges else ()
+        return self._run_needed(island, outputs, grads, reached)
+
+    def _run_needed(
+        self,
+        island: Island,
+        outputs: Sequence[torch.Tensor | GradientEdge],
+        grads: Sequence[torch.Tensor | None],
+        reached: dict[Any, set[int]],
+    ) -> Sequence[torch.Tensor | None]:
+        """Run what leads to inputs, as torch does: the nodes between the outputs, the inputs, and needed recvs."""
+        roots, numbers = self.roots, sorted(island.wanted)
+        onward = [_edge((*own_anchor(node), None)) for node in reached]
+        if roots is None or not numbers:
+            if not onward:
+                if roots is None or len(roots.tensors) > 1 or ROOT not in island.entries:
+                    return ()
+                onward = [_UNREACHED]  # hooks of a single root run in any case
+            self._backward(outputs, grads, onward, False)
+            return ()
+        edges = [roots.inputs[number] for number in numbers]
+        tensors = {number: roots.tensors_in[number] for number in numbers}
+        inner = {number: tensor for number, tensor in tensors.items() if not tensor.is_leaf}
+        if roots.into == NOWHERE:
+            return self._capture(outputs, grads, numbers, inner, onward, reached)
+        # The engine executes inputs, too, but for leaves whose gradients can be captured.
+        if roots.into == INTO_CONTEXT and not inner:
+            return self._backward(outputs, grads, [*edges, *onward], False)
+        node: Any
+        for node, *_ in edges:
+            if type(node) is RECV_NODE and node not in reached:
+                self.reached[node.recv.message] = set()  # it has nothing to send
+        if roots.into == INTO_GRAD:
+            self._backward(outputs, grads, [*tensors.values(), *onward], True)
+            return ()
+        with noting(inner) as noted, self._through.into(self._context.gradients, list(island.leaves)):
+            self._backward(outputs, grads, [*edges, *onward], True)
+        return [noted.get(number) for number in numbers]
+
+    def _capture(
+        self,
+        outputs: Sequence[torch.Tensor | GradientEdge],
+        grads: Sequence[torch.Tensor | None],
+        numbers: Sequence[int],
+        inner: dict[int, torch.Tensor],
+        onward: Sequence[GradientEdge],
+        reached: dict[Any, set[int]],
+    ) -> Sequence[torch.Tensor | None]:
+        """The gradients of these inputs, as torch captures them: after their hooks, unless other inputs lie behind.
+
+        To the engine, what leads to any output of a recv leads to all of them.
+        """
+        assert self.roots is not None
+        assert self.needs is not None
+        edges = [self.roots.inputs[number] for number in numbers]
+        for node, leading in reached.items():
+            if len(leading) < node.recv.count:
+                break
+        else:
+            return self._backward(outputs, grads, [*edges, *onward], False)
+        last = {number: inner[number] for number in inner if not self.needs.leads_on(self.roots.inputs[number])}
+        with noting(last) as noted:
+            captured = self._backward(outputs, grads, [*edges, *onward], False)
+        return [noted.get(number, grad) for number, grad in zip(numbers, captured, strict=False)]
 
     def _backward(
         self,
         outputs: Sequence[torch.Tensor | GradientEdge],
         grads: Sequence[torch.Tensor | None],
-        inputs: Sequence[GradientEdge],
+        inputs: Sequence[torch.Tensor | GradientEdge],
         accumulate: bool,
     ) -> Sequence[torch.Tensor | None]:
         about = self._about
@@ -341,20 +432,6 @@ class PassGraph:
             for number, grad in zip(sorted(island.wanted), captured, strict=False):
                 there = self.captured[number]
                 self.captured[number] = grad if there is None else there if grad is None else there + grad
-
-    def _leads_back(self, island: Island) -> bool:
-        """Whether gradients that leave through a recv of this island may come back to a tensor that is wanted.
-
-        They can only if a tensor was sent that depends on a wanted one, before the recv's message came. What came in
-        another context has no way back at all, and the pass must reach it to say so.
-        """
-        if any(node.recv.context is None or node.recv.context() is not self._context for node in island.reached):
-            return True
-        with self._context.lock:
-            sends = list(self._context.sends.values())
-        wanted = {edge.node for edge in self.roots.inputs} if self.roots is not None else set()
-        sent = [send.order for send in sends if islands.meets(send.next_functions, wanted)]
-        return bool(sent) and min(sent) < max((node.recv.order for node in island.reached), default=0)
 
     def forget(self, island: Island) -> None:
         """Let go of the gradients that an island has used. Without the lock."""

@@ -165,7 +165,12 @@ class RecvRpcBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, recv: Recv, propagate: Callable[..., None], tensors: Sequence[torch.Tensor]
+        ctx: Any,
+        anchor: torch.Tensor,
+        own_anchor: torch.Tensor,
+        recv: Recv,
+        propagate: Callable[..., None],
+        tensors: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         ctx.recv, ctx.propagate = recv, propagate
         ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
@@ -175,7 +180,7 @@ class RecvRpcBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         ctx.propagate(ctx, grads)
-        return None, None, None, None
+        return None, None, None, None, None
 
 
 RECV_NODE = call_directly(RecvRpcBackward)
@@ -183,11 +188,28 @@ RECV_NODE.name = lambda self: "torch::distributed::autograd::RecvRpcBackward"
 
 
 def receive(
-    recv: Recv, propagate: Callable[[Any, Sequence[torch.Tensor | None]], None], tensors: Sequence[torch.Tensor]
+    recv: Recv,
+    propagate: Callable[[Any, Sequence[torch.Tensor | None]], None],
+    tensors: Sequence[torch.Tensor],
+    anchor: torch.Tensor = ANCHOR,
 ) -> tuple[torch.Tensor, ...]:
-    """The tensors of a received message, which have no history, as outputs of one `RecvRpcBackward` node."""
-    outputs: tuple[torch.Tensor, ...] = _record(RecvRpcBackward, ANCHOR, recv, propagate, tensors)
+    """The tensors of a received message, which have no history, as outputs of one `RecvRpcBackward` node.
+
+    `anchor` is an anchor that no other recv of the context has: a pass with inputs executes some recvs only.
+    """
+    outputs: tuple[torch.Tensor, ...] = _record(RecvRpcBackward, ANCHOR, anchor, recv, propagate, tensors)
     return outputs
+
+
+def new_anchor() -> torch.Tensor:
+    """A leaf that never gets a gradient."""
+    return torch.zeros((), requires_grad=True, device="cpu")
+
+
+def own_anchor(node: Any) -> tuple[Node, int]:
+    """The edge to the anchor that a recv shares with no other of its context."""
+    edge: tuple[Node, int] = node.next_functions[1]
+    return edge
 
 
 class _Gate(torch.autograd.Function):

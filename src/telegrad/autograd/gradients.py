@@ -96,20 +96,6 @@ class Gradients:
             self._grads.clear()
 
 
-def add_to_grad(tensor: torch.Tensor, captured: Sequence[torch.Tensor | None], index: int) -> None:
-    """The same, into ``.grad``; a tensor that is no leaf keeps it, too."""
-    grad = captured[index]
-    if grad is None:
-        return
-    if not tensor.is_leaf:
-        tensor.retain_grad()
-    with torch.enable_grad():
-        if not _is_ours(grad):
-            grad = grad.clone() if grad.layout != torch.strided else _clone_like(grad, tensor)
-        tensor.grad = grad if tensor.grad is None else _sum(tensor.grad, grad)
-    run_post_accumulate_hooks(tensor)
-
-
 def _is_ours(grad: torch.Tensor) -> bool:
     # Held by: the tuple that the engine returned, `grad` in the caller, and the argument here. A tensor that is not
     # strided has no memory of its own to ask about.

@@ -23,19 +23,20 @@ from telegrad.agent.calls import acting, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.oneway import Wakeup
 from telegrad.autograd.contexts import DistAutogradContext, current
-from telegrad.autograd.engine import Fed, PassGraph, Roots, start_of
+from telegrad.autograd.engine import Fed, PassGraph, Roots
 from telegrad.autograd.functions import Recv, SendRpcBackward
+from telegrad.autograd.inputs import Found
 from telegrad.autograd.islands import Island
-from telegrad.autograd.islands import Start as WalkFrom
 from telegrad.autograd.postman import Postman, Ticket
 from telegrad.errors import TelegradError
-from telegrad.protocol.backward import Answer, Done, Effect, Pass, Probe, Report, Resume, Start, Stuck
+from telegrad.protocol.backward import Answer, Begin, Done, Effect, Pass, Probe, Report, Resume, Start, Stuck
 from telegrad.waiting import Event
 from telegrad.wire.messages import (
     GRADIENT,
     NONE,
     UNREACHED,
     LastWord,
+    LeadsReq,
     PassInfo,
     ProbeReq,
     PropagateGradientsReq,
@@ -113,14 +114,12 @@ class PassRun:
             self._graph.let_go()
 
     def _drive(self, deadline: float | None) -> None:
-        with self._lock:
-            self._state.plan(self._graph.plan(set()))
-            effects = self._state.begin()
-            if effects and type(effects[0]) is Start:
-                self._todo.extend(effects)
-                effects = []
-        if effects:
-            self._carry_out(effects)
+        if self._graph.needs is None:
+            self._begin()
+        else:
+            with self._lock:
+                self._state.survey()
+            self._begin_probe("surveys")
         wake = Wakeup()
         while True:
             with self._lock:
@@ -139,9 +138,21 @@ class PassRun:
         if self.failure is not None:
             raise self.failure
 
+    def _begin(self) -> None:
+        with self._lock:
+            self._state.plan(self._graph.plan(set()))
+            effects = self._state.begin()
+            if effects and type(effects[0]) is Start:
+                self._todo.extend(effects)
+                effects = []
+        if effects:
+            self._carry_out(effects)
+
     def _do_here(self, effect: Effect[Ticket]) -> None:
         if isinstance(effect, Probe):
-            self._begin_probe()
+            self._begin_probe("probes")
+        elif isinstance(effect, Begin):
+            self._begin()
         elif isinstance(effect, Resume):
             self._resume_everybody(effect.workers)
 
@@ -223,6 +234,9 @@ class PassRun:
             reached = [index for index in reached if states[index] != UNREACHED]
         with self._lock:
             state, graph = self._state, self._graph
+            if graph.needs is not None:
+                needed = graph.needs.tensors.get(message, ())
+                reached = [index for index in reached if index in needed]
             if self.failure is not None or message in graph.fed:
                 self._postman.count("late gradient messages")
                 effects = state.nothing_new(ticket, sender)
@@ -265,11 +279,15 @@ class PassRun:
         self._carry_out(effects)
         with self.context.lock:
             send = self.context.sends.get(request.message)
-        starts: list[WalkFrom] = []
-        if send is not None:
-            with self._lock:
-                starts = self._graph.meet(send, request.tensors)
-        self._probe_on(starts)
+        self._probe_on(lambda: self._graph.meet(send, request.tensors) if send is not None else Found())
+
+    def told(self, ticket: Ticket, request: LeadsReq) -> None:
+        """The sender of a message that came says that tensors of it lead to an input of the pass."""
+        with self._lock:
+            effects = self._state.probed(ticket)
+        self._carry_out(effects)
+        needs = self._graph.needs
+        self._probe_on(lambda: needs.told(request.message, request.tensors) if needs is not None else Found())
 
     def resumed(self, ticket: Ticket) -> None:
         """Word came that the probe is over."""
@@ -285,22 +303,22 @@ class PassRun:
 
     # -- the probe ----------------------------------------------------------------------------------------------
 
-    def _begin_probe(self) -> None:
-        roots = self._graph.roots
-        assert roots is not None
-        self._postman.count("probes")
-        self._probe_on([start_of(root) for root in roots.tensors])
+    def _begin_probe(self, counted_as: str) -> None:
+        self._postman.count(counted_as)
+        self._probe_on(self._graph.probe)
 
-    def _probe_on(self, starts: list[WalkFrom]) -> None:
-        """Walk from these, and send the probe on to the workers behind the recvs that are met."""
+    def _probe_on(self, walk: Callable[[], Found]) -> None:
+        """Walk, and tell other workers what that found: where the probe goes on, and what leads to inputs."""
         with self._lock:
-            reached = self._graph.probe(starts)
-            for _ in reached:
+            found = walk()
+            for _ in range(len(found.ask) + len(found.tell)):
                 self._state.probe_sent()
-        for node, indices in reached.items():
-            recv: Recv = node.recv
+        for recv, indices in found.ask.items():
             number = self._ask(self._state.probe_answered)
             self._send(recv.source, ProbeReq(number, self.about, recv.message, tuple(sorted(indices))))
+        for send, indices in found.tell.items():
+            number = self._ask(self._state.probe_answered)
+            self._send(send.target, LeadsReq(number, self.about, send.message, tuple(sorted(indices))))
         with self._lock:
             effects = self._state.probe_walked()
         self._carry_out(effects)
@@ -396,6 +414,8 @@ class PassRun:
                 f"in context {recv.context_id:#x}. Only the pass itself can send its gradient back: detach the tensor "
                 "before the inner backward, or make the inner one part of the loss"
             )
+        if not reached:
+            return  # it is an input, and nothing behind it is needed
         there: list[torch.Tensor] = []
         for grad in grads:
             if grad is not None:
@@ -451,7 +471,7 @@ class PassRun:
             self._asked[number] = answered
         return number
 
-    def _send(self, worker: int, head: ProbeReq | ResumeReq) -> None:
+    def _send(self, worker: int, head: ProbeReq | LeadsReq | ResumeReq) -> None:
         try:
             self._postman.agent.oneway.send(worker, lambda _: head)
         except TelegradError as error:

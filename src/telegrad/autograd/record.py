@@ -11,12 +11,13 @@ import torch
 
 from telegrad.agent.group import WorkerRecord
 from telegrad.autograd.contexts import Contexts, DistAutogradContext, current
-from telegrad.autograd.functions import Recv, SendRpcBackward, receive
+from telegrad.autograd.functions import ANCHOR, Recv, SendRpcBackward, new_anchor, receive
 from telegrad.wire.messages import AutogradMetadata
 from telegrad.wire.payload import Encoded
 
 _NO_CONTEXT = -1
 """Names the context of a call that was made in one which had ended."""
+_MOST_ANCHORS = 4096  # that are kept, some hundred bytes each
 
 Propagate = Callable[[Any, Sequence[torch.Tensor | None]], None]
 """Called by a recv node, with itself, when the engine executes it."""
@@ -29,6 +30,8 @@ class AutogradRecorder:
         self._contexts = contexts
         self._propagate = propagate
         self._warned_of_modules = False
+        # One for each recv of a context. All contexts use the same: a pass runs in one. Without a lock: it only grows.
+        self._anchors: list[torch.Tensor] = []
 
     def scope(self) -> DistAutogradContext | None:
         return current.get()
@@ -94,15 +97,24 @@ class AutogradRecorder:
         detached = []
         for index in metadata.tensors:
             detached.append(attachments[index].detach())  # a comprehension would be one call more
-        tensors = receive(recv, self._propagate, detached)
+        anchor = ANCHOR
+        if context is not None:
+            number, anchors = next(context.recv_numbers), self._anchors
+            anchor = anchors[number] if number < len(anchors) else self._new_anchor(number)
+        tensors = receive(recv, self._propagate, detached, anchor)
+        recv.order = next(self._contexts.orders)
         if context is not None:
             with context.lock:
-                recv.order = next(self._contexts.orders)
                 recv.node = tensors[0].grad_fn
                 context.recvs[metadata.message] = recv
         for index, tensor in zip(metadata.tensors, tensors, strict=True):
             attachments[index] = tensor
         return attachments
+
+    def _new_anchor(self, number: int) -> torch.Tensor:
+        while len(self._anchors) <= number < _MOST_ANCHORS:
+            self._anchors.append(new_anchor())
+        return self._anchors[number] if number < _MOST_ANCHORS else new_anchor()
 
     def enter(
         self, metadata: AutogradMetadata, peer: WorkerRecord

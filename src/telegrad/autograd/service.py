@@ -17,7 +17,7 @@ from telegrad.autograd.contexts import Contexts, DistAutogradContext
 from telegrad.autograd.engine import Roots
 from telegrad.autograd.folding import Folding
 from telegrad.autograd.functions import ONE, Recv
-from telegrad.autograd.gradients import add_to_grad, run_hooks_on_context
+from telegrad.autograd.gradients import run_hooks_on_context
 from telegrad.autograd.lending import Lending
 from telegrad.autograd.passes import PassRun, running
 from telegrad.autograd.postman import Postman
@@ -32,6 +32,7 @@ from telegrad.wire.messages import (
     AbortPass,
     AdoptAutogradContext,
     CleanupAutogradContextReq,
+    LeadsReq,
     PassInfo,
     ProbeReq,
     PropagateGradientsReq,
@@ -65,6 +66,7 @@ class Autograd:
         agent.handle(PropagateGradientsReq, self._on_gradient, returns=True)
         agent.handle(PropagateGradientsResp, self._on_answer, returns=True)
         agent.handle(ProbeReq, self._on_probe)
+        agent.handle(LeadsReq, self._on_leads)
         agent.handle(ResumeReq, self._on_resume)
         agent.handle(AbortPass, self._on_abort)
         agent.handle(CleanupAutogradContextReq, self._on_cleanup)
@@ -95,15 +97,12 @@ class Autograd:
             # Each once, as torch does.
             inputs = list({id(tensor): tensor for tensor in _listed(inputs)}.values())
             start.inputs = _edges(inputs)
-            leaves = NOWHERE
+            start.tensors_in, start.into, leaves = inputs, leaves, NOWHERE
         captured = self._run(context, start, retain_graph or create_graph, create_graph, leaves, timeout)
         for index, tensor in enumerate(inputs or ()):
-            if accumulate == "context":
+            if captured[index] is not None:  # else the engine has accumulated it, or there is none
                 context.gradients.add(tensor, captured, index)
-                if captured[index] is not None:
-                    run_hooks_on_context(context.gradients, tensor)
-            else:
-                add_to_grad(tensor, captured, index)
+                run_hooks_on_context(context.gradients, tensor)
 
     def grad(
         self,
@@ -119,7 +118,7 @@ class Autograd:
         """The gradients of `outputs` with respect to `inputs`, which are tensors of this worker."""
         context = self.contexts.retrieve(context_id)
         start = _check_roots(outputs, grad_outputs)
-        start.inputs = _edges(inputs)
+        start.inputs, start.tensors_in = _edges(inputs), _listed(inputs)
         retain = create_graph if retain_graph is None else retain_graph
         captured = self._run(context, start, retain, create_graph, NOWHERE, timeout)
         if not allow_unused and any(grad is None for grad in captured):
@@ -267,6 +266,15 @@ class Autograd:
         if run is not None:
             try:
                 run.probed((sender, request.call, None), request)
+            except Exception as error:  # noqa: BLE001 - as above
+                run.refuse((sender, request.call, None), error)
+
+    def _on_leads(self, channel: Channel, request: LeadsReq, message: Message) -> None:
+        sender = channel.worker.id
+        run = self._pass(sender, request.call, request.about)
+        if run is not None:
+            try:
+                run.told((sender, request.call, None), request)
             except Exception as error:  # noqa: BLE001 - as above
                 run.refuse((sender, request.call, None), error)
 

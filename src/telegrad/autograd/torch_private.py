@@ -44,7 +44,7 @@ run_backward: Callable[
         tuple[torch.Tensor | None, ...],  # their gradients
         bool,  # keep the graph
         bool,  # create a graph
-        tuple[GradientEdge, ...],  # inputs
+        tuple[torch.Tensor | GradientEdge, ...],  # inputs
         bool,  # inputs that cannot be reached are None, and no error
         bool,  # accumulate into .grad
     ],

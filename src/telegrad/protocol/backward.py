@@ -14,7 +14,9 @@ The rules:
    are alive and have not arrived get a *gate*, a node that waits inside the running island.
 5. There is at most one probe. If islands are partly fed when all is quiet again, a rule above is broken, and the pass
    says so rather than wait.
-6. When the pass is over, or has failed here, or the probe is over, messages of it that come late or twice are answered
+6. A pass with inputs begins with the probe, which then also finds what leads to the inputs (see `survey`). If it is
+   quiet with an island partly fed, everything is known already, and the pass goes on as after the probe.
+7. When the pass is over, or has failed here, or the probe is over, messages of it that come late or twice are answered
    at once and change nothing.
 
 Every worker reports, with each answer that it gives last (rule 1 of diffusion), whether islands are partly fed here.
@@ -60,6 +62,10 @@ class Probe(msgspec.Struct, frozen=True):
     """Begin the probe: walk from the roots."""
 
 
+class Begin(msgspec.Struct, frozen=True):
+    """The survey is over: plan, and begin."""
+
+
 class Resume(msgspec.Struct, frozen=True):
     """The probe is over: tell these workers, and plan again."""
 
@@ -77,9 +83,10 @@ class Stuck(msgspec.Struct, frozen=True):
 
 
 PROBE: Final = Probe()
+BEGIN: Final = Begin()
 DONE: Final = Done()
 
-Effect = Answer[Ticket] | Start | Probe | Resume | Done | Stuck
+Effect = Answer[Ticket] | Start | Probe | Begin | Resume | Done | Stuck
 
 
 class _Island(msgspec.Struct, eq=False):
@@ -102,6 +109,7 @@ class Pass(Generic[Ticket]):
         self._probe_flow: Diffusion[Ticket] | None = None  # nearly every pass does without
         self._reports: dict[int, Report] = {}
         self._number = 0
+        self._surveying = False
         self._probe_over = False
         self._ended = False
 
@@ -160,6 +168,7 @@ class Pass(Generic[Ticket]):
 
     def begin(self) -> list[Effect[Ticket]]:
         """The pass starts here: the roots have arrived."""
+        self._surveying = False
         self._flow.start()
         effects = self._arrive(ROOT)
         return effects + self._settled(self._flow.idle())
@@ -217,8 +226,7 @@ class Pass(Generic[Ticket]):
             self._report()
             unfed = [worker for worker, report in self._reports.items() if report.partly_fed]
             if unfed and not self.known:
-                self._probe.start()
-                effects.append(PROBE)
+                effects.append(self._resume() if self._probe_over else self._start_probe())
             else:
                 self._ended = True
                 effects.append(Stuck(tuple(sorted(unfed))) if unfed else DONE)
@@ -231,6 +239,18 @@ class Pass(Generic[Ticket]):
         if self._probe_flow is None:
             self._probe_flow = Diffusion()
         return self._probe_flow
+
+    def survey(self) -> None:
+        """The pass is about to start here, with inputs: probe first. Say `probe_walked` after the walk from the roots.
+
+        `Begin` says when it is time to `begin`.
+        """
+        self._surveying = True
+        self._start_probe()
+
+    def _start_probe(self) -> Probe:
+        self._probe.start()
+        return PROBE
 
     def probed(self, ticket: Ticket) -> list[Effect[Ticket]]:
         """The probe came from another worker. Say `probe_walked` when the walk, and what it sends, is done."""
@@ -260,10 +280,13 @@ class Pass(Generic[Ticket]):
         if self._probe.quiet and not self._probe_over and not self._ended:
             self._probe_over = True
             self._probe.engaged = False
-            self._report()
-            self._flow.busy()  # until everybody is told: see `resumed_here`
-            effects.append(Resume(tuple(sorted(worker for worker in self._reports if worker != self.me))))
+            effects.append(BEGIN if self._surveying else self._resume())
         return effects
+
+    def _resume(self) -> Resume:
+        self._report()
+        self._flow.busy()  # until everybody is told: see `resumed_here`
+        return Resume(tuple(sorted(worker for worker in self._reports if worker != self.me)))
 
     def learn(self, islands: Mapping[int, Collection[Entry]]) -> list[Effect[Ticket]]:
         """The probe is over: go on with these islands, of live entries only, in place of those that wait."""
@@ -302,7 +325,7 @@ class Pass(Generic[Ticket]):
     def engaged(self) -> bool:
         """Whether this worker still has part in the pass."""
         probing = self._probe_flow is not None and self._probe_flow.engaged
-        return (self._flow.engaged or probing) and not self._ended
+        return (self._flow.engaged or probing or self._surveying) and not self._ended
 
     @property
     def running(self) -> int:

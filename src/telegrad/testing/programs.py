@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,15 @@ class Body:
 
 
 @dataclass
+class Inputs:
+    """What a pass is asked for: gradients of these tensors, by ``grad`` or by ``backward(inputs=)`` into somewhere."""
+
+    kind: str  # "grad", "context" or ".grad"
+    places: list[int]
+    retain: bool
+
+
+@dataclass
 class Program:
     """One program: it runs on worker 0, and ends in one or two passes from these roots."""
 
@@ -40,9 +50,13 @@ class Program:
     body: Body
     passes: list[list[int]]
     seed: int
+    inputs: list[Inputs | None]
+    """Of each pass; None: it is for all leaves."""
+    single: bool
+    """Each message has one tensor. Several are the outputs of one node, so that hooks may run more often."""
 
     def __str__(self) -> str:
-        lines = [f"seed {self.seed}, {self.workers} workers, passes from {self.passes}"]
+        lines = [f"seed {self.seed}, {self.workers} workers, passes from {self.passes}, inputs {self.inputs}"]
         _show(self.body, 1, lines)
         return "\n".join(lines)
 
@@ -91,9 +105,11 @@ def _user_mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def draw_program(seed: int, *, most_workers: int = 6, leaf_hooks: bool = True) -> Program:
     """The program of that seed."""
     draw = random.Random(seed)
+    extra = random.Random(f"inputs of {seed}")
+    single = extra.random() < 0.4
     workers = draw.randint(2, most_workers)
     budget = [draw.randint(3, 30)]  # steps in all
-    body = _draw_body(draw, workers, 0, 0, budget, leaf_hooks, depth=0)
+    body = _draw_body(draw, workers, 0, 0, budget, leaf_hooks, 1 if single else 3, depth=0)
     count = _size(body, 0)
     passes = [
         sorted({draw.randrange(count) for _ in range(draw.choice([1, 1, 1, 2, 3]))})
@@ -102,7 +118,18 @@ def draw_program(seed: int, *, most_workers: int = 6, leaf_hooks: bool = True) -
     # The roots should reach something, most of the time: the last values do.
     if draw.random() < 0.7:
         passes[0] = sorted({*passes[0], count - 1})
-    return Program(workers, body, passes, seed)
+    inputs = [_draw_inputs(extra, count) if single or extra.random() < 0.3 else None for _ in passes]
+    for asked in inputs:
+        for place in asked.places if asked is not None else ():
+            if place >= LEAVES and extra.random() < 0.6:
+                body.steps.append(("hook", place, extra.getrandbits(48)))
+    return Program(workers, body, passes, seed, inputs, single)
+
+
+def _draw_inputs(draw: random.Random, count: int) -> Inputs | None:
+    kind = draw.choice(["grad", "grad", "context", ".grad", ""])
+    places = [draw.randrange(LEAVES if draw.random() < 0.3 else count) for _ in range(draw.choice([1, 2, 3, 4]))]
+    return Inputs(kind, sorted(set(places)), draw.random() < 0.5) if kind else None
 
 
 def _size(body: Body, arguments: int) -> int:
@@ -114,7 +141,14 @@ def _size(body: Body, arguments: int) -> int:
 
 
 def _draw_body(
-    draw: random.Random, workers: int, here: int, arguments: int, budget: list[int], leaf_hooks: bool, depth: int
+    draw: random.Random,
+    workers: int,
+    here: int,
+    arguments: int,
+    budget: list[int],
+    leaf_hooks: bool,
+    most: int,
+    depth: int,
 ) -> Body:
     body, size = Body(), LEAVES + arguments
     for place in range(LEAVES if leaf_hooks else 0):
@@ -127,8 +161,8 @@ def _draw_body(
         kind = draw.random()
         if kind < 0.4 and depth < 4:
             there = draw.randrange(workers)
-            sent = [draw.randrange(size) for _ in range(draw.randint(1, 3))]
-            inner = _draw_body(draw, workers, there, len(sent), budget, leaf_hooks, depth + 1)
+            sent = [draw.randrange(size) for _ in range(draw.randint(1, most))]
+            inner = _draw_body(draw, workers, there, len(sent), budget, leaf_hooks, most, depth + 1)
             body.steps.append(("call", there, sent, inner))
             size += len(inner.results)
         elif kind < 0.75:
@@ -142,7 +176,7 @@ def _draw_body(
         else:
             body.steps.append(("unstash", draw.randrange(100)))
             size += 1
-    body.results = [draw.randrange(size) for _ in range(draw.randint(1, 3))]
+    body.results = [draw.randrange(size) for _ in range(draw.randint(1, most))]
     return body
 
 
@@ -228,6 +262,10 @@ class Outcome:
     grads: list[list[torch.Tensor | None]]
     hooks: dict[int, list[torch.Tensor]]
     probes: int = 0
+    wanted: list[torch.Tensor | None] = field(default_factory=list)
+    """The gradients of inputs."""
+    failed: bool = False
+    """A pass raised: it needed what an earlier one had freed. The passes after it are left out."""
 
 
 def run_locally(program: Program) -> Outcome:
@@ -244,24 +282,49 @@ def run_locally(program: Program) -> Outcome:
     environment = workers[0].run(program.body, [], call, lambda action: action())
     grads: list[list[torch.Tensor | None]] = [[None] * LEAVES for _ in workers]
     flat = [leaf for worker in leaves for leaf in worker]
+    outcome = Outcome(grads, log.calls)
     for number, places in enumerate(program.passes):
         roots = roots_of(environment, places)
-        if not roots:
+        asked = program.inputs[number]
+        inputs = inputs_of(environment, asked)
+        if not roots or inputs == []:
             continue
-        found = torch.autograd.grad(
-            roots,
-            flat,
-            [torch.ones_like(root) for root in roots],
-            retain_graph=number + 1 < len(program.passes),
-            allow_unused=True,
-        )
+        ones = [torch.ones_like(root) for root in roots]
+        try:
+            if asked is not None and inputs is not None:
+                outcome.wanted += _wanted_locally(asked, inputs, roots, ones)
+                continue
+            retain = number + 1 < len(program.passes)
+            found = torch.autograd.grad(roots, flat, ones, retain_graph=retain, allow_unused=True)
+        except RuntimeError:
+            outcome.failed = True
+            break
         for place, grad in enumerate(found):
             owner, leaf = divmod(place, LEAVES)
             there = grads[owner][leaf]
             grads[owner][leaf] = grad if there is None else there if grad is None else there + grad
     for worker in workers:
         worker.end()
-    return Outcome(grads, dict(log.calls))
+    return outcome
+
+
+def _wanted_locally(
+    asked: Inputs, inputs: list[torch.Tensor], roots: list[torch.Tensor], ones: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    if asked.kind == "grad":
+        return list(torch.autograd.grad(roots, inputs, ones, retain_graph=asked.retain, allow_unused=True))
+    torch.autograd.backward(roots, ones, retain_graph=asked.retain, inputs=inputs)
+    return take_grads(inputs)
+
+
+def take_grads(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """What they have in ``.grad``, which is None afterwards."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that of a tensor that is no leaf and got none
+        grads = [tensor.grad for tensor in tensors]
+        for tensor in tensors:
+            tensor.grad = None
+    return grads
 
 
 def _through_a_message(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -278,20 +341,34 @@ def roots_of(environment: Sequence[torch.Tensor], places: Sequence[int]) -> list
     return [environment[place] for place in places if environment[place].requires_grad]
 
 
+def inputs_of(environment: Sequence[torch.Tensor], asked: Inputs | None) -> list[torch.Tensor] | None:
+    """The inputs of a pass: those that can have a gradient, each once; None: it has none."""
+    if asked is None:
+        return None
+    return list({id(tensor): tensor for tensor in roots_of(environment, asked.places)}.values())
+
+
 def _equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return torch.allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
-def differences(got: Outcome, want: Outcome) -> list[str]:
+def differences(got: Outcome, want: Outcome, *, hooks: bool = True) -> list[str]:
     """How two outcomes differ, for people; nothing if they are equal."""
     found = []
+    if hooks and got.failed != want.failed:
+        return [f"a pass {'raised' if got.failed else 'did not raise'}"]
+    if got.failed or want.failed:
+        return []
+    for number, (found_here, expected) in enumerate(zip(got.wanted, want.wanted, strict=True)):
+        if not _equal(found_here, expected):
+            found.append(f"input {number}: {found_here} instead of {expected}")
     for worker, (mine, theirs) in enumerate(zip(got.grads, want.grads, strict=True)):
         for leaf, (a, b) in enumerate(zip(mine, theirs, strict=True)):
             if not _equal(a, b):
                 found.append(f"worker {worker}, leaf {leaf}: {a} instead of {b}")
-    for key in sorted(set(got.hooks) | set(want.hooks)):
+    for key in sorted(set(got.hooks) | set(want.hooks)) if hooks else ():
         saw, should = got.hooks.get(key, []), want.hooks.get(key, [])
         if len(saw) != len(should):
             found.append(f"hook {key:#x} was called {len(saw)} times instead of {len(should)}")

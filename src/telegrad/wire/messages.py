@@ -210,6 +210,15 @@ class ProbeReq(msgspec.Struct, frozen=True, array_like=True, tag=7):
     tensors: tuple[int, ...]
 
 
+class LeadsReq(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """In a pass with inputs: these tensors, which the sender of this sent in a message, lead to an input."""
+
+    call: int
+    about: PassInfo
+    message: int
+    tensors: tuple[int, ...]
+
+
 class ResumeReq(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """The probe is over: start what waits."""
 
@@ -298,6 +307,7 @@ Head = (
     | PropagateGradientsReq
     | PropagateGradientsResp
     | ProbeReq
+    | LeadsReq
     | ResumeReq
     | AbortPass
     | CleanupAutogradContextReq

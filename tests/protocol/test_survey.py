@@ -1,0 +1,251 @@
+"""What a pass with inputs needs: the rules one by one, and together on random graphs, in any order of delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from test_backward import SEEDS, Graph, World, begun, graphs
+
+from telegrad.protocol.backward import (
+    ROOT,
+    Answer,
+    Begin,
+    Done,
+    Effect,
+    Entry,
+    Pass,
+    Report,
+    Resume,
+    Start,
+)
+from telegrad.protocol.survey import Origin, Place, Survey
+
+# One by one
+
+
+def surveyor(graph: dict[str, list[Place]], wanted: set[Place]) -> Survey:
+    return Survey(lambda place: graph[place], wanted)  # type: ignore[index]  # only nodes are asked for
+
+
+def test_what_leads_to_an_input_is_needed_and_nothing_else() -> None:
+    survey = surveyor({"loss": ["y", "other"], "y": ["x"], "other": ["z"], "x": [], "z": []}, {"x"})
+    assert survey.walk([("root", "loss")]) == ([], ["root"])
+    assert survey.needed == {"loss", "y", "x"}
+
+
+def test_the_walk_goes_on_behind_an_input() -> None:
+    survey = surveyor({"loss": ["y"], "y": ["x"], "x": []}, {"x", "y"})
+    survey.walk([("root", "loss")])
+    assert survey.needed == {"loss", "y", "x"}
+
+
+def test_received_tensors_are_asked_about_once_and_needed_when_their_sender_says_so() -> None:
+    survey = surveyor({"loss": [(7, 0), (7, 1)], "sent": [(7, 1)]}, set())
+    asked, told = survey.walk([("root", "loss")])
+    assert (sorted(asked), told) == ([(7, 0), (7, 1)], [])
+    assert survey.walk([((8, 0), "sent")]) == ([], [])
+    assert survey.lead([(7, 1)]) in (["root", (8, 0)], [(8, 0), "root"])
+    assert survey.lead([(7, 1)]) == []
+    assert (7, 0) not in survey.needed
+
+
+def test_a_received_tensor_that_is_an_input_is_needed_though_nothing_behind_it_is() -> None:
+    survey = surveyor({"loss": [(7, 0)]}, {(7, 0)})
+    assert survey.walk([("root", "loss")]) == ([(7, 0)], ["root"])
+    assert not survey.onward
+
+
+def test_a_tensor_that_is_asked_about_when_it_is_known_to_lead_to_an_input_is_told_of_at_once() -> None:
+    survey = surveyor({"sent": ["x"], "above": ["sent"], "x": []}, {"x"})
+    assert survey.walk([((7, 0), "sent")]) == ([], [(7, 0)])
+    assert survey.walk([((8, 0), "sent")]) == ([], [(8, 0)])
+    assert survey.walk([((9, 0), "above")]) == ([], [(9, 0)])
+
+
+def surveying() -> Pass[str]:
+    state: Pass[str] = Pass(0)
+    state.survey()
+    return state
+
+
+def test_the_pass_begins_when_the_survey_is_over() -> None:
+    state = surveying()
+    state.probe_sent()
+    assert state.probe_walked() == []
+    assert state.engaged
+    assert state.probed("leads") == [Answer("leads")]
+    assert state.probe_answered({1: Report(1, False)}) == []
+    assert state.probe_walked() == [Begin()]
+    assert state.engaged  # so that a loss is noticed
+    state.plan({0: {ROOT}})
+    assert state.begin() == [Start(0)]
+    assert state.ended() == [Done()]
+    assert not state.engaged
+
+
+def test_after_a_survey_an_island_that_is_partly_fed_needs_no_probe() -> None:
+    state = surveying()
+    assert state.probe_walked() == [Begin()]
+    state.plan({0: {ROOT, 10}})
+    assert state.begin() == [Resume(())]
+    assert state.learn({1: {ROOT, 10}}) == [Start(1, (10,))]
+
+
+def test_after_a_failure_in_the_survey_the_pass_does_not_begin() -> None:
+    state = surveying()
+    state.probe_sent()
+    state.abort()
+    assert state.probe_walked() == []
+    assert state.probe_answered({}) == []
+    assert not state.engaged
+
+
+def test_a_pass_without_inputs_does_not_survey() -> None:
+    state, effects = begun({0: {ROOT}})
+    assert effects == [Start(0)]
+    assert state.engaged
+
+
+# Together, on random graphs
+
+
+class SurveyedWorld(World):
+    """A pass that first finds out what is needed for inputs of worker 0, and then runs no more than that."""
+
+    def __init__(self, graph: Graph, seed: int, inputs: frozenset[int]) -> None:
+        super().__init__(graph, seed)
+        self.whole = graph
+        self.inputs = {
+            number for number in inputs if number < len(graph.messages) and graph.messages[number].sender == 0
+        }
+        wanted = {Node(number) for number in self.inputs}
+        self.surveys = [Survey(self._below, () if worker else wanted) for worker in range(graph.workers)]
+        self.needed: set[Entry] = set()
+        self.begun = 0
+
+    def expected(self) -> set[Entry]:
+        """The needed entries, as one process sees them."""
+        leads = set(self.inputs)
+        for number, message in enumerate(self.whole.messages):  # what a message uses was sent before it
+            if message.uses & leads:
+                leads.add(number)
+        return {entry for entry in self.whole.reached() if entry in leads}
+
+    def _below(self, place: Place) -> list[Place]:
+        assert isinstance(place, Node)
+        return [(number, 0) for number in self.whole.at(place.entry).uses]
+
+    def begin_here(self) -> None:
+        self.passes[0].survey()
+        self._later("probe", 0, partial(self._walk, 0, ROOT))
+
+    def _carry_out(self, worker: int, effects: Iterable[Effect[int]]) -> None:
+        there = list(effects)
+        if Begin() in there:
+            there.remove(Begin())
+            assert worker == 0
+            assert not self._under_way("probe"), "the survey was ended while it was under way"
+            self.begun += 1
+            assert self.begun == 1
+            self._later("flow", 0, self._begin)
+        super()._carry_out(worker, there)
+
+    def _begin(self) -> None:
+        assert self.needed == self.expected()
+        onward = [{number for number, _ in survey.onward} for survey in self.surveys]  # type: ignore[misc]
+        messages = tuple(
+            replace(message, uses=message.uses & onward[message.sender]) for message in self.whole.messages
+        )
+        root = replace(self.whole.root, uses=self.whole.root.uses & onward[0])
+        self.graph = replace(self.whole, messages=messages, root=root)
+        self.live = {number for number in self.needed if isinstance(number, int)}
+        self.arrived.add(ROOT)
+        self._plan(0)
+        self._carry_out(0, self.passes[0].begin())
+
+    def _entries_of(self, worker: int) -> set[Entry]:
+        return self.graph.entries_of(worker) & (self.needed | {ROOT})
+
+    def _walk(self, worker: int, entry: Entry) -> None:
+        origin: Origin = ROOT if entry == ROOT else (entry, 0)
+        self._pass_on(worker, partial(self.surveys[worker].walk, [(origin, Node(entry))]))
+
+    def _lead(self, worker: int, number: int) -> None:
+        self._pass_on(worker, lambda: ([], self.surveys[worker].lead([(number, 0)])))
+
+    def _pass_on(self, worker: int, walk: Callable[[], tuple[list[tuple[int, int]], list[Origin]]]) -> None:
+        if worker not in self.failed:
+            asked, told = walk()
+            for number, _ in asked:
+                self.passes[worker].probe_sent()
+                receiver = self.whole.messages[number].sender
+                self._ask("probe", worker, receiver, partial(self._take_probe, receiver, number))
+            for origin in told:
+                if origin != ROOT:
+                    number = origin[0]  # type: ignore[index]
+                    assert number not in self.needed, "told twice"
+                    self.needed.add(number)
+                    self.passes[worker].probe_sent()
+                    receiver = self.whole.messages[number].receiver
+                    self._ask("probe", worker, receiver, partial(self._take_leads, receiver, number))
+        self._later("probe", worker, partial(self._walked, worker))
+
+    def _take_leads(self, worker: int, number: int, ticket: int) -> None:
+        self._carry_out(worker, self.passes[worker].probed(ticket))
+        self._later("probe", worker, partial(self._lead, worker, number))
+
+
+class Node:
+    """What made one entry."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and other.entry == self.entry
+
+    def __hash__(self) -> int:
+        return hash(self.entry)
+
+
+INPUTS = st.frozensets(st.integers(0, 19), min_size=1, max_size=6)
+
+
+@given(graphs(), SEEDS, INPUTS)
+@settings(max_examples=250, deadline=None)
+def test_exactly_what_leads_to_inputs_runs_and_the_end_is_told_once(
+    graph: Graph, seed: int, inputs: frozenset[int]
+) -> None:
+    world = SurveyedWorld(graph, seed, inputs)
+    world.run()
+    event(f"{world.resumes} resumes")
+    assert (world.begun, world.done, world.probes) == (1, 1, 0)
+    assert set(world.sent) == world.needed
+    assert sorted(world.completed, key=str) == sorted({ROOT, *world.needed}, key=str)
+    world.check_nobody_waits()
+
+
+@given(graphs(), SEEDS, INPUTS)
+@settings(max_examples=100, deadline=None)
+def test_a_pass_with_inputs_that_fails_answers_everybody(graph: Graph, seed: int, inputs: frozenset[int]) -> None:
+    world = SurveyedWorld(graph, seed, inputs)
+    world.run(world.fail_somewhere, world.send_late_message)
+    event("done before" if world.done else "failed")
+    assert world.done or 0 in world.failed
+    world.check_nobody_waits()
+
+
+@given(graphs(), SEEDS, INPUTS)
+@settings(max_examples=100, deadline=None)
+def test_a_pass_with_inputs_that_loses_a_worker_keeps_nobody_waiting(
+    graph: Graph, seed: int, inputs: frozenset[int]
+) -> None:
+    world = SurveyedWorld(graph, seed, inputs)
+    world.run(world.lose_somebody, world.send_late_message)
+    event("done" if world.done else "failed")
+    assert world.done or world.dead & {0} or 0 in world.failed
+    world.check_nobody_waits()
