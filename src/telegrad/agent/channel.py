@@ -400,18 +400,23 @@ class Channel:
 
     def link_ended(self, link: Link, reason: str) -> None:
         """The link is gone, by itself or by our will."""
-        self._close(link)
         with self.lock:
-            if self.link is not link:
-                return
-            self.link = None
-            self._armed = False
-            effects = self.session.disconnected(reason, self.owner.runtime.now())
-            lost = self.session.lost_reason
-        self._apply(effects)
-        if lost is not None and not any(isinstance(effect, Lost) for effect in effects):
+            ended = self.link is link
+            effects: list[Effect] = []
+            lost = None
+            if ended:
+                self.link = None
+                self._armed = False
+                effects = self.session.disconnected(reason, self.owner.runtime.now())
+                lost = self.session.lost_reason
+        if lost is not None:
+            # Before the link is closed: the peer then closes the one on which it calls us, and the end of that one
+            # would be taken for the cause.
             self.owner.channel_lost(self, lost)
-        self._schedule()
+        self._close(link)
+        if ended:
+            self._apply([effect for effect in effects if not isinstance(effect, Lost)])
+            self._schedule()
 
     def _close(self, link: Link) -> None:
         link.close()
