@@ -26,6 +26,7 @@ from telegrad.autograd.torch_private import (
     set_sequence_number,
 )
 from telegrad.errors import TelegradError
+from telegrad.interrupts import interruptible
 from telegrad.protocol.backward import ROOT, Entry
 from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, PassInfo
 
@@ -315,6 +316,7 @@ class PassGraph:
             edges.append(_ANCHOR)  # else what lies behind the recvs has no part in the answer, and must not run
         return self._backward(outputs, grads, edges, False) if edges else ()
 
+    @interruptible
     def _backward(
         self,
         outputs: Sequence[torch.Tensor | GradientEdge],
