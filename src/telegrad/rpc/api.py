@@ -29,7 +29,7 @@ from telegrad.rpc.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Op
 from telegrad.rpc.references import References
 from telegrad.rpc.rendezvous import assemble, open_store
 from telegrad.rpc.rref import RRef
-from telegrad.rpc.signals import Installation
+from telegrad.rpc.signals import Installation, deliver_kept, keeping
 from telegrad.rpc.worker_info import Traffic, WorkerInfo
 from telegrad.transport.addresses import (
     choose_addresses,
@@ -303,13 +303,16 @@ def rpc_async(
 ) -> Future[Any]:
     """Start `func` on worker `to`, and return a future of its result."""
     future: Future[Any] = Future(default_agent())
-    return future.start(
+    future.start(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
         tuple(args) if args else (),
         kwargs,
         None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
     )
+    if keeping:
+        deliver_kept()
+    return future
 
 
 def remote(
@@ -327,7 +330,12 @@ def remote(
     that are called through references run one at a time, in each caller's order: the result is an actor.
     """
     references: References = default_agent().references
-    return references.create(_target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered)
+    made: RRef[Any] = references.create(
+        _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered
+    )
+    if keeping:
+        deliver_kept()
+    return made
 
 
 def register(name: str, function: Callable[..., Any]) -> None:

@@ -1,13 +1,13 @@
 """Signal handlers that wait until telegrad is between two messages: Ctrl-C ends a call, and never a connection.
 
-`telegrad.interrupts` says which code is protected. A signal that comes there is kept, and a thread sends it again every
-millisecond until it is found outside: most often within one. So a handler that raises, as Python's own for Ctrl-C does,
-raises in the user's code, or where telegrad waits or runs the user's code. The handlers that are there when the agent
-starts are wrapped; `wrap_signal_handler` wraps one that is installed later.
+`telegrad.interrupts` says which code is protected. A signal that comes there is kept, and a thread asks the main thread
+every millisecond, with SIGURG, whether it can be delivered: most often the first time. So a handler that raises, as
+Python's own for Ctrl-C does, raises in the user's code, or where telegrad waits or runs the user's code. The handlers
+that are there when the agent starts are wrapped; `wrap_signal_handler` wraps one that is installed later.
 
-Nothing is lost: what comes while another is kept is kept, too. And nobody is locked in: a signal that comes when one
-has been kept for `PATIENCE` seconds is let through, wherever it strikes; a connection that it breaks is closed, with
-an error that says so.
+Nothing is lost: the handler runs after the last signal that came. Several that come before it can run are one, as
+Python itself has it while a C function runs. And nobody is locked in: a signal that comes when one has been kept for
+`PATIENCE` seconds is let through, wherever it strikes; a connection that it breaks is closed, and an error says so.
 """
 
 from __future__ import annotations
@@ -30,9 +30,15 @@ Handler = Callable[[int, FrameType | None], Any]
 PATIENCE = 5.0
 """Seconds after which the next signal is let through in any case."""
 _PAUSE = 0.001
-_UNSEEN = 50  # pauses after which one that was sent again, and not seen, is sent once more
+_UNSEEN = 50  # pauses after which a question that was not seen is asked again
 _WRAPPED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 """Signals whose handlers often raise. Not SIGUSR1 and such: one that prints where a program hangs must run at once."""
+_ASK = signal.SIGURG
+"""Hardly used by anybody, and ignored where there is no handler for it."""
+
+# Those that keep something. Changed by single operations, and by signal handlers while anything runs: so no lock.
+keeping: dict[int, DeferringHandler] = {}
+"""See `deliver_kept`."""
 
 
 class DeferringHandler:
@@ -40,69 +46,95 @@ class DeferringHandler:
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        # Changed by the main thread; _resent by the other one, too. Without a lock: signals come while any is held.
-        self._kept = 0  # signals that came and are not delivered
-        self._since = 0.0  # when the first of them came
-        self._resent = False  # the next signal is one of those
-        self._resending = False
+        # As for keeping.
+        self._number = 0
+        self._kept = False  # a signal came and is not delivered
+        self._since = 0.0  # when it came
+        self._asked = False  # and the main thread has not seen it
+        self._asking = False  # a thread does
+        self._in_its_own_name = False  # the next signal is no new one: it asks
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = monotonic()
-        fresh = not self._resent
-        self._resent = False
-        if fresh:
-            if not self._kept:
-                self._since = now
-            self._kept += 1
-        if not self._kept:
-            return  # sent again just when it was delivered
-        if is_protected(frame) and not (fresh and now - self._since >= PATIENCE):
-            self._resend_soon(number)
+        if self._in_its_own_name:
+            self._in_its_own_name = False
+            self.look(frame)
             return
-        self._kept -= 1
-        if self._kept:
+        now = monotonic()
+        if not self._kept:
             self._since = now
-            self._resend_soon(number)
-        self._deliver(number, frame)
+        self._number = number
+        self._kept = True
+        self.look(frame, let_through=now - self._since >= PATIENCE)
+
+    def look(self, frame: FrameType | None, *, let_through: bool = False) -> None:
+        """Deliver what is kept, if `frame`, which is interrupted now, is not protected."""
+        self._asked = False
+        if not self._kept:
+            return
+        if let_through or not is_protected(frame):
+            self._kept = False
+            self._deliver(frame)
+        else:
+            self._ask_soon()
 
     @interruptible
-    def _deliver(self, number: int, frame: FrameType | None) -> None:
-        self.handler(number, frame)
+    def _deliver(self, frame: FrameType | None) -> None:
+        self.handler(self._number, frame)
 
-    def _resend_soon(self, number: int) -> None:
-        if not self._resending:
-            self._resending = True
+    def _ask_soon(self) -> None:
+        keeping[id(self)] = self
+        if not self._asking:
+            self._asking = True
             try:
-                start_new_thread(self._resend, (number,))  # not threading.Thread, which takes locks
+                start_new_thread(self._ask, ())  # not threading.Thread, which takes locks
             except RuntimeError:  # there are no threads to be had: the next signal brings this one along
-                self._resending = False
+                self._asking = False
 
-    def _resend(self, number: int) -> None:
-        """Send the signal again and again until it is delivered, on a thread of its own.
+    def _ask(self) -> None:
+        """Ask until everything is delivered, on a thread of its own.
 
-        Only the handler can see whether it may be: another thread must not look at the frames of one that runs.
+        Only the main thread can answer: to look at the frames of a thread that runs would crash the interpreter.
         """
         main = threading.main_thread().ident
         assert main is not None
-        unseen = 0  # pauses since it was sent
+        unseen = 0  # pauses since it was asked
         while self._kept:
             sleep(_PAUSE)
-            unseen = unseen + 1 if self._resent else 0
-            there: object = signal.getsignal(number)
+            unseen = unseen + 1 if self._asked else 0
+            there: object = signal.getsignal(self._number)
             if there is not self:  # then it is for the one that took our place, if there is one
-                while self._kept:
-                    self._kept -= 1
-                    interrupt_main(signal.Signals(number))
-            elif unseen % _UNSEEN == 0 and self._kept:
-                self._resent = True
-                signal.pthread_kill(main, number)  # ends a system call that the thread may wait in
-        self._resending = False
+                self._kept = False
+                interrupt_main(signal.Signals(self._number))
+            elif self._kept and unseen % _UNSEEN == 0:
+                self._asked = True
+                self._in_its_own_name = signal.getsignal(_ASK) is not _look
+                # A real signal: it ends the system call that the thread may wait in.
+                signal.pthread_kill(main, self._number if self._in_its_own_name else _ASK)
+        self._asking = False
         if self._kept:  # it came at the last moment
-            self._resend_soon(number)
+            self._ask_soon()
+        else:
+            keeping.pop(id(self), None)
 
     def forget(self) -> None:
-        """Drop what is kept: in the child of a fork, which has no thread to send it again."""
-        self._kept, self._resent, self._resending = 0, False, False
+        """Drop what is kept: in the child of a fork, which has no thread that asks."""
+        self._kept = self._asked = self._asking = self._in_its_own_name = False
+
+
+def _look(number: int, frame: FrameType | None) -> None:
+    """The handler of SIGURG."""
+    for handler in list(keeping.values()):
+        handler.look(frame)
+
+
+def deliver_kept() -> None:
+    """Deliver what is kept, if the caller's caller is not protected.
+
+    For functions that users call in a loop and that wait for nothing, if `keeping` is not empty: the question whether
+    a signal can be delivered may come at a bad moment time and again.
+    """
+    if threading.current_thread() is threading.main_thread():
+        _look(0, sys._getframe(2))
 
 
 def wrap_signal_handler(handler: Handler) -> Handler:
@@ -136,6 +168,8 @@ class Installation:
             if callable(handler) and not isinstance(handler, DeferringHandler):
                 self._ours[number] = DeferringHandler(handler)
                 signal.signal(number, self._ours[number])
+        if signal.getsignal(_ASK) is signal.SIG_DFL:
+            signal.signal(_ASK, _look)
 
     def _follow_notebook(self) -> None:
         """Jupyter installs Python's own handler before each cell, and what was there before after it."""
@@ -156,6 +190,8 @@ class Installation:
             there: object = signal.getsignal(number)
             if there is ours:
                 signal.signal(number, ours.handler)
+        if signal.getsignal(_ASK) is _look:
+            signal.signal(_ASK, signal.SIG_DFL)
 
     def in_child(self) -> None:
         """The child of a fork has no agent, and no thread that sends signals again."""
