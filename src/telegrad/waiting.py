@@ -14,6 +14,8 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Protocol
 
+from telegrad.interrupts import interruptible
+
 
 class Event(Protocol):
     """A flag that is raised once, by anybody, and waited for by anybody."""
@@ -70,20 +72,30 @@ class _LockEvent:
                 self._unset.pop()
             except IndexError:  # another thread was first
                 return
-            self._lock.release()
+            try:
+                self._lock.release()
+            except RuntimeError:  # see wait
+                return
 
     def is_set(self) -> bool:
         return not self._unset
 
+    @interruptible
     def wait(self, deadline: float | None) -> bool:
         if not self._unset:
             return True
-        if deadline is None:
-            self._lock.acquire()
-        elif not self._lock.acquire(timeout=min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)):
-            return False
-        self._lock.release()
-        return True
+        try:
+            if deadline is None:
+                return self._lock.acquire()
+            return self._lock.acquire(timeout=min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+        finally:
+            # Once it is set, the lock is free, but for the moment in which one that waited has it. Who was interrupted
+            # cannot know whether it got it: so all let go of it, and to let go once too often does no harm.
+            if not self._unset:
+                try:  # noqa: SIM105 - suppress() is three Python functions, in every wait
+                    self._lock.release()
+                except RuntimeError:  # somebody else did
+                    pass
 
 
 class _DaemonThread:
@@ -95,6 +107,7 @@ class _DaemonThread:
         self._thread = threading.Thread(target=target, name=name, daemon=True)
         self._thread.start()
 
+    @interruptible
     def join(self, deadline: float | None) -> bool:
         self._thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()

@@ -6,7 +6,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 
 from telegrad.errors import ProtocolError
 from telegrad.transport import slabs
-from telegrad.transport.slabs import Loan, SharedMemory, SlabPool
+from telegrad.transport.slabs import Lender, Loan, SharedMemory, Slab, SlabPool
 from telegrad.transport.unix import UnixLink
 from telegrad.wire.frames import ABOUT_SLABS, Frame, Kind, Limits
 from telegrad.wire.lending import pack_answer, pack_forget, pack_offer, pack_return
@@ -250,6 +250,98 @@ def test_the_end_of_a_connection_leaves_no_memory_and_no_descriptor() -> None:
     assert (mapped(), descriptors()) == (before, fds)
     assert a.pool.total == b.pool.total == 0
     assert a.memory.take(MB) is None
+
+
+class ToldLock:
+    """A lock that says when a thread has to wait for it."""
+
+    def __init__(self, contended: threading.Event) -> None:
+        self._lock = threading.Lock()
+        self._contended = contended
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._contended.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@contextmanager
+def meanwhile(monkeypatch: pytest.MonkeyPatch, pool: SlabPool, other: Callable[[], object]) -> Iterator[None]:
+    """When memory is made in the block, `other` runs in a second thread, until it has returned or waits for a lock."""
+    make, went_on = slabs.make_memory, threading.Event()
+    threads: list[threading.Thread] = []
+
+    def run() -> None:
+        other()
+        went_on.set()
+
+    def interleaved(size: int) -> int:
+        if not threads:
+            threads.append(threading.Thread(target=run))
+            threads[0].start()
+            assert went_on.wait(20)
+        return make(size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "lock", ToldLock(went_on))
+        patched.setattr(slabs, "make_memory", interleaved)
+        yield
+        for thread in threads:
+            thread.join(20)
+        assert threads
+
+
+def test_two_threads_that_find_no_room_at_once_make_one_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with two_ends() as (a, b):
+        with meanwhile(monkeypatch, a.pool, lambda: a.memory.take(MB)):
+            assert a.memory.take(MB) is None
+        b.read()
+        a.read()
+        assert len(a.pool.slabs) == 1
+        assert a.memory.take(MB) is not None
+
+
+def test_the_end_of_a_connection_during_an_offer_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = mapped()
+    with two_ends() as (a, _):
+        with meanwhile(monkeypatch, a.pool, a.memory.close):
+            assert a.memory.take(MB) is None
+        assert (a.pool.total, a.pool.slabs) == (0, [])
+    assert mapped() == before
+
+
+def test_a_slab_is_forgotten_before_its_peer_can_be_offered_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread drops a slab of the second peer, for the first; another offers that peer a new one meanwhile."""
+    with two_ends(here=8 * MB) as (a, _), two_ends(there=8 * MB) as (c, d):
+        c.pool = a.pool
+        c.memory.close()
+        c.memory = SharedMemory(a.pool, c.link)
+        agree(c, d, 3 * MB)
+        forgot = Lender.forget
+
+        def late(lender: Lender, slab: Slab) -> None:
+            thread = threading.Thread(target=lambda: (c.memory.take(2 * MB), went_on.set()))
+            thread.start()
+            threads.append(thread)
+            assert went_on.wait(20)
+            forgot(lender, slab)
+
+        went_on, threads = threading.Event(), list[threading.Thread]()
+        with monkeypatch.context() as patched:
+            patched.setattr(a.pool, "lock", ToldLock(went_on))
+            patched.setattr(Lender, "forget", late)
+            assert a.memory.take(3 * MB) is None
+            for thread in threads:
+                thread.join(20)
+        assert threads
+        for _ in range(2):
+            d.read()
+            c.read()
+            c.memory.take(MB // 2)
+        assert c.memory.take(MB // 2) is not None, "the peer has refused, for good"
 
 
 def test_what_comes_just_after_the_end_of_a_connection_keeps_no_memory() -> None:

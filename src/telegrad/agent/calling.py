@@ -19,6 +19,7 @@ from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.recorder import Recorder
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, TelegradError
+from telegrad.interrupts import shielded
 from telegrad.transport.base import Ready
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
@@ -195,13 +196,20 @@ class Calling:
         channel.calls.pop(call.id, None)  # it is not under way
         while True:
             event = self._owner.runtime.event()
-            if channel.take_credit(size, event.set):
+            wake = event.set
+            if channel.take_credit(size, wake):
                 call.charge = size
                 channel.calls[call.id] = call
                 return
             if channel.session.state.is_over:
                 return  # posting says what happened
-            if not self._owner.executor.wait(event, call.deadline):
+            in_time = False
+            try:
+                in_time = self._owner.executor.wait(event, call.deadline)
+            finally:
+                if not in_time:
+                    channel.stop_starving(wake)
+            if not in_time:
                 elapsed, limits = self._owner.runtime.now() - call.started, self._owner.settings.session
                 raise DeadlineExceeded(
                     f"{call} was not sent within {elapsed:.3g} s: the worker has {limits.request_credits} requests or "
@@ -229,19 +237,20 @@ class Calling:
     def _wait(self, call: Call, waiter: Waiter, until: float | None) -> bool:
         channel, executor, thread = call.channel, self._owner.executor, get_ident()
         while call.answer is None and call.error is None:
-            link = channel.lead(waiter, thread)
-            if link is None:
-                if not self._follow(waiter, until) and not self._time_is_up(call):
-                    return call.done()
-                continue
             try:
+                link = channel.lead(waiter, thread)
+                if link is None:
+                    if not self._follow(waiter, until) and not self._time_is_up(call):
+                        return call.done()
+                    continue
                 while call.answer is None and call.error is None and channel.link is link:
                     if executor.wait_for_link(link, until) & _READ:
                         channel.pump()
                     elif until is not None and self._owner.runtime.now() >= until and not self._time_is_up(call):
                         return call.done()
             finally:
-                channel.stop_leading(waiter)
+                if waiter.leading:
+                    channel.stop_leading(waiter)
         return True
 
     def _follow(self, waiter: Waiter, until: float | None) -> bool:
@@ -343,6 +352,7 @@ class Calling:
         except Exception:  # noqa: BLE001 - a fault of ours, which must not end the reading
             _log.exception("worker %r: what follows from %s failed", self._owner.me.name, call)
 
+    @shielded
     def _forget(self, call: Call, peer: Peer) -> None:
         """The request never left: take back all that was done for it."""
         call.channel.calls.pop(call.id, None)
@@ -373,6 +383,7 @@ class Calling:
         error = CallCancelled(f"{call}: {reason}", worker=call.worker, function=call.function, call=call.id)
         return self._give_up(call, error, reason)
 
+    @shielded
     def _give_up(self, call: Call, error: Exception, reason: str) -> bool:
         if not self.finish(call, error=error, given_up=True):
             return False

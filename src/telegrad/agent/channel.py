@@ -16,7 +16,7 @@ from typing import Protocol
 from telegrad.agent.calls import Call
 from telegrad.agent.executor import Executor, Owed, Timer
 from telegrad.agent.group import WorkerRecord
-from telegrad.errors import ProtocolError
+from telegrad.errors import ProtocolError, TelegradError
 from telegrad.protocol.credits import Credits
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import Session
@@ -153,28 +153,38 @@ class Channel:
         A request that is not nested has a `charge`, its size. False: there are no credits for it, and it was not sent.
         `unwaited`: it is a request whose answer no thread waits for.
         """
-        with self.lock:
-            session, link, memory = self.session, self.link, self.memory
-            if charge and not self.credits.ask(charge):
-                return False
-            for frame in frames:
-                kind, body, loan = frame
-                self.sent += len(body) if loan is None else len(body) + len(loan.view)
-                sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, len(body))
-                if link is None:
-                    continue
-                if memory is None:
-                    link.send(kind, body, sequence, *session.acks())
-                else:
-                    if loan is not None:
-                        memory.hand_over(loan)
-                    given_back = memory.riding() if memory.dead else _NONE
-                    link.send(kind, body, sequence, *given_back)
-            if unwaited:
-                self.unwaited += 1
-                if not self._reading and not self._armed:
-                    self._have_polled()
-            return True
+        link, begun = None, False
+        try:
+            with self.lock:
+                session, link, memory = self.session, self.link, self.memory
+                if charge and not self.credits.ask(charge):
+                    return False
+                for frame in frames:
+                    begun = True
+                    kind, body, loan = frame
+                    self.sent += len(body) if loan is None else len(body) + len(loan.view)
+                    sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, len(body))
+                    if link is None:
+                        continue
+                    if memory is None:
+                        link.send(kind, body, sequence, *session.acks())
+                    else:
+                        if loan is not None:
+                            memory.hand_over(loan)
+                        given_back = memory.riding() if memory.dead else _NONE
+                        link.send(kind, body, sequence, *given_back)
+                begun = False
+                if unwaited:
+                    self.unwaited += 1
+                    if not self._reading and not self._armed:
+                        self._have_polled()
+                return True
+        except TelegradError:
+            raise
+        except BaseException as error:
+            if begun:
+                self._broken_off(link, "sending", error)
+            raise
 
     def take_credit(self, size: int, wake: Callable[[], None]) -> bool:
         """Take credits for a request. If there are none, `wake` is called when there may be."""
@@ -183,6 +193,16 @@ class Channel:
                 return True
             self._starved.append(wake)
             return False
+
+    def stop_starving(self, wake: Callable[[], None]) -> None:
+        """Do not wait for credits any more; if `wake` was called already, another that waits is woken instead."""
+        with self.lock:
+            if wake in self._starved:
+                self._starved.remove(wake)
+                return
+            starved = self._starved.popleft() if self._starved else None
+        if starved is not None:
+            starved()
 
     def return_credit(self, size: int) -> None:
         """A request was answered, or given up."""
@@ -202,10 +222,10 @@ class Channel:
                 call.event = self.owner.runtime.event()
                 self._followers.append(call)
                 return None
+            call.event = None
+            call.leading = thread  # before the next line: whoever is interrupted after that one must stop leading
             self._reading = True
             self._calm = False
-            call.event = None
-            call.leading = thread
             if self._armed:
                 self._armed = False
                 self.owner.poller.arm(link, read=False)
@@ -303,6 +323,9 @@ class Channel:
             if self.resumable and self.session.state is State.CONNECTED:  # else the owner says that the peer is lost
                 _log.warning("closed the connection with worker %r (%s): %s", self.peer, link.peer, error)
             self.link_ended(link, f"it broke the protocol: {error}")
+        except BaseException as error:
+            self._broken_off(link, "receiving", error)
+            raise
         finally:
             if self.ended:
                 ended, self.ended = self.ended, []
@@ -400,18 +423,39 @@ class Channel:
 
     def link_ended(self, link: Link, reason: str) -> None:
         """The link is gone, by itself or by our will."""
-        self._close(link)
         with self.lock:
-            if self.link is not link:
-                return
-            self.link = None
-            self._armed = False
-            effects = self.session.disconnected(reason, self.owner.runtime.now())
-            lost = self.session.lost_reason
-        self._apply(effects)
-        if lost is not None and not any(isinstance(effect, Lost) for effect in effects):
+            ended = self.link is link
+            effects: list[Effect] = []
+            lost = None
+            if ended:
+                self.link = None
+                self._armed = False
+                effects = self.session.disconnected(reason, self.owner.runtime.now())
+                lost = self.session.lost_reason
+        if lost is not None:
+            # Before the link is closed: the peer then closes the one on which it calls us, and the end of that one
+            # would be taken for the cause.
             self.owner.channel_lost(self, lost)
-        self._schedule()
+        self._close(link)
+        if ended:
+            self._apply([effect for effect in effects if not isinstance(effect, Lost)])
+            self._schedule()
+
+    def _broken_off(self, link: Link | None, what: str, error: BaseException) -> None:
+        """An exception came in the middle of a message, so the link has lost its place in the stream.
+
+        That is a shortage, or a signal handler that `telegrad.rpc.signals` has not wrapped. A resumable session goes on
+        over another link; any other is over.
+        """
+        if link is not None:
+            reason = f"{type(error).__name__} on this worker, in the middle of {what}"
+            _log.warning(
+                "closed the connection with worker %r: %s. If a signal handler raised it, install the handler before "
+                "init_rpc, or with telegrad.rpc.wrap_signal_handler",
+                self.peer,
+                reason,
+            )
+            self.link_ended(link, reason)
 
     def _close(self, link: Link) -> None:
         link.close()

@@ -17,6 +17,7 @@ from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.serving import Serving
 from telegrad.agent.settings import AgentSettings
 from telegrad.errors import DeadlineExceeded, ReferencesHeld
+from telegrad.interrupts import shielded
 from telegrad.transport.base import Listener, Poller
 from telegrad.waiting import Event, Runtime
 
@@ -169,20 +170,36 @@ class Ending:
         channels = [channel for peer in owner.peers.all() for channel in peer.channels()]
         for channel in channels:
             channel.say_goodbye()
-        self._flush(channels)
-        owner.guests.close()
-        for peer in owner.peers.all():
-            owner.peer_lost(peer, "this worker has shut down", left=True)
-        owner.serving.close()
-        if owner.keeper is not None:
-            owner.keeper.close()
-        stuck = owner.executor.stop(owner.runtime.now() + owner.settings.stop_timeout)
-        if stuck:
+        # An interrupt ends what is waited for, and what follows is done all the same.
+        try:
+            self._flush(channels)
+        finally:
+            owner.guests.close()
+            for peer in owner.peers.all():
+                owner.peer_lost(peer, "this worker has shut down", left=True)
+            owner.serving.close()
+            if owner.keeper is not None:
+                owner.keeper.close()
+            try:
+                self._stop(owner.runtime.now() + owner.settings.stop_timeout)
+            except BaseException:
+                self._stop_at_once()
+                raise
+            finally:
+                owner.poller.close()
+                self._remove_traces()
+
+    def _stop(self, deadline: float) -> None:
+        owner = self._owner
+        if owner.executor.stop(deadline):
             _log.warning(
                 "worker %r shut down while functions were still running: %s", owner.me.name, "; ".join(self.activity())
             )
-        owner.poller.close()
-        self._remove_traces()
+
+    @shielded
+    def _stop_at_once(self) -> None:
+        """Let threads end that are about to: what they use is closed next."""
+        self._stop(self._owner.runtime.now())
 
     def _flush(self, channels: list[Channel]) -> None:
         """Let the last frames leave."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from telegrad.autograd.functions import Recv, SendRpcBackward
 from telegrad.autograd.gradients import Gradients
 from telegrad.errors import TelegradError
+from telegrad.interrupts import shielded
 
 if TYPE_CHECKING:
     from telegrad.autograd.passes import PassRun
@@ -158,6 +159,7 @@ class Contexts:
         context.released = True
         return context
 
+    @shielded
     def release(self, context: DistAutogradContext) -> None:
         """Leave a context, and tell those that this worker called in it."""
         with self._lock:

@@ -35,6 +35,7 @@ from telegrad.autograd.torch_private import (
     set_sequence_number,
 )
 from telegrad.errors import TelegradError
+from telegrad.interrupts import interruptible
 from telegrad.protocol.backward import ROOT, Entry
 from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, NOWHERE, PassInfo
 
@@ -406,6 +407,7 @@ class PassGraph:
             captured = self._backward(outputs, grads, [*edges, *onward], False)
         return [noted.get(number, grad) for number, grad in zip(numbers, captured, strict=False)]
 
+    @interruptible
     def _backward(
         self,
         outputs: Sequence[torch.Tensor | GradientEdge],

@@ -29,6 +29,7 @@ from telegrad.autograd.inputs import Found
 from telegrad.autograd.islands import Island
 from telegrad.autograd.postman import Postman, Ticket
 from telegrad.errors import TelegradError
+from telegrad.interrupts import shielded
 from telegrad.protocol.backward import Answer, Begin, Done, Effect, Pass, Probe, Report, Resume, Start, Stuck
 from telegrad.waiting import Event
 from telegrad.wire.messages import (
@@ -366,8 +367,8 @@ class PassRun:
             acting.reset(agent)
             serving.reset(served)
         self._island_ended(island)
-        if interrupt is not None and get_ident() == self._driver:
-            raise interrupt  # Ctrl-C in an island that the user's own thread ran
+        if interrupt is not None and get_ident() in (self._driver, threading.main_thread().ident):
+            raise interrupt  # Ctrl-C in an island that the user's own thread ran, be it of somebody else's pass
 
     def _island_ended(self, island: Island) -> None:
         self._graph.forget(island)
@@ -497,6 +498,7 @@ class PassRun:
 
     # -- failure ------------------------------------------------------------------------------------------------
 
+    @shielded
     def fail(self, error: BaseException, *, worker: int | None = None, told: bool = False) -> None:
         """The pass has failed, here or (`worker`) elsewhere. Everybody in the context is told, once."""
         with self._lock:

@@ -14,6 +14,8 @@ from torch import _C
 from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, Node
 
+from telegrad.interrupts import interruptible
+
 _missing = [
     name
     for name, there in (
@@ -101,6 +103,7 @@ def has_post_accumulate_hooks(leaf: torch.Tensor) -> bool:
     return bool(leaf._post_accumulate_grad_hooks)
 
 
+@interruptible
 def run_post_accumulate_hooks(leaf: torch.Tensor) -> None:
     """Call what `register_post_accumulate_grad_hook` registered, as AccumulateGrad does."""
     for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):

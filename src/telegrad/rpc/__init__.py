@@ -23,6 +23,7 @@ from telegrad.rpc.api import (
 from telegrad.rpc.futures import Future
 from telegrad.rpc.options import Options
 from telegrad.rpc.rref import RRef
+from telegrad.rpc.signals import wrap_signal_handler
 from telegrad.rpc.worker_info import Traffic, WorkerInfo
 
 __all__ = [
@@ -49,4 +50,5 @@ __all__ = [
     "set_default_agent",
     "shutdown",
     "traffic",
+    "wrap_signal_handler",
 ]

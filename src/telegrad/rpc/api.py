@@ -29,6 +29,7 @@ from telegrad.rpc.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Op
 from telegrad.rpc.references import References
 from telegrad.rpc.rendezvous import assemble, open_store
 from telegrad.rpc.rref import RRef
+from telegrad.rpc.signals import Installation, deliver_kept, keeping
 from telegrad.rpc.worker_info import Traffic, WorkerInfo
 from telegrad.transport.addresses import (
     choose_addresses,
@@ -49,6 +50,7 @@ _NEEDS_TOKEN = "Run `telegrad token` once and start every worker with TELEGRAD_T
 
 _lock = threading.Lock()  # protects _default
 _default: Agent | None = None
+_handlers: Installation | None = None  # of signals, as long as there is a default agent; the main thread's
 _times_initialized = itertools.count()
 
 
@@ -127,17 +129,23 @@ def join(
 
     `where` is host and port of where they meet, if that has any. `prepare` is called with the agent before it serves.
     """
+    global _handlers
     token, allowed = _check_token(options)
-    agent = _make_agent(name, rank, token, allowed, options, where)
+    handlers = Installation()
+    agent = None
     try:
+        agent = _make_agent(name, rank, token, allowed, options, where)
         group = meet(agent.me)
         _check_reachable(agent.me, group, token)
         if prepare is not None:
             prepare(agent)
         agent.start(group)
     except BaseException:
-        agent.close()
+        if agent is not None:
+            agent.close()
+        handlers.undo()
         raise
+    _handlers = handlers
     set_default_agent(agent)
     _close_at_exit(agent)
 
@@ -253,6 +261,8 @@ def shutdown(
         with _lock:
             if _default is agent:
                 globals()["_default"] = None
+        if _handlers is not None:
+            _handlers.undo()
 
 
 # -- calls ----------------------------------------------------------------------------------------------------
@@ -293,13 +303,16 @@ def rpc_async(
 ) -> Future[Any]:
     """Start `func` on worker `to`, and return a future of its result."""
     future: Future[Any] = Future(default_agent())
-    return future.start(
+    future.start(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
         tuple(args) if args else (),
         kwargs,
         None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
     )
+    if keeping:
+        deliver_kept()
+    return future
 
 
 def remote(
@@ -317,7 +330,12 @@ def remote(
     that are called through references run one at a time, in each caller's order: the result is an actor.
     """
     references: References = default_agent().references
-    return references.create(_target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered)
+    made: RRef[Any] = references.create(
+        _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered
+    )
+    if keeping:
+        deliver_kept()
+    return made
 
 
 def register(name: str, function: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from _thread import interrupt_main
 from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
 from types import TracebackType
@@ -14,7 +15,8 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Call
 from telegrad.autograd.contexts import current
-from telegrad.errors import DeadlineExceeded
+from telegrad.errors import CallCancelled, DeadlineExceeded
+from telegrad.interrupts import interruptible, shielded
 from telegrad.rpc.raising import another
 from telegrad.wire.messages import Visit
 
@@ -78,6 +80,7 @@ class Future(torch.futures.Future[T]):
             self._completed_by = threading.get_ident()
             self.set_exception(error)
 
+    @shielded
     def _take(self, call: Call) -> tuple[Any, Exception | None]:
         """The outcome, decoded once, by whoever is first."""
         with self._lock:
@@ -136,6 +139,7 @@ class Future(torch.futures.Future[T]):
             raise another(error)
         return value  # type: ignore[no-any-return]  # the callee knows its type
 
+    @interruptible
     def _wait_for_torch(self, timeout: float | None) -> T:
         if timeout is None and (self._agent is None or super().done()):
             return self._torch_result()
@@ -173,9 +177,9 @@ class Future(torch.futures.Future[T]):
 
         def run(_: torch.futures.Future[T]) -> None:
             try:
-                result = context.run(callback, self)
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the next future
-                following.set_exception(error)
+                result = _call(context, callback, self)
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the next future
+                following.set_exception(error if isinstance(error, Exception) else _interrupted(error))
             else:
                 following.set_result(result)
 
@@ -185,7 +189,16 @@ class Future(torch.futures.Future[T]):
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
         """Have `callback` called with this future when it is done (at once, if it is)."""
         context = copy_context()
-        super().add_done_callback(lambda _: context.run(callback, self))
+
+        def run(_: torch.futures.Future[T]) -> None:
+            try:
+                _call(context, callback, self)
+            except Exception:
+                raise
+            except BaseException as error:  # noqa: BLE001 - see _interrupted
+                _interrupted(error)
+
+        super().add_done_callback(run)
 
     def cancel(self) -> bool:
         """Give the call up and tell the callee. False if it has ended, or is no call."""
@@ -212,3 +225,20 @@ class Future(torch.futures.Future[T]):
             self.cancel()
             raise
         return self.value()
+
+
+@interruptible
+def _call(context: Context, callback: Callable[[Any], S], future: torch.futures.Future[Any]) -> S:
+    return context.run(callback, future)
+
+
+def _interrupted(error: BaseException) -> Exception:
+    """What a future gets whose callback was interrupted: the callback of one that was done runs in the user's thread.
+
+    Torch logs what callbacks raise, and goes on; so Ctrl-C is raised again, after it.
+    """
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        interrupt_main()
+    cancelled = CallCancelled(f"a callback was interrupted ({type(error).__name__})")
+    cancelled.__cause__ = error
+    return cancelled

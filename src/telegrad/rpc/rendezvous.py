@@ -31,6 +31,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from telegrad.agent.group import MAX_ID, WorkerRecord, check_id, check_name
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
+from telegrad.interrupts import interruptible
 from telegrad.transport.addresses import parse_address
 
 MAX_RECORD = 64 * 1024
@@ -205,6 +206,7 @@ def _store_address(url: SplitResult) -> tuple[str, int] | None:
     return host, int(port)
 
 
+@interruptible
 def _await_server(host: str, port: int, deadline: float, timeout: float) -> None:
     """Return as soon as something listens at the store's address.
 
@@ -330,6 +332,7 @@ def _take_leave(store: Store, rank: int, placed: bool, expected: Sequence[int], 
             _pause(start, deadline)
 
 
+@interruptible
 def _pause(start: float, deadline: float) -> None:
     """Sleep a tenth of the time waited so far: prompt for a quick group, and cheap for a slow one."""
     now = time.monotonic()

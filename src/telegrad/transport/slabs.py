@@ -147,23 +147,18 @@ class Lender:
         pool = self._pool
         with pool.lock:
             loan, first = self._find(size)
-            if loan is not None and not first:
-                return loan
-        if loan is not None:
+            if loan is None:
+                # Several threads come here at once, and one offer may be open. So to see that there is none, to send
+                # it and to note it are one step; and a slab that makes room for it is forgotten in that step, too, or
+                # the peer that it was lent to could be offered another one first, and find that too much.
+                if self._offered is None and not (self._refused or self._closed or self._link.unsent()):
+                    room = self._find_room(size)
+                    if room is not None:
+                        self._offer(*room)
+                return None
+        if first:
             pool.taken_up()
-            return loan
-        with pool.lock:
-            if self._offered is not None or self._refused or self._closed or self._link.unsent():
-                return None
-            room = self._find_room(size)
-            if room is None:
-                return None
-            new, victims = room
-            pool.total += new
-        for victim in victims:
-            victim.lender.forget(victim)
-        self._offer(new)
-        return None
+        return loan
 
     def _find(self, size: int) -> tuple[Loan | None, bool]:
         """A region, if there is one, and whether it is the first of its slab. Called with the lock held."""
@@ -188,32 +183,27 @@ class Lender:
         victims = pool.make_room(least)
         return None if victims is None else (least, victims)
 
-    def _offer(self, size: int) -> None:
+    def _offer(self, size: int, victims: list[Slab]) -> None:
+        """Make a slab and offer it, after `victims` are forgotten. Called with the lock held: no send here waits."""
         pool = self._pool
-        slab = None
+        for victim in victims:
+            victim.lender.forget(victim)
         try:
             fd = make_memory(size)
             try:
                 slab = Slab(next(pool.numbers), Mapping(fd, size), self)
-                with pool.lock:
-                    self._offered = slab
-                    pool.slabs.append(slab)
-                    self.slabs.append(slab)
-                offered = self._link.offer(pack_offer(slab.id, size), fd)
+                if not self._link.offer(pack_offer(slab.id, size), fd):
+                    return
             finally:
                 os.close(fd)
         except OSError as error:
             _log.info("no memory is shared with %s: %s", self._link.peer, error)
             self._refused = True
-            offered = False
-        if not offered:
-            with pool.lock:
-                self._offered = None
-                if slab is None:
-                    pool.total -= size
-                elif slab in self.slabs:
-                    self.slabs.remove(slab)
-                    pool.remove(slab)
+            return
+        self._offered = slab
+        self.slabs.append(slab)
+        pool.slabs.append(slab)
+        pool.total += size
 
     def forget(self, slab: Slab) -> None:
         """Tell the peer that a slab, of which nothing is out, will not be used again."""

@@ -9,9 +9,12 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from time import monotonic
+from typing import Any
 
+from telegrad.interrupts import interruptible
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Readiness, Ready
 from telegrad.transport.spinning import SPIN, Spin
 from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Kind, Limits, pack_header
@@ -42,6 +45,7 @@ class SocketLink(Link):
         # cannot wait.
         self._lock = threading.Lock()
         self._closed = ""
+        self._torn = ""  # why it cannot be used, although it is not closed
         self._started: list[memoryview] = []  # the rest of a frame of which a part is sent
         self._control: deque[list[memoryview]] = deque()
         self._bulk: deque[list[memoryview]] = deque()
@@ -67,45 +71,63 @@ class SocketLink(Link):
         self, kind: int, body: bytes | bytearray | memoryview, sequence: int, ack_control: int, ack_bulk: int
     ) -> None:
         header = pack_header(kind, len(body), sequence, ack_control, ack_bulk)
-        with self._lock:
-            if self._closed:
-                return
-            if self._started or self._control or self._bulk:
-                queue = self._bulk if kind in _BEHIND_BULK else self._control
-                queue.append([memoryview(header), memoryview(body)])
-                return
-            try:
-                if len(body) <= _JOINED:
-                    sent = self._socket.send(header + body)
-                else:
-                    sent = self._socket.sendmsg((header, body))
-            except BlockingIOError:
-                sent = 0
-            except OSError:  # reading will say so
-                return
-            if sent < len(header) + len(body):
-                self._started = after([memoryview(header), memoryview(body)], sent)
-                self._watch()
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                if self._started or self._control or self._bulk:
+                    queue = self._bulk if kind in _BEHIND_BULK else self._control
+                    queue.append([memoryview(header), memoryview(body)])
+                    return
+                try:
+                    if len(body) <= _JOINED:
+                        sent = self._socket.send(header + body)
+                    else:
+                        sent = self._socket.sendmsg((header, body))
+                except BlockingIOError:
+                    sent = 0
+                except OSError as error:
+                    if error.errno is None:  # not the system's, but raised by a signal handler
+                        raise
+                    return  # reading will say so
+                if sent < len(header) + len(body):
+                    self._started = after([memoryview(header), memoryview(body)], sent)
+                    self._watch()
+        except BaseException as error:
+            self._break_off(error)
+            raise
 
     def flush(self) -> None:
-        with self._lock:
-            while not self._closed:
-                if not self._started:
-                    queue = self._control or self._bulk
-                    if not queue:
+        try:
+            with self._lock:
+                while not self._closed:
+                    if not self._started:
+                        queue = self._control or self._bulk
+                        if not queue:
+                            break
+                        self._started = queue.popleft()
+                    try:
+                        sent = self._socket.sendmsg(self._started)
+                    except BlockingIOError:
                         break
-                    self._started = queue.popleft()
-                try:
-                    sent = self._socket.sendmsg(self._started)
-                except BlockingIOError:
-                    break
-                except OSError:  # reading will say so
-                    self._started = []
-                    self._control.clear()
-                    self._bulk.clear()
-                    break
-                self._started = after(self._started, sent)
-            self._watch()
+                    except OSError as error:
+                        if error.errno is None:  # as in send
+                            raise
+                        self._started = []  # reading will say so
+                        self._control.clear()
+                        self._bulk.clear()
+                        break
+                    self._started = after(self._started, sent)
+                self._watch()
+        except BaseException as error:
+            self._break_off(error)
+            raise
+
+    def _break_off(self, error: BaseException) -> None:
+        """Nobody knows how much of a frame was sent: nothing more may be, and reading says so."""
+        self._torn = f"{type(error).__name__} on this worker, in the middle of sending"
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def unsent(self) -> bool:
         return bool(self._started or self._control or self._bulk)
@@ -124,7 +146,7 @@ class SocketLink(Link):
         except OSError as error:
             raise self._broken(error) from error
         if count == 0:
-            raise LinkClosed(self._closed or "end of file")
+            raise LinkClosed(self._closed or self._torn or "end of file")
         frame = reader.only(count)
         return self._receive(count, len(buffer)) if frame is None else (frame,)
 
@@ -147,11 +169,11 @@ class SocketLink(Link):
             except OSError as error:
                 raise self._broken(error) from error
             if count == 0:
-                raise LinkClosed(self._closed or "end of file")
+                raise LinkClosed(self._closed or self._torn or "end of file")
             yield from reader.advance(count)
 
     def _broken(self, error: OSError) -> LinkClosed:
-        return LinkClosed(self._closed or error.strerror or str(error))
+        return LinkClosed(self._closed or self._torn or error.strerror or str(error))
 
     def wait(self, deadline: float | None, poller: Poller | None = None) -> int:
         waiter = self._waiter
@@ -288,6 +310,12 @@ class _Waiter:
         self.poll = select.poll()
         self.poller = poller
         self.writes = False
+
+
+@interruptible
+def connect(sock: socket.socket, where: Any) -> None:
+    """Connect, which may take as long as the timeout of the socket."""
+    sock.connect(where)
 
 
 def after(parts: list[memoryview], sent: int) -> list[memoryview]:

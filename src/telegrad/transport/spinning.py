@@ -13,6 +13,8 @@ from os import sched_yield
 from time import monotonic
 from typing import Any
 
+from telegrad.interrupts import interruptible
+
 SPIN = 400
 """Microseconds to look, by default."""
 _TAKEN = 0.0004  # seconds between two looks in which somebody else must have run
@@ -29,6 +31,7 @@ class Spin:
         self._eager = False
         self._scarce_until = 0.0
 
+    @interruptible
     def wait(self, poll: Callable[[float | None], list[Any]], timeout: float | None) -> list[Any]:
         """What `poll(timeout)` returns. A timeout may pass by as long as this looks."""
         if not self._most or timeout == 0:

@@ -8,7 +8,7 @@ import time
 
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.base import Link, Listener, Transport
-from telegrad.transport.sockets import SocketLink, SocketListener
+from telegrad.transport.sockets import SocketLink, SocketListener, connect
 
 _BACKLOG = 1024
 
@@ -44,7 +44,7 @@ class TcpTransport(Transport):
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.settimeout(max(0.001, deadline - time.monotonic()))
-                sock.connect(where)
+                connect(sock, where)
                 if sock.getsockname() == sock.getpeername():
                     # The kernel gave this end the very port that it asks for, where nobody listens.
                     raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {address}")
@@ -52,6 +52,9 @@ class TcpTransport(Transport):
             except OSError as error:
                 sock.close()
                 failure = error
+            except BaseException:
+                sock.close()
+                raise
         raise failure
 
 

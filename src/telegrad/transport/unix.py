@@ -19,7 +19,7 @@ from pathlib import Path
 from telegrad.errors import AuthenticationError, ProtocolError
 from telegrad.transport.base import Link, Listener, Transport
 from telegrad.transport.mapping import IS_POSSIBLE
-from telegrad.transport.sockets import SocketLink, SocketListener, after
+from telegrad.transport.sockets import SocketLink, SocketListener, after, connect
 from telegrad.wire.frames import Kind, Limits, pack_header
 
 _log = logging.getLogger("telegrad")
@@ -63,7 +63,7 @@ class UnixTransport(Transport):
         try:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             try:
-                sock.connect(str(path))
+                connect(sock, str(path))
             except FileNotFoundError as error:
                 raise ConnectionRefusedError(error.errno, f"there is no socket {path}") from error
             pid, uid = _who(sock)

@@ -29,6 +29,7 @@ import msgspec
 import torch
 
 from telegrad.errors import FunctionNotFound, PayloadError, TelegradError
+from telegrad.interrupts import interruptible
 from telegrad.wire import short
 from telegrad.wire.neutral import neutral, thread_is_neutral
 from telegrad.wire.torchscript import PREFIX, find_script, reducer_for, script_name
@@ -69,6 +70,7 @@ class Encoded(msgspec.Struct, frozen=True):
     """Each with its place in the order of attachments and references together."""
 
 
+@interruptible
 def encode(value: object, *, root: str | tuple[str, ...] = "value", main_by_name: bool = True) -> Encoded:
     """Turn a value into bytes and attachments.
 
@@ -91,6 +93,7 @@ def encode(value: object, *, root: str | tuple[str, ...] = "value", main_by_name
         ) from error
 
 
+@interruptible
 def decode(
     data: bytes | memoryview, attachments: Sequence[object], references: Sequence[tuple[int, object]] = ()
 ) -> object:
@@ -106,8 +109,7 @@ def decode(
     try:
         if thread_is_neutral():
             return pickle.loads(data, buffers=attachments)
-        with neutral():
-            return pickle.loads(data, buffers=attachments)
+        return _decode_neutrally(data, attachments)
     except TelegradError:
         raise
     except ModuleNotFoundError as error:
@@ -117,6 +119,16 @@ def decode(
         ) from error
     except Exception as error:
         raise PayloadError(f"a value that came cannot be rebuilt: {type(error).__name__}: {error}") from error
+
+
+def _decode_neutrally(data: bytes | memoryview, attachments: Sequence[object]) -> object:
+    with neutral():
+        return _loads(data, attachments)
+
+
+@interruptible
+def _loads(data: bytes | memoryview, attachments: Sequence[object]) -> object:
+    return pickle.loads(data, buffers=attachments)
 
 
 def function_name(function: Callable[..., object], *, main_by_name: bool = True) -> str | None:
@@ -145,6 +157,7 @@ def function_name(function: Callable[..., object], *, main_by_name: bool = True)
     return None if module == "__main__" and not main_by_name else f"{module}:{path}"
 
 
+@interruptible
 def resolve(name: str) -> Callable[..., Any]:
     """The function of that name ("module:qualname"). Imports its module if need be.
 
@@ -195,6 +208,7 @@ def _at(module: str, path: str) -> object:
 # ---- encoding
 
 
+@interruptible
 def _encode(value: object, main_by_name: bool) -> Encoded:
     reducers = _Reducers(copyreg.dispatch_table)
     file = io.BytesIO()
@@ -211,6 +225,7 @@ def _encode(value: object, main_by_name: bool) -> Encoded:
     return reducers.encoded(data)
 
 
+@interruptible
 def _encode_by_value(value: object, main_by_name: bool) -> Encoded:
     reducers = _Reducers(cloudpickle.Pickler.dispatch_table)
     file = io.BytesIO()
@@ -293,10 +308,12 @@ class _Reducers(dict[type, Any]):
             return cls.__reduce__
         return self._wrapper if hasattr(cls, "__tensor_flatten__") else self._subclass
 
+    @interruptible
     def _subclass(self, x: torch.Tensor) -> tuple[object, ...]:
         self._pending = x
         return _as_subclass, (_MARKER, type(x)), x.__getstate__(), None, None, _set_state
 
+    @interruptible
     def _wrapper(self, x: Any) -> tuple[object, ...]:
         """A subclass without memory of its own says itself which tensors it consists of."""
         names, context = x.__tensor_flatten__()
@@ -310,6 +327,7 @@ class _Reducers(dict[type, Any]):
             )
         return _unflatten, (type(x), inner, context, tuple(x.shape), tuple(x.stride()), x.requires_grad)
 
+    @interruptible
     def _module(self, module: torch.nn.Module) -> str | tuple[Any, ...]:
         # Submodules come here themselves while pickle walks through their parents. What has a history keeps it.
         tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
@@ -325,6 +343,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.dispatch_table = reducers  # before __init__, which is where the C pickler looks for it
         super().__init__(file, protocol=_PROTOCOL, buffer_callback=reducers.take)
 
+    @interruptible
     def reducer_override(self, obj: Any) -> Any:
         in_main = isinstance(obj, FunctionType | type) and obj.__module__ == "__main__"
         if in_main and self._main_by_name and function_name(obj) is not None:
@@ -350,6 +369,7 @@ def _as_subclass(x: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
     return x if issubclass(cls, torch.nn.Parameter) else x.as_subclass(cls)
 
 
+@interruptible
 def _unflatten(
     cls: Any, inner: dict[str, torch.Tensor], context: object, size: object, stride: object, requires_grad: bool
 ) -> torch.Tensor:
@@ -357,6 +377,7 @@ def _unflatten(
     return x.requires_grad_() if requires_grad and not x.requires_grad else x
 
 
+@interruptible
 def _set_state(x: torch.Tensor, state: Any) -> None:
     if type(x).__setstate__ is not torch.Tensor.__setstate__:
         x.__setstate__(state)  # type: ignore[no-untyped-call]  # the user's own
