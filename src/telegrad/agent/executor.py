@@ -330,6 +330,10 @@ class Executor:
         finally:
             self.unblock()
 
+    def pause(self) -> None:
+        """Wait for a moment: the system refused something, and may grant it then."""
+        self.wait(self._never, self._runtime.now() + AGAIN)
+
     def block(self) -> None:
         """This thread is about to wait for something that only others can bring about."""
         if self._current.mine:
