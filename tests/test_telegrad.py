@@ -22,3 +22,11 @@ def test_errors_and_folders_are_there_without_importing_them() -> None:
 def test_every_public_name_is_there() -> None:
     for name in telegrad.__all__:
         assert getattr(telegrad, name) is not None
+
+
+def test_dir_lists_every_public_name_and_folder_without_loading_torch() -> None:
+    told = "import sys, telegrad; print(*dir(telegrad)); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    names, loaded = done.stdout.splitlines()
+    assert {*telegrad.__all__, "autograd", "nn", "optim", "rpc", "errors", "launch"} <= set(names.split())
+    assert loaded == "False"

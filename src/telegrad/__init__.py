@@ -74,3 +74,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(rpc, name)
     raise AttributeError(f"module 'telegrad' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_FOLDERS})

@@ -11,6 +11,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   ├── DeadlineExceeded        its deadline passed (also a TimeoutError)
     │   ├── CallCancelled           somebody cancelled it
     │   ├── FunctionNotFound        the callee has no such function
+    │   ├── ResourceExhausted       this worker was short of memory, threads or file descriptors; the peer lives
     │   ├── RemoteError             the callee raised something that cannot be rebuilt here
     │   └── BackwardError           a backward pass failed; its cause says where and why
     ├── WorkersFailed               what several workers were asked to do failed on more than one of them
@@ -30,6 +31,27 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
 """
 
 from __future__ import annotations
+
+import errno
+from typing import Final
+
+_SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC))
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether an exception says that this process or its host is short of memory, threads or file descriptors.
+
+    Such an error says nothing about the peer.
+
+    >>> is_shortage(MemoryError()), is_shortage(OSError(errno.EMFILE, "")), is_shortage(ConnectionResetError())
+    (True, True, False)
+    """
+    if isinstance(error, OSError):
+        return error.errno in _SHORTAGES
+    # CPython has no class of its own for a thread that could not be started.
+    return isinstance(error, MemoryError | ResourceExhausted) or (
+        isinstance(error, RuntimeError) and "new thread" in str(error)
+    )
 
 
 class TelegradError(RuntimeError):
@@ -86,6 +108,10 @@ class CallCancelled(CallError):
 
 class FunctionNotFound(CallError):
     """The callee cannot import the function."""
+
+
+class ResourceExhausted(CallError):
+    """A worker was short of memory, threads or file descriptors. Its cause says of what; the next call may succeed."""
 
 
 class RemoteError(CallError):

@@ -768,12 +768,23 @@ def test_on_one_host_any_sequence_but_the_next_is_a_gap(sequence: int) -> None:
     assert session.received(CONTROL, sequence, 0, 0, 1.0) is Verdict.GAP
 
 
-def test_on_one_host_a_handshake_that_breaks_loses_the_peer_but_a_refusal_is_tried_again() -> None:
+def test_on_one_host_a_handshake_that_breaks_is_tried_again_until_nobody_listens_or_time_is_up() -> None:
     session = make_session(resumable=False)
     session.tick(0.0)
     assert session.refused("no such socket yet", 0.0) == []
     assert session.tick(0.5) == [Reconnect()]
-    assert session.disconnected("broke in the handshake", 0.5) == [Lost("broke in the handshake")]
+    assert session.disconnected("the other side has no memory", 0.5) == []
+    assert session.tick(1.0) == [Reconnect()]
+    assert session.refused("nobody listens", 1.0) == []
+    assert session.tick(2.0) == [Reconnect()]
+    (lost,) = session.refused("nobody listens", 2.0)
+    assert isinstance(lost, Lost)
+    endless = make_session(resumable=False)
+    limit = DEFAULTS.resume_limit
+    endless.tick(0.0)
+    assert endless.disconnected("the other side has no memory", 0.1) == []
+    (lost,) = endless.tick(limit)
+    assert isinstance(lost, Lost)
 
 
 @pytest.mark.parametrize("resumable", [True, False])

@@ -37,3 +37,8 @@ def test_shared_memory_that_is_no_number_of_bytes_is_refused(text: str, monkeypa
         Options().settings()
     with pytest.raises(ValueError, match="the option shared_memory must be"):
         Options(shared_memory=-1).settings()
+
+
+def test_the_repr_of_options_shows_no_token() -> None:
+    assert "secret" not in repr(Options(token="secret"))
+    assert "rpc_timeout=10" in repr(Options(rpc_timeout=10))

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
+from telegrad.wire.assembling import Assembler
 from telegrad.wire.frames import (
     BULK,
     BULK_CHUNK,
@@ -22,7 +23,6 @@ from telegrad.wire.frames import (
     MESSAGE,
     PREFIX_SIZE,
     VERSION,
-    Assembler,
     Frame,
     FrameReader,
     Kind,
@@ -517,15 +517,6 @@ def test_reading_a_frame_changes_nothing() -> None:
     message = assembler.add(chunk)
     assert message is not None
     assert parts(message) == (b"h", b"", b"r" * CHUNK)
-
-
-def test_a_message_for_which_there_is_no_memory_is_refused() -> None:
-    def exhausted(size: int) -> memoryview:
-        raise MemoryError
-
-    head = frames_of(b"h", b"", b"r" * CHUNK)[0]
-    with pytest.raises(LimitExceeded, match="no memory"):
-        Assembler(Limits(), exhausted).add(Frame(head.kind, 1, 0, 0, head.body))
 
 
 def test_a_chunk_after_the_last_of_its_message_is_refused() -> None:

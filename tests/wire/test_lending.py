@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from telegrad.errors import ProtocolError
 from telegrad.wire import lending as slabs
-from telegrad.wire.frames import LENT, Assembler, Frame, Limits, Outgoing, pack
+from telegrad.wire.assembling import Assembler
+from telegrad.wire.frames import LENT, Frame, Limits, Outgoing, pack
 
 numbers = st.integers(0, 2**64 - 1)
 

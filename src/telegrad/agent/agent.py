@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from telegrad.agent import undelivered
 from telegrad.agent.calling import Calling
 from telegrad.agent.calls import Call, Served
 from telegrad.agent.channel import Channel
@@ -198,7 +199,11 @@ class Agent:
     def _poll(self, deadline: float | None) -> None:
         for item, ready in self.poller.wait(deadline):
             if item.owner is not None:
-                item.owner.on_ready(ready)
+                try:
+                    item.owner.on_ready(ready)
+                except Exception:  # noqa: BLE001 - a fault of ours, which must not cost the others what came for them
+                    _log.exception("worker %r: what came was not taken", self.me.name)
+                    self.executor.pause()
 
     def deliver(self, channel: Channel, message: Message) -> None:
         """Take a message that arrived on a channel."""
@@ -229,6 +234,10 @@ class Agent:
         if self.oneway.deliver(channel, head, message):
             return
         raise ProtocolError(f"worker {channel.peer!r} sent a {type(head).__name__} in the wrong direction")
+
+    def undelivered(self, channel: Channel, head: bytes | memoryview, cause: Exception) -> bool:
+        """A message came that this worker cannot take; False: nobody can be told."""
+        return undelivered.report(self, channel, head, cause)
 
     def _cancel_served(self, cancelled: Iterable[Served]) -> None:
         for served in cancelled:
@@ -303,6 +312,9 @@ class Agent:
                 self.peers.connect(channel, peer)
             except (AuthenticationError, WorkerLost, ProtocolError) as error:
                 self.peer_lost(peer, str(error))
+            except Exception as error:  # noqa: BLE001 - a shortage or a fault of ours: the session tries again
+                _log.warning("worker %r cannot reconnect to worker %r: %s", self.me.name, channel.peer, error)
+                channel.connect_failed(str(error), refused=False)
 
         self.executor.submit(attempt, urgent=True)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from telegrad.agent.answers import read_answer, read_failure
 from telegrad.agent.calls import Call, Waiter, serving
+from telegrad.agent.channel import Channel
 from telegrad.agent.deadlines import Deadlines
 from telegrad.agent.executor import Executor, Owed
 from telegrad.agent.gathering import SERVICE
@@ -345,6 +346,18 @@ class Calling:
         if self._owner.draining:
             self._owner.activity_ended()
         return True
+
+    def answer_lost(self, channel: Channel, number: int, error: Exception) -> None:
+        """The answer of a call came, and this worker could not take it."""
+        call = channel.calls.get(number)
+        if call is None:
+            with channel.lock:
+                charge = channel.abandoned.pop(number, 0)
+        else:
+            charge, call.charge = call.charge, 0  # the callee has answered, and counts it no longer
+            self.finish(call, error=error)
+        if charge:
+            channel.return_credit(charge)
 
     def _run_at_once(self, on_done: Callable[[Call], None], call: Call) -> None:
         try:

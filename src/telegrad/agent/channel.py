@@ -11,29 +11,28 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from functools import partial
 
 from telegrad.agent.calls import Call
-from telegrad.agent.executor import Executor, Owed, Timer
+from telegrad.agent.channel_owner import ChannelOwner, Reader
+from telegrad.agent.executor import Owed, Timer
 from telegrad.agent.group import WorkerRecord
-from telegrad.errors import ProtocolError, TelegradError
+from telegrad.errors import ProtocolError, TelegradError, is_shortage
 from telegrad.protocol.credits import Credits
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import Session
 from telegrad.protocol.verdicts import Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
-from telegrad.transport.base import Link, LinkClosed, Poller, Ready
-from telegrad.transport.slabs import SharedMemory, SlabPool
-from telegrad.waiting import Event, Runtime
+from telegrad.transport.base import Link, LinkClosed, Ready
+from telegrad.transport.slabs import SharedMemory
+from telegrad.wire.assembling import Assembler, Unread, head_of
 from telegrad.wire.frames import (
     ABOUT_SLABS,
     BULK,
     BULK_HEAD,
     CONTROL,
     MESSAGE,
-    Assembler,
     Frame,
     Kind,
-    Limits,
     Loan,
     Message,
     Outgoing,
@@ -46,40 +45,6 @@ _log = logging.getLogger("telegrad")
 
 _NONE = (0, 0)
 _DELIVER, _GAP = Verdict.DELIVER, Verdict.GAP
-
-
-class Reader(Protocol):
-    """What a thread reads a link for: a call, or anything else that it waits for."""
-
-    event: Event | None
-    """Set when the thread may have to read, or need not wait any more; while it waits for another that reads."""
-    leading: int
-    """The thread, while it reads."""
-
-    def done(self) -> bool:
-        """Whether it need not wait any more."""
-
-
-class ChannelOwner(Protocol):
-    """What a channel needs of its agent."""
-
-    runtime: Runtime
-    poller: Poller
-    executor: Executor
-    limits: Limits
-    slabs: SlabPool
-
-    def deliver(self, channel: Channel, message: Message) -> None:
-        """Take a message that arrived. Must be short."""
-
-    def channel_lost(self, channel: Channel, reason: str) -> None:
-        """The session ended: the peer is lost."""
-
-    def channel_left(self, channel: Channel) -> None:
-        """The peer said goodbye."""
-
-    def reconnect(self, channel: Channel) -> None:
-        """Open a new link for it, soon and on another thread."""
 
 
 class Channel:
@@ -129,7 +94,7 @@ class Channel:
             worker=peer,
         )
         self._allocate = allocate
-        self._assembler = Assembler(owner.limits, allocate)
+        self._assembler = Assembler(owner.limits, allocate, f"worker {owner.me.name!r}, called by worker {peer!r}")
         self._reading = False
         self._armed = False
         self._spent = False  # the poller has reported the link, which it does once
@@ -306,8 +271,10 @@ class Channel:
                 if self._reading:
                     return  # the one who reads will see it
                 self._reading = True
-            self.pump()
-            self._stop_reading()
+            try:
+                self.pump()
+            finally:
+                self._stop_reading()
 
     def pump(self) -> None:
         """Read what there is. Only the one reader calls this."""
@@ -324,8 +291,10 @@ class Channel:
                 _log.warning("closed the connection with worker %r (%s): %s", self.peer, link.peer, error)
             self.link_ended(link, f"it broke the protocol: {error}")
         except BaseException as error:
-            self._broken_off(link, "receiving", error)
-            raise
+            if not is_shortage(error):
+                self._broken_off(link, "receiving", error)
+                raise
+            self._reading_failed(link, error)
         finally:
             if self.ended:
                 ended, self.ended = self.ended, []
@@ -339,6 +308,13 @@ class Channel:
             else:
                 self._schedule()
 
+    def _reading_failed(self, link: Link, error: BaseException) -> None:
+        """Reading failed here. The link has kept what it read, so it is tried again, after a moment."""
+        _log.warning("worker %r cannot read from worker %r: %r", self.owner.me.name, self.peer, error)
+        self.owner.executor.pause()
+        # What was read and not taken, the poller does not know of.
+        self.owner.executor.at(self.owner.runtime.now(), partial(self.on_ready, Ready.READ))
+
     def _take(self, frame: Frame) -> None:
         kind, sequence, ack_control, ack_bulk, body = frame
         session, memory = self.session, self.memory
@@ -349,14 +325,26 @@ class Channel:
             if kind == BULK_HEAD:  # the peer found no room in shared memory
                 memory.give_back(at_least=1)
         if sequence:
-            message = self._assembler.read(frame)
+            failure: Exception | None = None
+            message: Message | None = None
+            try:
+                message = self._assembler.read(frame)
+            except ProtocolError:
+                raise
+            except Exception as error:  # noqa: BLE001 - ours: the frame counts, or those behind it would be a gap
+                failure = error
             lane = CONTROL if kind == MESSAGE else lane_of(kind)
             with self.lock:
                 verdict = session.received(lane, sequence, ack_control, ack_bulk, now, len(body))
             if verdict is _DELIVER:
                 try:
+                    if failure is not None:
+                        raise failure
                     if message is None:
                         message = self._assembler.add(frame)
+                        if type(message) is Unread and not message.cut:
+                            self.owner.deliver(self, message)
+                            return
                     if message is not None:
                         self.received += len(message.head) + len(message.data) + len(message.region)
                         self.owner.deliver(self, message)
@@ -365,6 +353,8 @@ class Channel:
                     with self.lock:
                         session.lost(f"it broke the protocol: {error}")
                     raise
+                except Exception as error:  # noqa: BLE001 - we failed, not the peer
+                    self._not_taken(head_of(frame) if message is None else message.head, error)
             elif verdict is _GAP:
                 raise ProtocolError(f"frame {sequence} of lane {lane} came before those in front of it")
             return
@@ -382,6 +372,15 @@ class Channel:
             raise ProtocolError("frames that were sent before this one are missing")
         if kind == Kind.GOODBYE:
             self.owner.channel_left(self)
+
+    def _not_taken(self, head: bytes | memoryview, error: Exception) -> None:
+        """A message came, and this worker could not take it."""
+        if self.owner.undelivered(self, head, error):
+            return
+        with self.lock:
+            self.session.lost(f"worker {self.owner.me.name!r} could not take a message of it: {error!r}")
+        if self.link is not None:
+            self.link_ended(self.link, "this worker could not take a message")
 
     def place(self, sequence: int, length: int) -> memoryview | None:
         """Where the next chunk belongs; None if it came before."""
@@ -516,8 +515,10 @@ class Channel:
             self._calm = True
             if not self._reading and not self._armed:
                 self._appoint()
-        self._apply(effects)
-        self._schedule()
+        try:
+            self._apply(effects)
+        finally:
+            self._schedule()
 
     # -- the end ----------------------------------------------------------------------------------------------
 

@@ -64,7 +64,11 @@ class EventLoop:
         """Run `coroutine` in the current context and tell `done` how it ended. Returns what cancels it."""
         context = copy_context()
         tasks: list[asyncio.Task[Any]] = []
-        loop = self._started()
+        try:
+            loop = self._started()
+        except BaseException:
+            coroutine.close()  # it will never be awaited
+            raise
 
         def ended(task: asyncio.Task[Any]) -> None:
             if task.cancelled():
@@ -90,8 +94,13 @@ class EventLoop:
                 make: Callable[[], asyncio.AbstractEventLoop] = getattr(
                     self._runtime, "new_event_loop", asyncio.new_event_loop
                 )
-                loop = self._loop = make()
-                self._executor.start_thread("event loop", lambda: _run(loop))
+                loop = make()
+                try:
+                    self._executor.start_thread("event loop", lambda: _run(loop))
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
             return self._loop
 
     def close(self) -> None:

@@ -45,10 +45,11 @@ class Deadlines:
                     forgotten.extend(queue)
                     self._queue = deque([each for each in queue if not each.done()])  # one that lasts hid the others
                     self._ample = max(_AMPLE, 2 * len(self._queue))
-                if self._timer is None or deadline < self._timer.when:
+                if self._timer is None or self._timer.action is None or deadline < self._timer.when:
                     if self._timer is not None:
                         self._executor.cancel(self._timer)
-                    self._timer = self._executor.at(deadline, self._look)
+                    first = self._queue[0].deadline if self._queue else deadline
+                    self._timer = self._executor.at(first or 0.0, self._look)
                 return
         call.timer = self._executor.at(deadline, partial(self._expire, call))
         if call.done():
@@ -57,16 +58,18 @@ class Deadlines:
     def _look(self) -> None:
         now = self._now()
         passed: list[Call] = []
-        with self._lock:
-            queue = self._queue
-            while queue and (queue[0].done() or (queue[0].deadline or 0.0) <= now):
-                passed.append(queue.popleft())
-            if self._timer is None or self._timer.action is None:  # else an earlier one has been set meanwhile
-                self._timer = self._executor.at(queue[0].deadline or 0.0, self._look) if queue else None
-        for call in passed:
-            if not call.done():
-                # Each on its own: what one raises must not keep the others from ending.
-                self._executor.submit(partial(self._expire, call), urgent=True)
+        try:
+            with self._lock:
+                queue = self._queue
+                while queue and (queue[0].done() or (queue[0].deadline or 0.0) <= now):
+                    passed.append(queue.popleft())
+                if self._timer is None or self._timer.action is None:  # else an earlier one has been set meanwhile
+                    self._timer = self._executor.at(queue[0].deadline or 0.0, self._look) if queue else None
+        finally:  # also if there is no memory for the next timer
+            for call in passed:
+                if not call.done():
+                    # Each on its own: what one raises must not keep the others from ending.
+                    self._executor.submit(partial(self._expire, call), urgent=True)
 
     def waiting(self) -> int:
         """Calls in the queue, ended or not; for tests."""

@@ -13,6 +13,9 @@ for long end.
 
 A runner that waits for the answer of a nested call keeps an eye on the poller itself, and hands over only when there
 is something to serve.
+
+If the system has no thread to give, nothing fails: what waits for a runner stays queued, and the watchdog tries again
+every AGAIN seconds. No exception ends the watchdog, and one that ends a runner calls another.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from functools import partial
 
 import torch
 
+from telegrad.errors import ResourceExhausted, is_shortage
 from telegrad.transport.base import Link, Poller, Ready
 from telegrad.waiting import Event, Runtime, Thread
 
@@ -39,6 +43,7 @@ SLOW = 0.002  # seconds at one task after which another runner takes over
 SELDOM = 2  # times as long between two looks of the watchdog, if it finds nothing running time and again
 _SECOND_CHANCE = 1.0  # seconds, for threads that have not ended in time
 CALM = 0.05  # seconds without a task after which the watchdog rests
+AGAIN = 0.05  # seconds before what the system refused is tried again
 
 
 class Timer:
@@ -91,13 +96,18 @@ class Executor:
         self._cancelled_timers = 0
         self._timer_order = itertools.count()
         self._watchdog_rests: Event | None = None
+        self._seen, self._calm_since, self._rarer = -1, 0.0, 1  # from one look of the watchdog to the next
+        self._no_thread: Exception | None = None  # why the last runner could not be started
+        self._never = runtime.event()  # never set; to pause with, where there may be no memory for another
 
     # -- life -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the first runner."""
         with self._lock:
-            self._start_runner()
+            started = self._start_runner()
+        if not started:
+            raise self._without_threads(self._no_thread) from self._no_thread
         if self._runtime.preemptive:
             self.start_thread("watchdog", self._watch)
 
@@ -125,7 +135,7 @@ class Executor:
                 return [f"{self._name}:{number}" for number in stuck]
 
     def start_thread(self, role: str, target: Task) -> None:
-        """Run `target` on a thread of its own, which `stop` joins."""
+        """Run `target` on a thread of its own, which `stop` joins. Raises ResourceExhausted if there is none."""
         number = next(self._numbers)
 
         def run() -> None:
@@ -141,10 +151,22 @@ class Executor:
 
         with self._lock:
             self._threads[number] = _Starting()
-        thread = self._runtime.start_thread(f"telegrad:{self._name}:{role}", run)
+        try:
+            thread = self._runtime.start_thread(f"telegrad:{self._name}:{role}", run)
+        except Exception as error:
+            with self._lock:
+                self._threads.pop(number, None)
+            raise self._without_threads(error) from error
         with self._lock:
             if number in self._threads:
                 self._threads[number] = thread
+
+    def _without_threads(self, error: Exception | None) -> ResourceExhausted:
+        return ResourceExhausted(
+            f"worker {self._name!r} cannot start a thread: {error}. Raise its limit of threads (ulimit -u, pids.max) "
+            "or of memory",
+            worker=self._name,
+        )
 
     def thread_count(self) -> int:
         """Threads that are alive, for debug info."""
@@ -194,18 +216,35 @@ class Executor:
         else:
             self._alert()  # a runner is at work; it looks for tasks when it is done, or the watchdog calls another
 
-    def _start_runner(self) -> None:
-        self._unblocked += 1
-        # Not under the lock: starting a thread waits until it runs.
+    def _start_runner(self) -> bool:
+        """Start a runner. False: there is no thread for it; the watchdog will try again. Called with the lock held."""
         number = next(self._numbers)
         self._threads[number] = _Starting()
+        self._unblocked += 1
+        # Not under the lock: starting a thread waits until it runs.
         self._lock.release()
+        thread, failure = None, None
         try:
             thread = self._runtime.start_thread(f"telegrad:{self._name}:runner", lambda: self._run(number))
+        except Exception as error:  # noqa: BLE001 - whoever is served must not fail because another cannot be, yet
+            failure = error
         finally:
             self._lock.acquire()
+            if thread is None:
+                self._unblocked -= 1
+                self._threads.pop(number, None)
+        if thread is None:
+            if self._no_thread is None:  # once for each shortage
+                _log.warning(
+                    "worker %s has no thread for a task, which waits until there is one: %s", self._name, failure
+                )
+            self._no_thread = failure
+            self._alert()
+            return False
+        self._no_thread = None
         if number in self._threads:
             self._threads[number] = thread
+        return True
 
     def _run(self, number: int) -> None:
         current = self._current
@@ -253,10 +292,15 @@ class Executor:
                         timers = self._timers
                         if timers and timers[0][0] <= now():
                             self._run_timers()
+                    except Exception:  # noqa: BLE001 - whatever it is, somebody has to go on polling
+                        _log.exception("worker %s: polling failed; it goes on", self._name)
+                        self._never.wait(now() + AGAIN)  # what failed may be ready still
                     finally:
                         self._polling = False
                 elif not self._park(event):
                     return
+        except Exception:  # noqa: BLE001 - no memory, most likely: another runner takes over
+            _log.exception("worker %s: a runner ended", self._name)
         finally:
             with lock:
                 self._running -= counted
@@ -290,6 +334,10 @@ class Executor:
             return event.wait(deadline)
         finally:
             self.unblock()
+
+    def pause(self) -> None:
+        """Wait for a moment: the system refused something, and may grant it then."""
+        self.wait(self._never, self._runtime.now() + AGAIN)
 
     def block(self) -> None:
         """This thread is about to wait for something that only others can bring about."""
@@ -389,44 +437,64 @@ class Executor:
             if action is not None:
                 try:
                     action()
-                except Exception:  # noqa: BLE001 - as for tasks
+                except Exception as error:  # noqa: BLE001 - as for tasks
                     _log.exception("worker %s: a timer's task failed", self._name)
+                    if is_shortage(error):
+                        self._put_off(timer, action)
+
+    def _put_off(self, timer: Timer, action: Task) -> None:
+        """What a shortage kept a timer from doing is done later."""
+        with self._lock:
+            if timer.action is None:
+                timer.action, timer.when = action, self._runtime.now() + AGAIN
+                heapq.heappush(self._timers, (timer.when, next(self._timer_order), timer))
 
     # -- watchdog ---------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """Call another runner whenever nobody polls and none of those at work has started anything new for a while."""
-        seen, calm_since, rarer = -1, self._runtime.now(), 1
+        self._calm_since = self._runtime.now()
         while True:
-            pause = self._runtime.event()
-            rests = False
+            try:
+                if not self._look():
+                    return
+            except Exception:  # noqa: BLE001 - without the watchdog, slow functions would run one after the other
+                _log.exception("worker %s: the watchdog failed; it goes on", self._name)
+                self._never.wait(self._runtime.now() + AGAIN)
+
+    def _look(self) -> bool:
+        """Look once, and wait until it is time for the next look. False: the executor has been stopped."""
+        pause = self._runtime.event()
+        rests = False
+        again = 0.0
+        with self._lock:
+            if self._stopping and not (self._ready and self._running < self._most_running):
+                return False  # whoever ends sees to what is owed
+            waiting = (
+                not (self._polling or self._stopping)
+                or bool(self._urgent)
+                or (bool(self._ready) and self._running < self._most_running)
+            )
+            if waiting and self._started == self._seen:
+                if self._parked:
+                    self._parked.pop().set()
+                elif not self._start_runner():
+                    again = AGAIN
+            # Each look interrupts whoever runs, and of many short tasks most looks find none.
+            self._rarer = 1 if waiting else min(2 * self._rarer, SELDOM)
+            now = self._runtime.now()
+            if waiting or self._started != self._seen:
+                self._calm_since = now
+            elif now - self._calm_since > CALM:
+                self._watchdog_rests, rests = pause, True
+            self._seen = self._started
+        pause.wait(None if rests else now + max(again, SLOW * self._rarer))
+        if rests:
+            self._rarer = 1
             with self._lock:
-                if self._stopping and not (self._ready and self._running < self._most_running):
-                    return  # whoever ends sees to what is owed
-                waiting = (
-                    not (self._polling or self._stopping)
-                    or bool(self._urgent)
-                    or (bool(self._ready) and self._running < self._most_running)
-                )
-                if waiting and self._started == seen:
-                    if self._parked:
-                        self._parked.pop().set()
-                    else:
-                        self._start_runner()
-                # Each look interrupts whoever runs, and of many short tasks most looks find none.
-                rarer = 1 if waiting else min(2 * rarer, SELDOM)
-                now = self._runtime.now()
-                if waiting or self._started != seen:
-                    calm_since = now
-                elif now - calm_since > CALM:
-                    self._watchdog_rests, rests = pause, True
-                seen = self._started
-            pause.wait(None if rests else now + SLOW * rarer)
-            if rests:
-                rarer = 1
-                with self._lock:
-                    self._watchdog_rests = None
-                calm_since = self._runtime.now()
+                self._watchdog_rests = None
+            self._calm_since = self._runtime.now()
+        return True
 
 
 class _Starting:

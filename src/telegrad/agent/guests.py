@@ -71,7 +71,7 @@ class Guests:
                     return
             try:
                 link = listener.accept()
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 _log.warning(
                     "worker %r cannot let anybody in for %g s: %s. Each connection takes a file descriptor: raise the "
                     "limit of open files (ulimit -n)",
@@ -83,7 +83,13 @@ class Guests:
                 return
             if first is not None:
                 first.show_out()
-            guest = Guest(self, self._owner, self._peers, link)
+            try:
+                guest = Guest(self, self._owner, self._peers, link)
+            except Exception as error:  # noqa: BLE001 - we are short of something; whoever it is may come again
+                _log.warning("worker %r cannot let %s in: %s", self._owner.me.name, link.peer, error)
+                link.close()
+                self._shut_for(listener, _PAUSE)
+                return
             with self._lock:
                 if not self._closed:
                     self._inside[guest] = None
@@ -95,10 +101,11 @@ class Guests:
             return next(iter(self._inside)) if len(self._inside) >= MOST else None
 
     def _shut_for(self, listener: Listener, seconds: float) -> None:
+        # The timer first: without it, nobody would ever open again.
+        self._owner.executor.at(self._owner.runtime.now() + seconds, partial(self._open, listener))
         with self._lock:
             self._shut.append(listener)
         self._owner.poller.arm(listener, read=False)
-        self._owner.executor.at(self._owner.runtime.now() + seconds, partial(self._open, listener))
 
     def _open(self, listener: Listener) -> None:
         with self._lock:
@@ -161,9 +168,9 @@ class Guest:
             check=lambda hello: peers.check(hello, link),
             resume=lambda hello, proof: peers.resume(link, hello, proof),
         )
-        self._timer = owner.executor.at(self.since + owner.settings.connect_timeout, self._too_slow)
         link.owner = self
         owner.poller.add(link, read=True)
+        self._timer = owner.executor.at(self.since + owner.settings.connect_timeout, self._too_slow)
 
     def on_ready(self, ready: int) -> None:
         """The poller found the link ready."""
@@ -184,6 +191,8 @@ class Guest:
             self.end()
         except (AuthenticationError, ProtocolError, UnknownWorker) as error:
             self._refuse(str(error))
+        except Exception as error:  # noqa: BLE001 - we failed: the other side sees the end, and tries again
+            self._refuse(f"this worker failed: {error!r}")
 
     def _admit(self) -> None:
         hello, proof = self._acceptor.hello, self._acceptor.proof
@@ -202,6 +211,9 @@ class Guest:
                 channel.session.lost(str(error))
             self._owner.channel_lost(channel, str(error))
             return
+        except BaseException:
+            self.link.close()
+            raise
         channel.on_ready(Ready.READ)  # what came with the proof
 
     def _refuse(self, reason: str) -> None:

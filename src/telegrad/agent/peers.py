@@ -9,7 +9,8 @@ from typing import Protocol
 
 import msgspec
 
-from telegrad.agent.channel import Channel, ChannelOwner
+from telegrad.agent.channel import Channel
+from telegrad.agent.channel_owner import ChannelOwner
 from telegrad.agent.group import WorkerRecord, check_id, check_name
 from telegrad.agent.handshake import NONCE_SIZE, Opener, Rejected
 from telegrad.agent.settings import AgentSettings
@@ -17,8 +18,10 @@ from telegrad.errors import (
     DeadlineExceeded,
     OtherVersion,
     ProtocolError,
+    ResourceExhausted,
     UnknownWorker,
     WorkerLost,
+    is_shortage,
 )
 from telegrad.protocol.verdicts import State
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
@@ -209,13 +212,20 @@ class Peers:
         except ConnectionRefusedError as error:
             channel.connect_failed(f"{address} refuses connections ({error})", refused=True)
             return False
-        except OSError as error:
+        except Exception as error:
+            if is_shortage(error):
+                raise self._exhausted(peer, error) from error
+            if not isinstance(error, OSError):
+                raise
             channel.connect_failed(f"{address} cannot be reached ({error})", refused=False)
             return False
         finally:
             owner.executor.unblock()
         self._greeted.append(link)
         try:
+            # What the system may refuse comes first: a peer that has let us in, and then sees the connection end, would
+            # take us for dead.
+            owner.poller.add(link, read=False, once=True)
             received = self._greet(link, channel, peer, deadline, fresh)
             channel.attach(link, received)
         except OtherVersion:
@@ -225,8 +235,10 @@ class Peers:
             link.close()
             channel.connect_failed(f"the handshake with {link.peer} broke off ({error})", refused=False)
             return False
-        except BaseException:
+        except BaseException as error:
             link.close()
+            if is_shortage(error):
+                raise self._exhausted(peer, error) from error
             raise
         finally:
             self._greeted.remove(link)
@@ -269,6 +281,14 @@ class Peers:
             f"worker {record.name!r} listens at {', '.join(record.addresses) or 'no address'}, none of which this "
             f"worker can reach with its transports ({', '.join(self._transports)})",
             worker=record.name,
+        )
+
+    def _exhausted(self, peer: Peer, error: BaseException) -> ResourceExhausted:
+        return ResourceExhausted(
+            f"worker {self._owner.me.name!r} is short of something, so it cannot open a connection to worker "
+            f"{peer.record.name!r}: {error}. Free some, or raise its limit (ulimit -n for files): the next call "
+            "connects again",
+            worker=peer.record.name,
         )
 
     def _too_late(self, peer: Peer) -> DeadlineExceeded:

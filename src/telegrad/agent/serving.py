@@ -21,7 +21,7 @@ from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.keeper import Keeper, Placed
 from telegrad.agent.recorder import Recorder
-from telegrad.errors import CallCancelled, FunctionNotFound, PayloadError, TelegradError
+from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
@@ -119,6 +119,14 @@ class Serving:
         else:
             task = partial(self._begin, channel, served, request, [message])
         self._owner.executor.submit(task)
+
+    def refuse(self, channel: Channel, call: int, error: Exception) -> None:
+        """A request has come that cannot be taken: answer it with `error`."""
+        served = self.active.get((channel, call))
+        if served is None:
+            served = Served(self._agent, call, channel.worker, "", self._owner.runtime.now(), None, 0)
+            self.active[channel, call] = served
+        self._answer(channel, served, None, None, error)
 
     def _begin(self, channel: Channel, served: Served, request: Request, parcel: list[Message]) -> None:
         """Serve a request that makes a reference, or brings some, when these are confirmed."""
@@ -307,13 +315,12 @@ class Serving:
         if served.turn is not None and self._owner.keeper is not None:
             self._owner.keeper.not_in_turn(served.turn, channel.worker.id)
         try:
-            if error is None:
-                try:
-                    frames = self._pack_reply(channel, served, value)
-                except (PayloadError, TelegradError) as failure:
-                    frames = self._pack_failure(channel, served, failure)
-            else:
-                frames = self._pack_failure(channel, served, error)
+            try:
+                frames = (
+                    self._pack_failure(channel, served, error) if error else self._pack_reply(channel, served, value)
+                )
+            except Exception as failure:  # noqa: BLE001 - it cannot be sent, or there is no memory: the caller is told
+                frames = self._pack_failure(channel, served, failure)
             if served.charge:
                 with channel.lock:
                     channel.credits.answered(served.charge)

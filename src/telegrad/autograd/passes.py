@@ -28,7 +28,7 @@ from telegrad.autograd.functions import Recv, SendRpcBackward
 from telegrad.autograd.inputs import Found
 from telegrad.autograd.islands import Island
 from telegrad.autograd.postman import Postman, Ticket
-from telegrad.errors import TelegradError
+from telegrad.errors import ResourceExhausted, TelegradError
 from telegrad.interrupts import shielded
 from telegrad.protocol.backward import Answer, Begin, Done, Effect, Pass, Probe, Report, Resume, Start, Stuck
 from telegrad.waiting import Event
@@ -171,7 +171,11 @@ class PassRun:
         for effect in effects:
             if isinstance(effect, Start):
                 if effect.waiting:
-                    self._postman.start_thread("gated island", partial(self._run_island, effect))
+                    try:
+                        self._postman.start_thread("gated island", partial(self._run_island, effect))
+                    except ResourceExhausted as error:
+                        self.fail(error)
+                        self._run_island(effect)  # which runs nothing now, and notes its end
                 elif self._begun_here:
                     # Also on the caller's own thread: it may have read messages of other passes with this one's.
                     self._for_the_caller(effect)

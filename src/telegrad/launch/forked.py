@@ -16,7 +16,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from typing import Any
 
@@ -67,8 +67,9 @@ class Startup:
     """All that a worker needs to know; the forked process reads it and calls its `_bootstrap`."""
 
     name: str
-    environment: Mapping[str, str]
-    work: bytes
+    # Not in the repr, which ends up in logs: both may hold the group's token.
+    environment: Mapping[str, str] = field(repr=False)
+    work: bytes = field(repr=False)
     """The function, its arguments and init_rpc's options, pickled: read only when everything else is arranged."""
     init: bool
 

@@ -299,8 +299,8 @@ class Session:
             return self._broke(reason, now)
         if not self._attempting:
             return []
-        if not self._resumable:
-            return self._lose(reason)
+        # Also if it is not resumable: a process that is dead refuses the next attempt, and one that is short of memory
+        # or file descriptors lives.
         self._refused_since = None
         self._attempt_later(now)
         return []

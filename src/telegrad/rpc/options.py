@@ -34,7 +34,7 @@ class Options:
     """User functions that may run at one time on this worker; those that wait for nested calls do not count."""
     transports: tuple[str, ...] | None = None
     """Which of unix and tcp to use; default: TELEGRAD_TRANSPORTS, else unix, and tcp where it can be needed."""
-    token: str | bytes | None = None
+    token: str | bytes | None = field(default=None, repr=False)  # a repr ends up in logs
     """The group's token; default: TELEGRAD_TOKEN, or the file that TELEGRAD_TOKEN_FILE names."""
     bind: str | None = None
     """The address to listen at; default: the one that is advertised."""

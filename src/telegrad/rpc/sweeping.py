@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from telegrad.agent.executor import Executor
+from telegrad.agent.executor import AGAIN, Executor
+from telegrad.errors import ResourceExhausted
 from telegrad.waiting import Event, Runtime
 
 _log = logging.getLogger("telegrad")
@@ -42,7 +43,12 @@ class Sweeper(Generic[T]):
         with self._lock:
             begun, self._begun = self._begun, True
         if not begun:
-            self._executor.start_thread("references", self._run)
+            try:
+                self._executor.start_thread("references", self._run)
+            except ResourceExhausted as error:
+                _log.warning("%s. References that die are given up later", error)
+                self._begun = False
+                self._executor.at(self._runtime.now() + AGAIN, self.start)
 
     def dropped(self, item: T) -> None:
         """Called by destructors: no lock may be taken here."""
@@ -64,17 +70,27 @@ class Sweeper(Generic[T]):
             self._wake.set()
 
     def _run(self) -> None:
+        pause = self._runtime.event()  # never set; made while there is memory for it
         while not self._closed:
-            # Looked at after there is a flag to raise: nothing is dropped unseen.
-            wake = self._wake = self._runtime.event()
-            if not self._dropped and not self._closed:
-                wake.wait(None)  # raised by `dropped` and by `close`
-            while self._dropped:
-                self._counted += 1  # before it is taken: see `idle`
+            try:
+                self._sweep_once()
+            except Exception:  # noqa: BLE001 - no memory, most likely; what is dropped later must still be swept
+                _log.exception("what sweeps references failed; it goes on")
+                pause.wait(self._runtime.now() + AGAIN)
+
+    def _sweep_once(self) -> None:
+        """Wait until something is dropped, and sweep all that was."""
+        # Looked at after there is a flag to raise: nothing is dropped unseen.
+        wake = self._wake = self._runtime.event()
+        if not self._dropped and not self._closed:
+            wake.wait(None)  # raised by `dropped` and by `close`
+        while self._dropped:
+            self._counted += 1  # before it is taken: see `idle`
+            try:
                 item = self._dropped.popleft()
-                try:
-                    self._sweep(item)
-                except Exception:  # noqa: BLE001 - a fault of ours; the others must still be swept
-                    _log.exception("a reference that died was not given up")
-                del item
+                self._sweep(item)
+            except Exception:  # noqa: BLE001 - a fault of ours; the others must still be swept
+                _log.exception("a reference that died was not given up")
+            finally:
                 self._swept += 1
+                item = None  # type: ignore[assignment]  # or it would live until the next one dies

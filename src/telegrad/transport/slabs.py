@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from telegrad.errors import ProtocolError
+from telegrad.errors import ProtocolError, is_shortage
 from telegrad.transport.base import Link
 from telegrad.transport.mapping import IS_POSSIBLE, Mapping, check_memory, make_memory, view_of
 from telegrad.wire.arena import Arena, rounded
@@ -196,9 +196,9 @@ class Lender:
                     return
             finally:
                 os.close(fd)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             _log.info("no memory is shared with %s: %s", self._link.peer, error)
-            self._refused = True
+            self._refused = not is_shortage(error)  # a shortage passes: the next large message tries again
             return
         self._offered = slab
         self.slabs.append(slab)
@@ -293,7 +293,7 @@ class Borrower:
                         self._mappings[number] = mapping
                         self._unused.add(number)
                         accepted = True
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             _log.info("no memory is shared with %s: %s", self._link.peer, error)
         finally:
             if fd is not None:

@@ -14,6 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from telegrad.errors import is_shortage
 from telegrad.interrupts import interruptible
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Readiness, Ready
 from telegrad.transport.spinning import SPIN, Spin
@@ -22,7 +23,6 @@ from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Kind, Lim
 # PING and GOODBYE say how much was sent before them, so they pass nothing.
 _BEHIND_BULK = frozenset(int(kind) for kind in (Kind.BULK_HEAD, Kind.BULK_CHUNK, Kind.PING, Kind.GOODBYE))
 _READ_AT_ONCE = 16 * 1024 * 1024  # then the poller gets to look at the other links
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _JOINED = 16 * 1024  # up to here, joining header and body is cheaper than handing the kernel a list of two
 
 _new_readiness = partial(tuple.__new__, Readiness)  # a named tuple's own constructor is a Python function
@@ -57,6 +57,7 @@ class SocketLink(Link):
         self._waiters: list[_Waiter] = []  # for this link alone, and with a poller
         self._waiter: _Waiter | None = None  # the one that was used last
         self._wake_fd = -1
+        self._woken = False  # by `wake`, before there was a number to write to
         self._spin = Spin(0)
 
     def fileno(self) -> int:
@@ -84,12 +85,14 @@ class SocketLink(Link):
                         sent = self._socket.send(header + body)
                     else:
                         sent = self._socket.sendmsg((header, body))
-                except BlockingIOError:
+                except (BlockingIOError, MemoryError):
                     sent = 0
                 except OSError as error:
                     if error.errno is None:  # not the system's, but raised by a signal handler
                         raise
-                    return  # reading will say so
+                    if not is_shortage(error):
+                        return  # reading will say so
+                    sent = 0
                 if sent < len(header) + len(body):
                     self._started = after([memoryview(header), memoryview(body)], sent)
                     self._watch()
@@ -108,11 +111,13 @@ class SocketLink(Link):
                         self._started = queue.popleft()
                     try:
                         sent = self._socket.sendmsg(self._started)
-                    except BlockingIOError:
+                    except (BlockingIOError, MemoryError):
                         break
                     except OSError as error:
                         if error.errno is None:  # as in send
                             raise
+                        if is_shortage(error):
+                            break
                         self._started = []  # reading will say so
                         self._control.clear()
                         self._bulk.clear()
@@ -172,7 +177,10 @@ class SocketLink(Link):
                 raise LinkClosed(self._closed or self._torn or "end of file")
             yield from reader.advance(count)
 
-    def _broken(self, error: OSError) -> LinkClosed:
+    def _broken(self, error: OSError) -> OSError:
+        # Where the system is short of something, nothing was read, and the connection is as it was.
+        if is_shortage(error):
+            return error
         return LinkClosed(self._closed or self._torn or error.strerror or str(error))
 
     def wait(self, deadline: float | None, poller: Poller | None = None) -> int:
@@ -208,7 +216,8 @@ class SocketLink(Link):
         assert poller is None or isinstance(poller, SocketPoller)
         with self._lock:
             if self._wake_fd < 0:
-                self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                self._wake_fd = os.eventfd(int(self._woken), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                self._woken = False
         waiter = _Waiter(poller)
         waiter.poll.register(self._fd, _POLLIN)
         waiter.poll.register(self._wake_fd, _POLLIN)
@@ -219,10 +228,10 @@ class SocketLink(Link):
 
     def wake(self) -> None:
         with self._lock:
-            if self._wake_fd < 0 and not self._closed:
-                self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
+            else:  # nobody has waited yet; and there may be no descriptor for it now
+                self._woken = True
 
     # -- the poller's side ------------------------------------------------------------------------------------
 
@@ -258,8 +267,9 @@ class SocketLink(Link):
             if self.once:
                 mask |= select.EPOLLONESHOT
             if mask != self._mask:
-                self._mask = mask
+                self._mask = -1
                 self._poller.set_mask(self._fd, self, mask)
+                self._mask = mask
 
     def close(self) -> None:
         with self._lock:
@@ -353,10 +363,14 @@ class SocketListener(Listener):
             try:
                 sock, _ = self._socket.accept()
             except OSError as error:
-                if error.errno in _NO_ROOM:
+                if is_shortage(error):
                     raise
                 return None  # nobody waits, or the one that did has gone
-            link = self._make_link(sock)
+            try:
+                link = self._make_link(sock)
+            except BaseException:
+                sock.close()
+                raise
             if link is not None:
                 return link
 
@@ -375,7 +389,11 @@ class SocketPoller(Poller):
         self._spin = Spin(spin)
         self._epoll = select.epoll()
         self._fd = self._epoll.fileno()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            self._epoll.close()
+            raise
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._lock = threading.Lock()  # protects _items, the epoll's set, and both numbers from being used when closed
         self._items: dict[int, SocketLink | SocketListener] = {}
@@ -407,8 +425,12 @@ class SocketPoller(Poller):
             if self._items.get(fd) is item:
                 self._epoll.modify(fd, mask)
             else:
-                self._items[fd] = item
-                self._epoll.register(fd, mask)
+                self._items[fd] = item  # first: it may be reported at once
+                try:
+                    self._epoll.register(fd, mask)
+                except BaseException:
+                    del self._items[fd]
+                    raise
 
     def remove(self, item: Link | Listener) -> None:
         assert isinstance(item, SocketLink | SocketListener)

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
-from telegrad.wire.lending import PLACE_SIZE, pack_place, unpack_place
+from telegrad.wire.lending import pack_place
 
 MAGIC = b"tg"
 VERSION = 4
@@ -35,7 +35,7 @@ HEADER_SIZE = HEADER.size
 _unpack_header = HEADER.unpack_from
 _PREFIX = struct.Struct("<IIQ")  # lengths of head, data and region
 PREFIX_SIZE = _PREFIX.size
-_pack_prefix, _unpack_prefix = _PREFIX.pack, _PREFIX.unpack_from
+_pack_prefix, unpack_prefix = _PREFIX.pack, _PREFIX.unpack_from
 _SENT = struct.Struct("<QQ")  # the body of a PING
 
 INLINE_LIMIT = 64 * 1024
@@ -43,6 +43,9 @@ INLINE_LIMIT = 64 * 1024
 CHUNK = 512 * 1024
 """Body size of a BULK_CHUNK: small enough that a small message never waits long behind one."""
 _REMAINDER = 64 * 1024  # what is left after the last whole chunk, if it is no more than this, is added to that one
+
+BEGINNING = 256
+"""Bytes that are kept of a body for which there is no memory: they name the call."""
 
 CONTROL, BULK = 0, 1
 """The two lanes. Order is kept inside a lane only."""
@@ -100,6 +103,10 @@ class Frame(NamedTuple):
     body: bytes | bytearray | memoryview
 
 
+class CutFrame(Frame):
+    """A frame for whose body there was no memory, or no use: `body` is at most the beginning of it."""
+
+
 class Message(NamedTuple):
     """One message as it arrived, still encoded."""
 
@@ -142,7 +149,6 @@ class Outgoing(NamedTuple):
 # The constructors of named tuples are Python functions, which take longer than all else that makes a small message.
 _new_frame: Callable[[tuple[int, int, int, int, bytes | bytearray | memoryview]], Frame]
 _new_frame = partial(tuple.__new__, Frame)
-_new_message: Callable[[tuple[memoryview, memoryview, memoryview, int]], Message] = partial(tuple.__new__, Message)
 _new_outgoing: Callable[[tuple[int, bytes | bytearray | memoryview, None]], Outgoing]
 _new_outgoing = partial(tuple.__new__, Outgoing)
 
@@ -170,13 +176,14 @@ def unpack_sent(body: bytes | bytearray | memoryview) -> tuple[int, int]:
 _PADDING = tuple(bytes(size) for size in range(16))
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """The next multiple of 16."""
     return (size + 15) & ~15
 
 
 def message_size(head: bytes, data: bytes, region_size: int) -> int:
     """Bytes that the message will take on the wire, not counting frame headers."""
-    return _aligned(PREFIX_SIZE + len(head) + len(data)) + region_size
+    return aligned(PREFIX_SIZE + len(head) + len(data)) + region_size
 
 
 def pack_small(head: bytes, data: bytes, region: Region | None = None) -> Outgoing:
@@ -197,12 +204,12 @@ def pack_small(head: bytes, data: bytes, region: Region | None = None) -> Outgoi
 
 def bulk_size(data: bytes, region_size: int) -> int:
     """Bytes of the buffer that `pack_bulk` cuts into chunks: the data, padded, and the region."""
-    return _aligned(len(data)) + region_size
+    return aligned(len(data)) + region_size
 
 
 def pack_bulk(head: bytes, data: bytes, region: Region | None, buffer: memoryview) -> Iterator[Outgoing]:
     """The frames of a large message, over `buffer`, which has `bulk_size` bytes and is filled here (the snapshot)."""
-    start = _aligned(len(data))
+    start = aligned(len(data))
     buffer[: len(data)] = data
     region_size = 0
     if region is not None:
@@ -211,12 +218,12 @@ def pack_bulk(head: bytes, data: bytes, region: Region | None, buffer: memoryvie
     yield Outgoing(BULK_HEAD, _PREFIX.pack(len(head), len(data), region_size) + head)
     offset, end = 0, start + region_size
     while offset < end:
-        size = _next_chunk(end - offset)
+        size = next_chunk(end - offset)
         yield Outgoing(BULK_CHUNK, buffer[offset : offset + size])
         offset += size
 
 
-def _next_chunk(rest: int) -> int:
+def next_chunk(rest: int) -> int:
     """The size of the next chunk, where `rest` bytes are left."""
     return rest if rest <= CHUNK + _REMAINDER else CHUNK
 
@@ -266,119 +273,15 @@ def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limi
         raise LimitExceeded(f"a frame of {length:,} bytes; the limit is {limits.frame:,}")
 
 
-def _nothing_is_lent(slab: int, offset: int, size: int, number: int) -> memoryview:
-    raise ProtocolError("a message in shared memory came over a connection that shares none")
-
-
-class Assembler:
-    """Puts the messages of one session together, across connections.
-
-    A stream writes the body of a chunk straight to the place that `place` names; the chunk counts only when `add`
-    is called for it, so a chunk that a broken connection cut short is simply written again.
-    """
-
-    def __init__(self, limits: Limits, allocate: Callable[[int], memoryview]) -> None:
-        self.borrow: Callable[[int, int, int, int], memoryview] = _nothing_is_lent
-        """Gives the region that a peer lent: slab, offset, size and number."""
-        self._limits = limits
-        self._allocate = allocate
-        self._head: bytes | bytearray | memoryview = b""
-        self._lengths = (0, 0, 0)
-        self._buffer: memoryview | None = None
-        self._filled = 0
-
-    def place(self, length: int) -> memoryview:
-        """Where the body of the chunk that comes next belongs."""
-        if self._buffer is None:
-            raise ProtocolError("a BULK_CHUNK without a BULK_HEAD before it")
-        due = _next_chunk(len(self._buffer) - self._filled)
-        if length != due:
-            raise ProtocolError(f"a BULK_CHUNK of {length:,} bytes where one of {due:,} is due")
-        return self._buffer[self._filled : self._filled + length]
-
-    def read(self, frame: Frame) -> Message | None:
-        """The message, if the frame is a whole one. Lengths that contradict each other are a ProtocolError.
-
-        This changes nothing. It is called before the session counts the frame, so that a frame that was garbled on
-        the way comes again, on the next connection.
-        """
-        kind, _, _, _, body = frame
-        if kind == MESSAGE:
-            size = len(body)
-            if size < PREFIX_SIZE or size > self._limits.message:
-                self._read_prefix(body)  # which says what is wrong with it, if anything is
-            head, data, region = _unpack_prefix(body)
-            start = PREFIX_SIZE + head
-            end = start + data
-            if size != ((end + 15) & ~15) + region if region else size != end:
-                self._read_prefix(body)
-                raise ProtocolError(f"a message of {head} + {data} + {region} bytes in a frame of {size}")
-            view = memoryview(body)
-            return _new_message((view[PREFIX_SIZE:start], view[start:end], view[size - region :], size))
-        if kind == BULK_HEAD:
-            head, _, _ = self._read_prefix(body)
-            if len(body) != PREFIX_SIZE + head:
-                raise ProtocolError(f"a BULK_HEAD of {len(body)} bytes announces a head of {head}")
-        elif kind == LENT:
-            return self._read_lent(body)
-        elif kind != BULK_CHUNK:
-            raise ProtocolError(f"a frame of kind {kind} is not part of a message")
-        return None
-
-    def _read_lent(self, body: bytes | bytearray | memoryview) -> Message:
-        head, data, region = self._read_prefix(body)
-        start = PREFIX_SIZE + PLACE_SIZE
-        if len(body) != start + head:
-            raise ProtocolError(f"a LENT of {len(body)} bytes announces a head of {head}")
-        slab, offset, number = unpack_place(body, PREFIX_SIZE)
-        memory = self.borrow(slab, offset, data + region, number)
-        return Message(memoryview(body)[start:], memory[region:], memory[:region], len(body))
-
-    def add(self, frame: Frame) -> Message | None:
-        """Take a part of a large message, which the session let through; return the message that it completes."""
-        body = frame.body
-        if frame.kind == BULK_HEAD:
-            if self._buffer is not None:
-                raise ProtocolError("a BULK_HEAD in the middle of another large message")
-            self._lengths = _, data, region = self._read_prefix(body)
-            self._head = body
-            try:
-                self._buffer = self._allocate(_aligned(data) + region)
-            except MemoryError as error:
-                raise LimitExceeded(
-                    f"a message of {_aligned(data) + region:,} bytes, for which there is no memory"
-                ) from error
-            self._filled = 0
-        else:
-            place = self.place(len(body))
-            if not (isinstance(body, memoryview) and body.obj is place.obj):  # not already there
-                place[:] = body
-            self._filled += len(body)
-        return self._complete()
-
-    def _complete(self) -> Message | None:
-        buffer = self._buffer
-        if buffer is None or self._filled < len(buffer):
-            return None
-        head, data, region = self._lengths
-        self._buffer = None
-        start = len(buffer) - region
-        view = memoryview(self._head)
-        self._head = b""
-        return Message(view[PREFIX_SIZE:], buffer[:data], buffer[start:], PREFIX_SIZE + head + len(buffer))
-
-    def _read_prefix(self, body: bytes | bytearray | memoryview) -> tuple[int, int, int]:
-        if len(body) < PREFIX_SIZE:
-            raise ProtocolError(f"a message of {len(body)} bytes is shorter than its prefix")
-        head, data, region = _PREFIX.unpack_from(body)
-        if _aligned(data) + region > self._limits.message:
-            raise LimitExceeded(
-                f"a message of {_aligned(data) + region:,} bytes; the limit is {self._limits.message:,}"
-            )
-        return head, data, region
-
-
 _NOTHING = bytearray()
+
+
+def _room_for(length: int) -> bytearray | None:
+    """Memory for a body; None: there is none, and the body is read and not kept, or the stream would end here."""
+    try:
+        return bytearray(length)
+    except MemoryError:
+        return None
 
 
 class FrameReader:
@@ -386,7 +289,10 @@ class FrameReader:
 
     Use: read into `buffer()`, then tell `advance` how many bytes came and take the frames that it yields, each of
     them before the next: where a chunk belongs depends on the frames before it. `place` says where the body of a
-    chunk with this sequence and length goes, or None to read and discard it.
+    chunk with this sequence and length goes, or None to read and discard it. A body that is discarded, or for which
+    there is no memory, makes a `CutFrame`.
+
+    A MemoryError leaves the reader as it was before the frame, and `unfinished`: nothing of the stream is lost.
     """
 
     SCRATCH = 128 * 1024
@@ -403,6 +309,7 @@ class FrameReader:
         self._start = self._end = 0
         self._body: memoryview | bytearray = _NOTHING  # of the frame that _rest belongs to
         self._rest: memoryview | None = None
+        self._skip = 0  # bytes of a body that are still to be read, and not kept
         self._header = (0, 0, 0, 0)
         self._room = self.SCRATCH
         self.unfinished = False
@@ -411,7 +318,10 @@ class FrameReader:
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
         """The peer has proved itself. Not while frames are being taken from `advance`, unless that is given up."""
         self.limits, self.place, self.only_handshake = limits, place, False
-        scratch = bytearray(self.SCRATCH)
+        try:
+            scratch = bytearray(self.SCRATCH)
+        except MemoryError:
+            return  # the small one will do
         self._end -= self._start
         scratch[: self._end] = self._view[self._start : self._start + self._end]
         self._start = 0
@@ -421,6 +331,8 @@ class FrameReader:
         """Where the next bytes of the stream go."""
         if self._rest is not None:
             return self._rest
+        if self._skip:
+            return self._view[: self._skip]
         end, room = self._end, self._room
         return self._view[end : end + room] if end or room < self.SCRATCH else self._view
 
@@ -438,7 +350,11 @@ class FrameReader:
         if magic != MAGIC or version != VERSION:
             return None
         self._room = self.SCRATCH
-        return _new_frame((kind, sequence, ack_control, ack_bulk, scratch[HEADER_SIZE:count]))
+        try:
+            return _new_frame((kind, sequence, ack_control, ack_bulk, scratch[HEADER_SIZE:count]))
+        except MemoryError:
+            self._end, self.unfinished = count, True  # nothing is lost: `advance` tries again
+            raise
 
     def advance(self, count: int) -> Iterator[Frame]:
         """Take note of `count` bytes that were written into `buffer()`, and yield the frames that are complete."""
@@ -449,6 +365,15 @@ class FrameReader:
             self._rest, self._room = None, self.BETWEEN_CHUNKS
             whole, self._body = self._body, _NOTHING  # or the memory of a message would live until the next comes
             yield Frame(*self._header, whole)
+            return
+        if self._skip:
+            self._skip -= count
+            wanted = min(count, BEGINNING - len(self._body))
+            if wanted > 0 and self._header[0] != BULK_CHUNK:
+                self._body = bytearray(self._body) + self._view[:wanted]
+            if not self._skip:
+                beginning, self._body = self._body, _NOTHING
+                yield CutFrame(*self._header, beginning)
             return
         self._end += count
         self.unfinished = True
@@ -466,18 +391,29 @@ class FrameReader:
                 raise ProtocolError(f"a frame of kind {kind} before the handshake")
             body_start = start + HEADER_SIZE
             available = end - body_start
+            body: memoryview | bytearray | None
             if kind == BULK_CHUNK:
-                place = self.place(sequence, length)
-                body: memoryview | bytearray = bytearray(length) if place is None else place
+                body = self.place(sequence, length)
             elif available >= length:
-                self._start = body_start + length
-                yield _new_frame((kind, sequence, ack_control, ack_bulk, scratch[body_start : body_start + length]))
+                frame = _new_frame((kind, sequence, ack_control, ack_bulk, scratch[body_start : body_start + length]))
+                self._start = body_start + length  # not before: if there is no memory, `advance` tries again
+                yield frame
                 continue
             elif length + HEADER_SIZE <= len(scratch) // 2:
                 break  # the rest comes into scratch
             else:
-                body = bytearray(length)
+                body = _room_for(length)
             got = min(available, length)
+            if body is None:
+                self._header = (kind, sequence, ack_control, ack_bulk)
+                self._body = scratch[body_start : body_start + min(got, BEGINNING)]
+                self._start = body_start + got
+                if got < length:
+                    self._skip = length - got
+                    break
+                beginning, self._body = self._body, _NOTHING
+                yield CutFrame(*self._header, beginning)
+                continue
             body[:got] = self._view[body_start : body_start + got]
             self._start = body_start + got
             if got < length:

@@ -398,3 +398,28 @@ def decode_greeting(data: bytes | bytearray | memoryview) -> Greeting:
         return _greeting_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a handshake message that cannot be read: {error}") from error
+
+
+_SMALL, _SIZES = 0x80, {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+"""How msgpack writes whole numbers: small ones as themselves, others after a byte that tells their size."""
+
+
+def call_of(head: bytes | memoryview) -> tuple[int, int] | None:
+    """Tag and first field of a head, of which the beginning is enough; None: it does not begin with two numbers.
+
+    For a message that cannot be decoded because there is no memory. The first field of a Request, a Reply and a
+    Failure is the call's number.
+
+    >>> call_of(msgspec.msgpack.encode(Request(70000, "f", 0.0, False))[:8])
+    (1, 70000)
+    """
+    data = bytes(head[:32])
+    at = {0xDC: 3, 0xDD: 5}.get(data[0], 1) if data else 0  # after the header of the array
+    found: list[int] = []
+    while len(found) < 2 and at < len(data):
+        size = 0 if data[at] < _SMALL else _SIZES.get(data[at])
+        if size is None or at + size >= len(data):
+            return None
+        found.append(data[at] if not size else int.from_bytes(data[at + 1 : at + 1 + size], "big"))
+        at += 1 + size
+    return (found[0], found[1]) if len(found) == 2 else None

@@ -1,0 +1,61 @@
+"""What becomes of a message that came, and that this worker cannot take: it has no memory for it, or fails at it.
+
+The peer did nothing wrong, so it stays. The one call that the message belongs to fails, with the cause: a request is
+answered with the error, and a call whose answer is lost ends with it. Of a message that belongs to no call (one of a
+backward pass, say) nobody could be told, so the session is given up.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from telegrad.agent.calling import Calling
+from telegrad.agent.channel import Channel
+from telegrad.agent.group import WorkerRecord
+from telegrad.agent.serving import Serving
+from telegrad.errors import CallError, ResourceExhausted, is_shortage
+from telegrad.wire.messages import Cancel, Failure, Reply, Request, call_of
+
+_log = logging.getLogger("telegrad")
+
+_REQUEST, _CANCEL = (kind.__struct_config__.tag for kind in (Request, Cancel))
+_ANSWERS = frozenset(kind.__struct_config__.tag for kind in (Reply, Failure))
+
+
+class UndeliveredOwner(Protocol):
+    """What this needs of its agent."""
+
+    me: WorkerRecord
+    calling: Calling
+    serving: Serving
+
+
+def report(owner: UndeliveredOwner, channel: Channel, head: bytes | memoryview, cause: Exception) -> bool:
+    """Fail the call that a message belongs to; False: it belongs to none, and nobody can be told."""
+    me, peer = owner.me.name, channel.peer
+    if not is_shortage(cause):
+        _log.error("worker %r cannot take a message of worker %r", me, peer, exc_info=cause)
+    tag, call = call_of(head) or (None, 0)
+    if channel.outgoing and tag in _ANSWERS:
+        owner.calling.answer_lost(
+            channel, call, _error(f"worker {me!r} cannot take the answer of", channel, cause, call)
+        )
+        return True
+    if not channel.outgoing and tag == _REQUEST:
+        owner.serving.refuse(channel, call, _error(f"worker {me!r} cannot take a call from", channel, cause, call))
+        return True
+    return tag == _CANCEL
+
+
+def _error(what: str, channel: Channel, cause: Exception, call: int) -> Exception:
+    if isinstance(cause, ResourceExhausted):
+        return cause
+    text = f"{what} worker {channel.peer!r}: {type(cause).__name__}: {cause}"
+    error: CallError
+    if is_shortage(cause):
+        error = ResourceExhausted(f"{text}. Send less at once, or give the worker more", worker=channel.peer, call=call)
+    else:
+        error = CallError(f"{text}. This is a bug in telegrad: please report it", worker=channel.peer, call=call)
+    error.__cause__ = cause
+    return error
