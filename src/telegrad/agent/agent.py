@@ -14,6 +14,7 @@ from typing import Any
 from telegrad.agent import undelivered
 from telegrad.agent.calling import Calling
 from telegrad.agent.calls import Call, Served
+from telegrad.agent.causes import shortened
 from telegrad.agent.channel import Channel
 from telegrad.agent.coroutines import EventLoop
 from telegrad.agent.ending import Ending
@@ -258,13 +259,16 @@ class Agent:
         else:
             channel.close(reason)
 
-    def channel_left(self, channel: Channel) -> None:
-        """A worker said goodbye."""
+    def channel_left(self, channel: Channel, cause: str) -> None:
+        """A worker said goodbye; `cause` says which error ended it, if one did."""
+        if cause:
+            cause = shortened(cause)
+            self.ending.heard(channel.peer, cause)
         peer = self.peers.of(channel)
         # On the channel on which it called us, a goodbye says nothing of the answers that it still owes: they come,
         # if they come, on the other one, before the goodbye there.
         if peer is not None and (channel.outgoing or peer.outgoing is None):
-            self.peer_lost(peer, "it has shut down", left=True)
+            self.peer_lost(peer, f"it ended {cause}" if cause else "it has shut down", left=True)
 
     def peer_lost(self, peer: Peer, reason: str, *, left: bool = False) -> None:
         """A worker is gone: nothing that needs it may wait any longer."""

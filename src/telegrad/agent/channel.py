@@ -30,6 +30,7 @@ from telegrad.wire.frames import (
     BULK,
     BULK_HEAD,
     CONTROL,
+    MAX_CAUSE,
     MESSAGE,
     Frame,
     Kind,
@@ -38,6 +39,7 @@ from telegrad.wire.frames import (
     Outgoing,
     lane_of,
     pack_sent,
+    unpack_goodbye,
     unpack_sent,
 )
 
@@ -363,7 +365,11 @@ class Channel:
                 raise ProtocolError(f"a frame of kind {kind}, about shared memory, where none can be shared")
             memory.heard(kind, body)
             return
-        sent = unpack_sent(body) if kind in (Kind.PING, Kind.GOODBYE) else None
+        sent, cause = None, ""
+        if kind == Kind.PING:
+            sent = unpack_sent(body)
+        elif kind == Kind.GOODBYE:
+            sent, cause = unpack_goodbye(body)
         with self.lock:
             verdict = session.heard(ack_control, ack_bulk, now, sent)
             if verdict is _DELIVER and kind == Kind.GOODBYE:
@@ -371,7 +377,7 @@ class Channel:
         if verdict is _GAP:
             raise ProtocolError("frames that were sent before this one are missing")
         if kind == Kind.GOODBYE:
-            self.owner.channel_left(self)
+            self.owner.channel_left(self, cause)
 
     def _not_taken(self, head: bytes | memoryview, error: Exception) -> None:
         """A message came, and this worker could not take it."""
@@ -522,11 +528,12 @@ class Channel:
 
     # -- the end ----------------------------------------------------------------------------------------------
 
-    def say_goodbye(self) -> None:
-        """Tell the peer that nothing more will come."""
+    def say_goodbye(self, cause: str) -> None:
+        """Tell the peer that nothing more will come; and why, if this worker does not leave in order."""
         with self.lock:
             if self.session.say_goodbye(self.owner.runtime.now()) and self.link is not None:
-                self.link.send(Kind.GOODBYE, pack_sent(*self.session.sent_up_to()), 0, *self.session.acks())
+                body = pack_sent(*self.session.sent_up_to()) + cause.encode(errors="replace")[:MAX_CAUSE]
+                self.link.send(Kind.GOODBYE, body, 0, *self.session.acks())
 
     def close(self, reason: str) -> None:
         """Give up the session and the link."""

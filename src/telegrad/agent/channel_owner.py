@@ -46,8 +46,8 @@ class ChannelOwner(Protocol):
     def channel_lost(self, channel: Channel, reason: str) -> None:
         """The session ended: the peer is lost."""
 
-    def channel_left(self, channel: Channel) -> None:
-        """The peer said goodbye."""
+    def channel_left(self, channel: Channel, cause: str) -> None:
+        """The peer said goodbye; `cause` says which error ended it, if one did."""
 
     def reconnect(self, channel: Channel) -> None:
         """Open a new link for it, soon and on another thread."""

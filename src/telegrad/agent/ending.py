@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Protocol
 
+from telegrad.agent.causes import cause_of, error_in_flight
 from telegrad.agent.channel import Channel
 from telegrad.agent.executor import Executor
 from telegrad.agent.gathering import SERVICE, Gatherings
@@ -16,7 +17,7 @@ from telegrad.agent.keeper import Keeper, Traffic
 from telegrad.agent.peers import Peer, Peers
 from telegrad.agent.serving import Serving
 from telegrad.agent.settings import AgentSettings
-from telegrad.errors import DeadlineExceeded, ReferencesHeld
+from telegrad.errors import DeadlineExceeded, ReferencesHeld, TelegradError
 from telegrad.interrupts import shielded
 from telegrad.transport.base import Listener, Poller
 from telegrad.waiting import Event, Runtime
@@ -71,6 +72,22 @@ class Ending:
         self._lock = threading.Lock()  # protects _closing and the owner's closed
         self._closing: Event | None = None
         self._drained: Event | None = None
+        self._cause = ""  # why this worker ends, if not in order
+        self.first_cause = ""
+        """Which other worker ended with an error first, and with which."""
+
+    def note_cause(self, error: BaseException | None) -> None:
+        """This worker ends with `error`, if it is one; the first that is noted is what the others are told."""
+        self._cause = self._cause or cause_of(error, self.first_cause)
+
+    def heard(self, worker: str, cause: str) -> None:
+        """Another worker ended with an error."""
+        if not self.first_cause:
+            self.first_cause = (
+                cause.removeprefix("because ") if cause.startswith("because ") else f"worker {worker!r} ended {cause}"
+            )
+            if not self._owner.closed:
+                _log.warning("worker %r: %s", self._owner.me.name, self.first_cause)
 
     @property
     def begun(self) -> bool:
@@ -107,8 +124,11 @@ class Ending:
         try:
             if graceful and not self._owner.closed:
                 held = self._drain(timeout)
+        except BaseException as error:
+            self.note_cause(error)
+            raise
         finally:
-            self.close()
+            self.close(in_order=graceful)
         if held:
             text = f"worker {self._owner.me.name!r} shut down with references held: {'; '.join(held)}"
             if strict_references:
@@ -151,9 +171,11 @@ class Ending:
                 owner.runtime.event().wait(now() + min(_PAUSE, 0.002 * unsettled))
             before = made
 
-    def close(self) -> None:
+    def close(self, *, in_order: bool = False) -> None:
         """See `Agent.close`."""
         owner = self._owner
+        if not in_order:
+            self.note_cause(error_in_flight())
         with self._lock:
             if owner.closed:
                 return
@@ -167,11 +189,13 @@ class Ending:
     def _close(self) -> None:
         owner = self._owner
         self.close_listeners()
-        channels = [channel for peer in owner.peers.all() for channel in peer.channels()]
-        for channel in channels:
-            channel.say_goodbye()
         # An interrupt ends what is waited for, and what follows is done all the same.
         try:
+            if self._cause:
+                self._connect_to_all()
+            channels = [channel for peer in owner.peers.all() for channel in peer.channels()]
+            for channel in channels:
+                channel.say_goodbye(self._cause)
             self._flush(channels)
         finally:
             owner.guests.close()
@@ -200,6 +224,16 @@ class Ending:
     def _stop_at_once(self) -> None:
         """Let threads end that are about to: what they use is closed next."""
         self._stop(self._owner.runtime.now())
+
+    def _connect_to_all(self) -> None:
+        """Connect to those that this worker has no connection with: they are to hear why it ends."""
+        owner, give_up = self._owner, self._owner.runtime.now() + _FLUSH
+        for peer in owner.peers.all():
+            if peer.record.name != owner.me.name and not peer.gone and not peer.channels():
+                try:
+                    owner.peers.channel_to(peer, give_up)
+                except TelegradError as error:
+                    _log.debug("worker %r is not told why this one ends: %s", peer.record.name, error)
 
     def _flush(self, channels: list[Channel]) -> None:
         """Let the last frames leave."""

@@ -5,7 +5,6 @@ Names, signatures and defaults are those of torch.distributed.rpc.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import itertools
@@ -24,6 +23,7 @@ from telegrad.agent.group import WorkerRecord, check_name
 from telegrad.agent.token import find_token
 from telegrad.autograd.service import Autograd
 from telegrad.errors import NotInitialized, RendezvousError, TelegradError, TokenError
+from telegrad.rpc.exiting import close_at_exit
 from telegrad.rpc.futures import Future
 from telegrad.rpc.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
 from telegrad.rpc.references import References
@@ -147,7 +147,7 @@ def join(
         raise
     _handlers = handlers
     set_default_agent(agent)
-    _close_at_exit(agent)
+    close_at_exit(agent)
 
 
 def _check_token(options: Options) -> tuple[bytes | None, Sequence[str]]:
@@ -230,16 +230,6 @@ def _check_reachable(me: WorkerRecord, group: Sequence[WorkerRecord], token: byt
             f"worker {me.name!r} (at {', '.join(me.addresses)}) and worker {record.name!r} (at "
             f"{', '.join(record.addresses)}) have no transport in common; see TELEGRAD_TRANSPORTS and TELEGRAD_TOKEN"
         )
-
-
-def _close_at_exit(agent: Agent) -> None:
-    """At exit, threads that wait in calls are aborted before the interpreter waits for them."""
-    try:
-        # Runs before non-daemon threads are joined; atexit would run after, and such a thread may wait in a call.
-        register: Callable[[Callable[[], None]], object] = threading._register_atexit  # type: ignore[attr-defined]
-    except AttributeError:  # private to CPython
-        register = atexit.register
-    register(agent.close)
 
 
 def shutdown(

@@ -44,6 +44,8 @@ CHUNK = 512 * 1024
 """Body size of a BULK_CHUNK: small enough that a small message never waits long behind one."""
 _REMAINDER = 64 * 1024  # what is left after the last whole chunk, if it is no more than this, is added to that one
 
+MAX_CAUSE = 4096
+"""Bytes in which a GOODBYE says why its worker ended."""
 BEGINNING = 256
 """Bytes that are kept of a body for which there is no memory: they name the call."""
 
@@ -168,6 +170,13 @@ def unpack_sent(body: bytes | bytearray | memoryview) -> tuple[int, int]:
         raise ProtocolError(f"a PING of {len(body)} bytes; it has {_SENT.size}")
     control, bulk = _SENT.unpack(body)
     return control, bulk
+
+
+def unpack_goodbye(body: bytes | bytearray | memoryview) -> tuple[tuple[int, int], str]:
+    """Read the body of a GOODBYE: that of a PING, and why the worker ended, if it did not leave in order."""
+    if len(body) > _SENT.size + MAX_CAUSE:
+        raise LimitExceeded(f"a GOODBYE of {len(body):,} bytes; the limit is {_SENT.size + MAX_CAUSE:,}")
+    return unpack_sent(body[: _SENT.size]), bytes(body[_SENT.size :]).decode(errors="replace")
 
 
 # -- messages out ---------------------------------------------------------------------------------------------

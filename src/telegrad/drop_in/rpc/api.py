@@ -319,8 +319,13 @@ def _wait_for(
                 raise RuntimeError(
                     f"Followers {absent} timed out in _all_gather after {call_timeout:.2f} seconds"
                     if mine == leader
-                    else f"worker {leader!r}, which leads the _all_gather, has given it up"
+                    else f"worker {leader!r}, which leads the _all_gather, has given it up{_because(agent)}"
                 )
+
+
+def _because(agent: Any) -> str:
+    cause = agent.ending.first_cause
+    return f": {cause}" if cause else ""
 
 
 def _is_gathering(everybody: str, number: int) -> bool:
@@ -372,7 +377,7 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
 @_require_initialized
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Leave the group. A graceful shutdown waits until all workers have called it and no call is under way."""
-    if not graceful:
+    if not graceful or _get_current_rpc_agent().agent.closed:  # closed at exit: a thread waited in a call
         _finalize_shutdown()
         return
     try:
