@@ -288,6 +288,8 @@ class PassGraph:
         """
         if waiting or self.known or len(island.entries) != 1 or self._about.create_graph or not island.begin:
             return None
+        if island.tied:
+            return None  # to a multi-grad hook, the engine does not execute a node that it begins with
         fed = self.fed.get(island.entries[0])  # type: ignore[call-overload]  # ROOT is never fed
         if fed is None or fed.grads is None or len(fed.reached) != len(island.begin) or profiled():
             return None
@@ -328,7 +330,8 @@ class PassGraph:
             self._backward(outputs, grads, (), True)
             return ()
         if leaves == INTO_CONTEXT:
-            through = self._hooks
+            # A multi-grad hook cannot be on a leaf whose gradient is captured.
+            through = self._hooks or island.tied
             edges: list[GradientEdge] = []
             node: Any
             for node in island.leaves:
@@ -367,7 +370,7 @@ class PassGraph:
         if roots.into == NOWHERE:
             return self._capture(outputs, grads, numbers, inner, onward, reached)
         # The engine executes inputs, too, but for leaves whose gradients can be captured.
-        if roots.into == INTO_CONTEXT and not inner:
+        if roots.into == INTO_CONTEXT and not inner and not island.tied:
             return self._backward(outputs, grads, [*edges, *onward], False)
         node: Any
         for node, *_ in edges:
