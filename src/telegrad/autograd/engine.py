@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from telegrad.autograd import islands
+from telegrad.autograd import anomaly, islands
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.functions import (
     ANCHOR_NODE,
@@ -419,6 +419,9 @@ class PassGraph:
         about = self._about
         create = about.create_graph
         retain = about.retain_graph or create
+        if about.check_nan and not anomaly.is_checking():
+            with anomaly.nan_checked([start_of(output) for output in outputs]):
+                return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
         return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
 
     def take(self, island: Island, captured: Sequence[torch.Tensor | None]) -> None:
@@ -447,8 +450,10 @@ class PassGraph:
                     send.forget(grads)  # not those of a pass that began after this one had failed
 
 
-def start_of(tensor: torch.Tensor) -> islands.Start:
+def start_of(tensor: torch.Tensor | GradientEdge) -> islands.Start:
     """Where a walk from a tensor begins."""
+    if isinstance(tensor, GradientEdge):
+        return tensor.node, tensor.output_nr
     node = tensor.grad_fn
     if node is not None:  # get_gradient_edge would make a node to own this one; the tensor does, for as long as we need
         return node, tensor.output_nr
