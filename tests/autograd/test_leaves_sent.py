@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from one_process import Group
+from one_process import Group, remotely
 
 from telegrad import autograd
 from telegrad.autograd import engine
+from telegrad.errors import TelegradError
 
 
 def leaf(*values: float) -> torch.Tensor:
@@ -123,3 +124,18 @@ def test_with_create_graph_the_gradient_can_be_differentiated(group: Group) -> N
     assert first.item() == 12.0
     assert second is not None
     assert second.item() == 12.0
+
+
+@pytest.mark.parametrize("shape", [(5,), (1,), (3, 3)])
+@pytest.mark.parametrize("how", ["sent as it is", "with a hook", "used first", "wanted"])
+def test_a_leaf_whose_data_got_another_shape_after_it_was_sent_is_an_error(
+    group: Group, shape: tuple[int, ...], how: str
+) -> None:
+    x = leaf(1.0, 2.0, 3.0)
+    if how == "with a hook":
+        x.register_hook(lambda grad: grad * 2)
+    with autograd.context() as context:
+        y = remotely("b", torch.sin, x * 2 if how == "used first" else x)
+        x.data = torch.ones(shape)
+        with pytest.raises(TelegradError, match=r"the gradient of a leaf has shape \[3\], and the leaf"):
+            context.backward(y.sum(), inputs=[x] if how == "wanted" else None)

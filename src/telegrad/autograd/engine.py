@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from telegrad.autograd import islands
+from telegrad.autograd import anomaly, islands
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.functions import (
     ANCHOR_NODE,
@@ -289,6 +289,8 @@ class PassGraph:
         """
         if waiting or self.known or len(island.entries) != 1 or self._about.create_graph or not island.begin:
             return None
+        if island.tied:
+            return None  # to a multi-grad hook, the engine does not execute a node that it begins with
         fed = self.fed.get(island.entries[0])  # type: ignore[call-overload]  # ROOT is never fed
         if fed is None or fed.grads is None or len(fed.reached) != len(island.begin) or profiled():
             return None
@@ -329,7 +331,8 @@ class PassGraph:
             self._backward(outputs, grads, (), True)
             return ()
         if leaves == INTO_CONTEXT:
-            through = self._hooks
+            # A multi-grad hook cannot be on a leaf whose gradient is captured.
+            through = self._hooks or island.tied
             edges: list[GradientEdge] = []
             node: Any
             for node in island.leaves:
@@ -368,7 +371,7 @@ class PassGraph:
         if roots.into == NOWHERE:
             return self._capture(outputs, grads, numbers, inner, onward, reached)
         # The engine executes inputs, too, but for leaves whose gradients can be captured.
-        if roots.into == INTO_CONTEXT and not inner:
+        if roots.into == INTO_CONTEXT and not inner and not island.tied:
             return self._backward(outputs, grads, [*edges, *onward], False)
         node: Any
         for node, *_ in edges:
@@ -418,6 +421,9 @@ class PassGraph:
         about = self._about
         create = about.create_graph
         retain = about.retain_graph or create
+        if about.check_nan and not anomaly.is_checking():
+            with anomaly.nan_checked([start_of(output) for output in outputs]):
+                return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
         return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
 
     def take(self, island: Island, captured: Sequence[torch.Tensor | None]) -> None:
@@ -446,8 +452,10 @@ class PassGraph:
                     send.forget(grads)  # not those of a pass that began after this one had failed
 
 
-def start_of(tensor: torch.Tensor) -> islands.Start:
+def start_of(tensor: torch.Tensor | GradientEdge) -> islands.Start:
     """Where a walk from a tensor begins."""
+    if isinstance(tensor, GradientEdge):
+        return tensor.node, tensor.output_nr
     node = tensor.grad_fn
     if node is not None:  # get_gradient_edge would make a node to own this one; the tensor does, for as long as we need
         return node, tensor.output_nr

@@ -18,6 +18,7 @@ from telegrad.autograd.torch_private import (
     nobody_else_holds,
     run_post_accumulate_hooks,
 )
+from telegrad.errors import TelegradError
 
 
 class Gradients:
@@ -34,6 +35,11 @@ class Gradients:
         grad = captured[index]
         if grad is None:
             return
+        if not grad.is_nested and grad.shape != leaf.shape:
+            raise TelegradError(
+                f"the gradient of a leaf has shape {list(grad.shape)}, and the leaf {list(leaf.shape)}: its data was "
+                "replaced after the forward pass had used it. Replace it before the forward pass, or after the backward"
+            )
         ours = _is_ours(grad)
         if ours and grad._is_view() and not grad.requires_grad:
             grad = grad.detach()  # as AccumulateGrad does: what is kept is no view

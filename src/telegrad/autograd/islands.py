@@ -2,7 +2,8 @@
 
 Entries that reach a common node form an island, because the engine must run that node once, with the sum of what
 flows into it. A leaf is no common node, since gradients of leaves can be summed afterwards, unless it has hooks, which
-must see the whole gradient once.
+must see the whole gradient once. Entries that reach tensors of one multi-grad hook belong together, too: torch keeps
+the state of such a hook per run of the engine.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch.autograd.graph import Node
 
 from telegrad.autograd.functions import RECV_NODE
+from telegrad.autograd.torch_private import Tie, ties, ties_of
 
 Start = tuple[Node, int]
 """A node, and which of its outputs."""
@@ -36,6 +38,8 @@ class Island(msgspec.Struct, eq=False):
     """Which of the tensors that the caller asked for lie in it."""
     direct: bool = True
     """Each place where it is entered is a leaf, another one each, without hooks."""
+    tied: bool = False
+    """Some tensor in it has a multi-grad hook."""
     last: int = 0
     """The message of its only recv, if the engine is sure to execute that last, and soon; else 0."""
 
@@ -47,6 +51,7 @@ class Island(msgspec.Struct, eq=False):
             self.reached.setdefault(node, set()).update(indices)
         self.wanted |= other.wanted
         self.direct = False
+        self.tied = self.tied or other.tied
         self.last = 0
 
 
@@ -61,6 +66,7 @@ def plan(
     parent: dict[Hashable, Hashable] = {}
     owner: dict[Node, Hashable] = {}
     parts: dict[Hashable, Island] = {}
+    tied_by: dict[Tie, Hashable] = {}
     united = False
 
     def find(entry: Hashable) -> Hashable:
@@ -93,6 +99,13 @@ def plan(
                                 continue
                             part.direct = False
                     owner[node] = entry
+                    if ties:
+                        for tie in ties_of(node):
+                            part.tied = True
+                            holder = tied_by.setdefault(tie, entry)
+                            if holder is not entry:
+                                united = True
+                                parent[find(holder)] = find(entry)
                 else:
                     if holder is not entry:
                         united = True
@@ -103,7 +116,7 @@ def plan(
                 break
             edges = stack.pop()
         part.direct = part.direct and len(owner) == before and len(begin) == len(leaves)
-        if len(reached) == 1 and len(owner) - before <= _FEW_NODES and len(leaves) <= _FEW_LEAVES:
+        if len(reached) == 1 and not part.tied and len(owner) - before <= _FEW_NODES and len(leaves) <= _FEW_LEAVES:
             part.last = _last(reached, itertools.islice(owner, before, None))
     if wanted is not None:
         for node, numbers in wanted.items():

@@ -346,7 +346,12 @@ class PassRun:
         graph = self._graph
         island = graph.islands[start.island]
         interrupt: BaseException | None = None
-        if island.direct and self.failure is None and graph.hand_over(island):
+        try:
+            handed_over = island.direct and self.failure is None and graph.hand_over(island)
+        except Exception as error:  # noqa: BLE001 - as below
+            self.fail(error)
+            handed_over = True
+        if handed_over:
             self._island_ended(island)
             return
         if island.last and not start.waiting and not self.about.create_graph:

@@ -99,8 +99,11 @@ class AutogradRecorder:
             detached.append(attachments[index].detach())  # a comprehension would be one call more
         anchor = ANCHOR
         if context is not None:
-            number, anchors = next(context.recv_numbers), self._anchors
-            anchor = anchors[number] if number < len(anchors) else self._new_anchor(number)
+            number = next(context.recv_numbers)
+            try:
+                anchor = self._anchors[number]
+            except IndexError:
+                anchor = self._new_anchor(number)
         tensors = receive(recv, self._propagate, detached, anchor)
         recv.order = next(self._contexts.orders)
         if context is not None:

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from telegrad.agent.agent import Agent
 from telegrad.agent.channel import Channel
 from telegrad.agent.group import WorkerRecord
+from telegrad.autograd import anomaly
 from telegrad.autograd.contexts import Contexts, DistAutogradContext
 from telegrad.autograd.engine import Roots
 from telegrad.autograd.folding import Folding
@@ -138,7 +139,8 @@ class Autograd:
         timeout: float | None,
     ) -> list[torch.Tensor | None]:
         number = self._agent.me.id << 48 | next(self._passes) & ((1 << 48) - 1)
-        about = PassInfo(context.id, number, retain_graph, create_graph, leaves, self.folding.steps(leaves))
+        check_nan = torch.is_anomaly_enabled() and anomaly.is_checking()
+        about = PassInfo(context.id, number, retain_graph, create_graph, leaves, self.folding.steps(leaves), check_nan)
         deadline = self._agent.runtime.now() + timeout if timeout else None
         run = PassRun(self.postman, context, about, roots)
         self._take_turn(context, run)

@@ -5,16 +5,21 @@ If a release of torch drops one, this module says so at import, by name; nothing
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import _C
-from torch.autograd import Variable
+from torch.autograd import Variable, graph
 from torch.autograd.graph import GradientEdge, Node
 
 from telegrad.interrupts import interruptible
+
+_multi_grad_code = graph.register_multi_grad_hook.__code__
 
 _missing = [
     name
@@ -31,6 +36,13 @@ _missing = [
         ("torch._C._FunctionBase.apply", hasattr(_C._FunctionBase, "apply")),
         ("torch._C._are_functorch_transforms_active", hasattr(_C, "_are_functorch_transforms_active")),
         ("torch._C._functorch.unwrap_if_dead", hasattr(_C._functorch, "unwrap_if_dead")),
+        ("Node.metadata", hasattr(_C._FunctionBase, "metadata")),
+        (
+            "a _MultiHandle that register_multi_grad_hook(tensors) returns",
+            hasattr(graph, "_MultiHandle")
+            and "_MultiHandle" in _multi_grad_code.co_names
+            and "tensors" in _multi_grad_code.co_varnames + _multi_grad_code.co_cellvars,
+        ),
     )
     if not there
 ]
@@ -135,3 +147,55 @@ def call_directly(function: type[torch.autograd.Function]) -> type[Any]:
 def backward_class(function: type[torch.autograd.Function]) -> type[Any]:
     """The class of the nodes that a Function makes."""
     return function._backward_cls
+
+
+class Tie:
+    """Stands for one call of `register_multi_grad_hook`; lives as long as one of its tensors has the hook."""
+
+    __slots__ = ("__weakref__",)
+
+
+_TIE = "telegrad_tie"
+ties: set[weakref.ref[Tie]] = set()
+"""All that live, in the whole process, as torch's graph is. Nearly always there is none."""
+
+
+def _note_multi_grad_hook(tensors: Iterable[torch.Tensor], handles: Iterable[Any]) -> None:
+    """Tie tensors together that have just got a multi-grad hook, because torch has no list of the hooks of a node."""
+    tie = Tie()
+    ties.add(weakref.ref(tie, ties.discard))
+    for tensor in tensors:
+        node: Any = tensor.grad_fn
+        if node is not None:
+            node.metadata.setdefault(_TIE, []).append(tie)
+    for handle in handles:
+        hooks = handle.hooks_dict_ref()
+        if hooks is not None:
+            setattr(hooks[handle.id], _TIE, tie)  # a leaf has no node of its own, and knows its hooks
+
+
+def ties_of(node: Any) -> list[Tie]:
+    """The ties of what a node made, or of the leaf that it accumulates for."""
+    if node.next_functions:
+        there: list[Tie] = node.metadata.get(_TIE, [])
+        return there
+    leaf: torch.Tensor | None = getattr(node, "variable", None)
+    hooks = () if leaf is None else (leaf._backward_hooks or {}).values()
+    return [getattr(hook, _TIE) for hook in hooks if hasattr(hook, _TIE)]
+
+
+def _watch_multi_grad_hooks() -> None:
+    """Note every multi-grad hook that is registered from now on, in whichever way its user imported the function."""
+    plain: Callable[..., None] = graph._MultiHandle.__init__
+
+    @functools.wraps(plain)
+    def __init__(self: Any, handles: tuple[Any, ...]) -> None:  # noqa: N807 - it replaces the one of that name
+        plain(self, handles)
+        frame: FrameType = sys._getframe(1)
+        if frame.f_code is _multi_grad_code:
+            _note_multi_grad_hook(frame.f_locals["tensors"], handles)
+
+    graph._MultiHandle.__init__ = __init__  # type: ignore[method-assign]  # that is the point
+
+
+_watch_multi_grad_hooks()

@@ -12,22 +12,18 @@ from typing import Any
 import torch
 
 from telegrad.autograd.contexts import DistAutogradContext, current
-from telegrad.errors import BackwardError
+from telegrad.testing.passes import run_passes
 from telegrad.testing.programs import (
     LEAVES,
     Body,
-    Inputs,
     Log,
     Outcome,
     Program,
     Worker,
     differences,
     draw_program,
-    inputs_of,
     make_leaves,
-    roots_of,
     run_locally,
-    take_grads,
 )
 from telegrad.testing.simulation import Faults, Simulation
 
@@ -83,26 +79,7 @@ class Stage:
         token = current.set(context)
         try:
             environment = self.workers[0].run(self.program.body, [], self._call(0), self._in_thread(0))
-            wanted: list[torch.Tensor | None] = []
-            failed = False
-            for number, places in enumerate(self.program.passes):
-                roots = roots_of(environment, places)
-                asked = self.program.inputs[number]
-                inputs = inputs_of(environment, asked)
-                if not roots or inputs == []:
-                    continue
-                ones = [torch.ones_like(root) for root in roots]
-                try:
-                    if asked is not None and inputs is not None:
-                        wanted += _wanted(autograd, context, asked, inputs, roots, ones)
-                    else:
-                        retain = number + 1 < len(self.program.passes)
-                        autograd.backward(context.id, roots, retain_graph=retain, grad_tensors=ones)
-                except BackwardError as error:
-                    if "second time" not in str(error):
-                        raise
-                    failed = True
-                    break
+            wanted, failed = run_passes(self.program, environment, autograd, context)
             grads = [self._grads_of(number, context.id) for number in range(self.program.workers)]
         finally:
             current.reset(token)
@@ -117,31 +94,6 @@ class Stage:
         if context is None:
             return [None] * LEAVES
         return [context.gradients.get(leaf) for leaf in self.workers[number].leaves]
-
-
-def _wanted(
-    autograd: Any,
-    context: DistAutogradContext,
-    asked: Inputs,
-    inputs: list[torch.Tensor],
-    roots: list[torch.Tensor],
-    ones: list[torch.Tensor],
-) -> list[torch.Tensor | None]:
-    if asked.kind == "grad":
-        return list(autograd.grad(context.id, roots, inputs, ones, retain_graph=asked.retain, allow_unused=True))
-    accumulate = "context" if asked.kind == "context" else "grad"
-    before = [context.gradients.get(tensor) for tensor in inputs]
-    for tensor in inputs:
-        context.gradients.replace(tensor, None)
-    autograd.backward(
-        context.id, roots, retain_graph=asked.retain, grad_tensors=ones, inputs=inputs, accumulate=accumulate
-    )
-    found = take_grads(inputs)
-    if asked.kind == "context":
-        found = [context.gradients.get(tensor) for tensor in inputs]
-    for tensor, grad in zip(inputs, before, strict=True):
-        context.gradients.replace(tensor, grad)
-    return found
 
 
 def _run_into(outcomes: dict[int, Outcome], number: int, stage: Stage) -> None:
@@ -191,8 +143,7 @@ def check_seed(seed: int, *, faults: Faults | None = None, together: int = 1, re
     with sim:
         sim.run(main)
     for number, program in enumerate(programs):
-        asked = any(inputs is not None for inputs in program.inputs)
-        found = differences(outcomes[number], run_locally(program), hooks=program.single or not asked)
+        found = differences(outcomes[number], run_locally(program), hooks=program.hooks_are_equal)
         if found:
             raise AssertionError("\n".join([*found, str(program)]))
         # Counted by agent, so only a program that ran alone knows its own.

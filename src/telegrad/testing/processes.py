@@ -13,6 +13,7 @@ import torch
 
 from telegrad.rpc import dist_autograd
 from telegrad.rpc.api import get_worker_info, get_worker_infos, rpc_sync
+from telegrad.testing.passes import run_passes
 from telegrad.testing.programs import (
     LEAVES,
     Body,
@@ -22,7 +23,6 @@ from telegrad.testing.programs import (
     differences,
     draw_program,
     make_leaves,
-    roots_of,
     run_locally,
 )
 
@@ -73,18 +73,17 @@ def check_program(seed: int) -> list[str]:
         rpc_sync(worker, prepare, (seed, program.workers))
     with dist_autograd.context() as context:
         environment = _run(seed, program.body, ())
-        for number, places in enumerate(program.passes):
-            roots = roots_of(environment, places)
-            if roots:
-                last = number + 1 == len(program.passes)
-                context.backward(roots, not last, grad_tensors=[torch.ones_like(root) for root in roots])
+        autograd = dist_autograd._autograd()
+        wanted, failed = run_passes(program, environment, autograd, autograd.contexts.retrieve(int(context)))
         grads: list[list[torch.Tensor | None]] = []
         hooks: dict[int, list[torch.Tensor]] = {}
         for worker in range(program.workers):
             left, calls = rpc_sync(worker, finish, (seed, int(context)))
             grads.append(left)
             hooks.update(calls)
-    return [f"seed {seed}: {found}" for found in differences(Outcome(grads, hooks), run_locally(program))]
+    outcome = Outcome(grads, hooks, 0, [None if grad is None else grad.detach() for grad in wanted], failed)
+    found = differences(outcome, run_locally(program), hooks=program.hooks_are_equal)
+    return [f"seed {seed}: {line}" for line in found]
 
 
 def check_programs(first: int, count: int) -> list[str]:

@@ -55,6 +55,11 @@ class Program:
     single: bool
     """Each message has one tensor. Several are the outputs of one node, so that hooks may run more often."""
 
+    @property
+    def hooks_are_equal(self) -> bool:
+        """Whether hooks run, and passes fail, exactly as in one process."""
+        return self.single or all(asked is None for asked in self.inputs)
+
     def __str__(self) -> str:
         lines = [f"seed {self.seed}, {self.workers} workers, passes from {self.passes}, inputs {self.inputs}"]
         _show(self.body, 1, lines)

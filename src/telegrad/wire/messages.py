@@ -140,6 +140,8 @@ class PassInfo(msgspec.Struct, frozen=True, array_like=True):
     create_graph: bool
     leaves: int
     steps: tuple[StepInPass, ...] = ()
+    check_nan: bool = False
+    """The caller is in anomaly mode: a node that returns NaN is an error."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
