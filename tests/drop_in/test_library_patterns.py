@@ -1,4 +1,4 @@
-"""Programs in the manner of libraries that use torch.distributed.rpc, each with what it needs of torch's private names."""
+"""Programs in the manner of libraries that use torch.distributed.rpc, and some private names of torch."""
 
 from __future__ import annotations
 
