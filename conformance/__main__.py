@@ -21,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help="default: all of them")
     parser.add_argument("-k", metavar="PATTERN", default="*", help="only tests whose name fits, as test_rref*")
+    parser.add_argument("--part", metavar="I/N", default="1/1", help="only the tests I, I + N, I + 2 N, ... of these")
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, help="tests that run at one time")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run each test N times")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="what one test may take")
@@ -58,6 +59,8 @@ def main() -> int:
         for test in suite.tests()
         if fnmatch.fnmatch(test, options.k)
     ]
+    part, parts = (int(number) for number in options.part.split("/"))
+    chosen = chosen[part - 1 :: parts]
     tests = [(suite, test) for suite, test in chosen if (suite.name, test) not in exceptions]
 
     known = {} if options.native else differences()

@@ -63,18 +63,23 @@ SUITES = (
 """All that PyTorch runs for RPC (`torch.testing._internal.distributed.rpc_utils`), in the order in which they run."""
 
 
+_FIXTURES = {
+    "": ("tensorpipe_rpc_agent_test_fixture", "TensorPipeRpcAgentTestFixture"),
+    "faulty": ("faulty_rpc_agent_test_fixture", "FaultyRpcAgentTestFixture"),
+}
+
+
 def make_case(suite: Suite, test: str) -> unittest.TestCase:
     """One test, ready to run: PyTorch's class with PyTorch's fixture, its processes forked from this one."""
     import torch
-    from torch.testing._internal.distributed.rpc.faulty_rpc_agent_test_fixture import FaultyRpcAgentTestFixture
-    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
     from torch.testing._internal.distributed.rpc_utils import SpawnHelper
 
     class Forked(SpawnHelper):  # type: ignore[misc]  # torch's test kit has no types
         def _spawn_processes(self) -> None:
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
-    fixture = FaultyRpcAgentTestFixture if suite.agent == "faulty" else TensorPipeRpcAgentTestFixture
+    module, name = _FIXTURES["faulty" if suite.agent == "faulty" else ""]
+    fixture = getattr(importlib.import_module(f"{_HOME}.rpc.{module}"), name)  # that of the faulty agent adds a backend
     # Torch's own workers find the class by its module and name, when a test sends an object that knows its test.
     made = {"__module__": __name__}
     cls = globals()[suite.cls] = type(suite.cls, (suite.load(), fixture, Forked), made)

@@ -1,4 +1,4 @@
-"""PyTorch's own suites of distributed autograd, the optimizer and remote modules pass against telegrad."""
+"""PyTorch's own suites of RPC, distributed autograd, the optimizer and remote modules pass against telegrad."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "suites",
-    [["autograd"], ["autograd-tensorpipe"], ["optimizer", "remote-module", "remote-module-three"]],
-    ids=lambda suites: suites[0],
+    [
+        *(["autograd"], ["autograd-tensorpipe"], ["optimizer", "remote-module", "remote-module-three"]),
+        # In parts, so that each ends long before its time is up.
+        *([*("rpc", "rpc-tensorpipe"), "--part", f"{part}/4"] for part in range(1, 5)),
+    ],
+    ids=lambda suites: f"{suites[0]}-{suites[-1]}",
 )
 def test_a_suite_passes(suites: list[str]) -> None:
     done = conformance(*suites)

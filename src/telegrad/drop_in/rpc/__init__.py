@@ -48,7 +48,6 @@ from telegrad.drop_in.rpc.api import (
     shutdown,
 )
 from telegrad.drop_in.rpc.backend_registry import (
-    BackendType,
     BackendValue,
     backend_registered,
     construct_rpc_backend_options,
@@ -177,7 +176,7 @@ def _validate_rpc_args(
 
 
 def _init_rpc_backend(
-    backend: Any = BackendType.TENSORPIPE,
+    backend: Any = backend_registry.BackendType.TENSORPIPE,
     store: Any = None,
     name: Any = None,
     rank: int = -1,
@@ -207,3 +206,7 @@ def __getattr__(name: str) -> Any:
     if name == "BackendType":  # a new class after each register_backend
         return backend_registry.BackendType
     raise AttributeError(f"module 'torch.distributed.rpc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "BackendType"})

@@ -1,0 +1,145 @@
+"""Faults that are injected into real channels: messages are late, or lost, and the agent copes or says so."""
+
+from __future__ import annotations
+
+import doctest
+import operator
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from telegrad import rpc
+from telegrad.agent.agent import Agent
+from telegrad.autograd import backward, context, get_gradients
+from telegrad.errors import CallError, DeadlineExceeded
+from telegrad.rpc.api import acting_as
+from telegrad.testing import faults
+from telegrad.testing.faults import Decide, Fate, inject
+from telegrad.testing.group import local_group
+from telegrad.wire.messages import CleanupAutogradContextReq, Reply, Request, RRefUserDelete
+
+LATE = 0.2
+
+
+@contextmanager
+def group_with(decide: Decide, transport: str = "tcp") -> Iterator[dict[str, Agent]]:
+    """Worker a has faults, and is who the test acts as."""
+    with local_group(["a", "b"], transport=transport) as group:
+        inject(group["a"], decide)
+        with acting_as(group["a"]):
+            yield group
+
+
+def is_call_of(head: Any, name: str) -> bool:
+    return isinstance(head, Request) and head.function.endswith(name)
+
+
+def test_the_example_of_the_module_is_right() -> None:
+    assert doctest.testmod(faults).failed == 0
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_a_request_that_fails_ends_its_call_and_leaves_nothing(transport: str) -> None:
+    with group_with(lambda head: Fate(fails=1) if is_call_of(head, ":neg") else None, transport) as group:
+        for _ in range(100):  # more than there are credits for
+            with pytest.raises(CallError, match="was not sent: its failure was injected"):
+                rpc.rpc_sync("b", operator.neg, (1,))
+            with pytest.raises(CallError, match="was not sent"):
+                rpc.rpc_async("b", operator.neg, (1,)).wait()
+        assert rpc.rpc_sync("b", operator.add, (1, 2)) == 3
+        assert group["a"].activity() == []
+
+
+def test_a_value_whose_making_failed_says_so_whenever_it_is_used() -> None:
+    with group_with(lambda head: Fate(fails=1) if is_call_of(head, ":neg") else None):
+        for to in ("a", "b"):
+            rref = rpc.remote(to, operator.neg, (1,))
+            with pytest.raises(CallError, match="was not sent"):
+                rref._get_future().wait()
+            for _ in range(2):
+                with pytest.raises(CallError, match="was not sent"):
+                    rref.to_here()
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_a_late_request_is_overtaken_and_runs_once(transport: str) -> None:
+    ran: list[int] = []
+    came = threading.Event()
+
+    def append(number: int) -> None:
+        ran.append(number)
+        if number == 1:
+            came.set()
+
+    with group_with(lambda head: Fate(delay=LATE) if is_call_of(head, "@late") else None, transport) as group:
+        group["b"].register("late", append)
+        group["b"].register("soon", append)
+        late = rpc.rpc_async("b", "@late", (1,))
+        rpc.rpc_sync("b", "@soon", (2,))
+        late.wait()
+        assert came.is_set()
+        assert ran == [2, 1]
+
+
+def test_a_late_request_misses_its_deadline() -> None:
+    with group_with(lambda head: Fate(delay=60.0) if isinstance(head, Request) else None):
+        with pytest.raises(DeadlineExceeded):
+            rpc.rpc_sync("b", operator.neg, (1,), timeout=0.05)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_other_messages_that_fail_arrive_by_another_connection(times: int) -> None:
+    kinds = (CleanupAutogradContextReq, RRefUserDelete)
+    failed: list[type] = []
+
+    def decide(head: Any) -> Fate | None:
+        if isinstance(head, kinds):
+            failed.append(type(head))
+            return Fate(fails=times)
+        return None
+
+    with group_with(decide) as group:
+        channel = group["a"].peers.find("b")
+        with context() as context_id:
+            x = torch.ones(1, requires_grad=True)
+            backward(context_id, [rpc.rpc_sync("b", torch.mul, (x, 3)).sum()])
+            assert get_gradients(context_id)[x].item() == 3
+            first = channel.outgoing
+            assert first is not None
+            link = first.link
+        rref = rpc.remote("b", operator.neg, (1,))
+        assert rref.to_here() == -1
+        rref.release()
+        owner = group["b"]
+        while owner.references.counts()["owned"] or owner.autograd.contexts.get(context_id) is not None:
+            owner.executor.wait(owner.runtime.event(), owner.runtime.now() + 0.01)
+        assert set(failed) == set(kinds)
+        assert channel.outgoing is first  # one session
+        assert first.link is not link
+        assert rpc.rpc_sync("b", operator.add, (1, 2)) == 3
+
+
+def test_such_faults_are_refused_where_a_broken_connection_is_the_end() -> None:
+    with group_with(lambda head: None, "unix") as group:
+        rpc.rpc_sync("b", operator.neg, (1,))
+        channel: Any = group["a"].peers.find("b").outgoing
+        with pytest.raises(ValueError, match="such faults take tcp"):
+            channel._break(1)
+        with pytest.raises(ValueError, match="has channels already"):
+            inject(group["a"], lambda head: None)
+
+
+def test_answers_are_not_touched_by_the_faults_of_requests() -> None:
+    seen: list[type] = []
+
+    def decide(head: Any) -> None:
+        seen.append(type(head))
+
+    with local_group(["a", "b"]) as group:
+        inject(group["b"], decide)
+        assert group["a"].call("b", operator.neg, (1,)) == -1
+    assert seen == [Reply]
