@@ -11,7 +11,7 @@ import torch
 
 from telegrad.agent.group import WorkerRecord
 from telegrad.autograd.contexts import Contexts, DistAutogradContext, current
-from telegrad.autograd.functions import Recv, SendRpcBackward, receive
+from telegrad.autograd.functions import Recv, SendRpcBackward, has_edge, receive, receive_views
 from telegrad.wire.messages import AutogradMetadata
 from telegrad.wire.payload import Encoded
 
@@ -44,6 +44,8 @@ class AutogradRecorder:
             tensors = []
             for index, value in enumerate(encoded.attachments):
                 if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves:
+                    if value._base is not None and value.grad_fn is None and not has_edge(value):
+                        continue
                     indices.append(index)
                     tensors.append(value)
             if encoded.own_leaves and not self._warned_of_modules:
@@ -91,10 +93,12 @@ class AutogradRecorder:
     def incoming(self, peer: WorkerRecord, metadata: AutogradMetadata, attachments: list[Any]) -> list[Any]:
         context = self._contexts.get(metadata.context)  # it is there, unless it has ended
         recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name)
-        detached = []
+        bare, have_views = [], False
         for index in metadata.tensors:
-            detached.append(attachments[index].detach())  # a comprehension would be one call more
-        tensors = receive(recv, self._propagate, detached)
+            tensor = attachments[index].requires_grad_(False)  # a comprehension would be one call more
+            bare.append(tensor)
+            have_views = have_views or tensor._base is not None
+        tensors = (receive_views if have_views else receive)(recv, self._propagate, bare)
         if context is not None:
             with context.lock:
                 recv.order = next(self._contexts.orders)
