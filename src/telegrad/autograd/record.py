@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextvars import Token
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ class AutogradRecorder:
     def __init__(self, contexts: Contexts, propagate: Propagate) -> None:
         self._contexts = contexts
         self._propagate = propagate
-        self._warned_of_modules = False
+        self._warned_of: dict[int, weakref.ref[torch.nn.Module]] = {}  # modules, by id: some cannot be hashed
 
     def scope(self) -> DistAutogradContext | None:
         return current.get()
@@ -40,6 +42,8 @@ class AutogradRecorder:
             return None
         message, indices = 0, []
         grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if encoded.modules:
+            self._warn_of_modules(encoded.modules)  # first: the program may make it an error
         if encoded.attachments:  # whatever the mode: to send a tensor is no operation, and what has a history keeps it
             tensors = []
             for index, value in enumerate(encoded.attachments):
@@ -48,8 +52,6 @@ class AutogradRecorder:
                         continue
                     indices.append(index)
                     tensors.append(value)
-            if encoded.own_leaves and not self._warned_of_modules:
-                self._warn_of_modules(encoded)
             if indices:
                 message = self.record(scope, peer.id, tensors)
         if request:
@@ -127,15 +129,19 @@ class AutogradRecorder:
     def answered(self, scope: DistAutogradContext, peer: WorkerRecord) -> None:
         self._contexts.served(scope, peer.id)
 
-    def _warn_of_modules(self, encoded: Encoded) -> None:
-        if any(
-            isinstance(value, torch.Tensor) and value.requires_grad
-            for index, value in enumerate(encoded.attachments)
-            if index in encoded.own_leaves
-        ):
-            self._warned_of_modules = True
+    def _warn_of_modules(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Warn of those that were not warned of before."""
+        fresh = [module for module in modules if id(module) not in self._warned_of]
+        for module in fresh:
+            self._warned_of[id(module)] = weakref.ref(module, partial(_forget, self._warned_of, id(module)))
+        if fresh:
             warnings.warn(
-                "an nn.Module was sent whole: its parameters arrive as the receiver's own, and get their gradients "
-                "there. To train the module where it is, call its worker instead of sending it",
+                f"an nn.Module was sent whole ({type(modules[0]).__name__}): its parameters arrive as the receiver's "
+                "own, and get their gradients there. To train the module where it is, call its worker instead of "
+                "sending it",
                 stacklevel=6,
             )
+
+
+def _forget(modules: dict[int, Any], key: int, _: object) -> None:
+    modules.pop(key, None)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import _C  # DisableTorchFunctionSubclass has no public name
+from torch.autograd import forward_ad
 
 from telegrad.errors import PayloadError
 from telegrad.wire.descriptors import (
@@ -34,6 +35,7 @@ from telegrad.wire.descriptors import (
 )
 from telegrad.wire.neutral import neutral, nothing_intercepts
 from telegrad.wire.overlap import overlapping, relations
+from telegrad.wire.subclasses import check_not_dual
 
 _STRIDED_LAYOUT = torch.strided
 _string_at: Callable[[int, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
@@ -153,6 +155,10 @@ def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *, share:
     """
     layout = Layout()
     if attachments:
+        if forward_ad._current_level >= 0:
+            for attachment in attachments:
+                if isinstance(attachment, torch.Tensor):
+                    check_not_dual(attachment)
         if nothing_intercepts():
             if not _describe_plain(layout, attachments, share):
                 _describe_all(layout, attachments, share)
@@ -201,6 +207,9 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> 
 
 
 def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer], share: bool) -> None:
+    for a in attachments:
+        if isinstance(a, torch.Tensor) and _C._functorch.is_functorch_wrapped_tensor(_C._functorch.unwrap_if_dead(a)):
+            raise _no_contents(a)
     plain = [
         a if type(a) in _UNINTERCEPTED or isinstance(a, pickle.PickleBuffer) else _as_plain(a) for a in attachments
     ]
@@ -351,7 +360,8 @@ def _has_contents(x: torch.Tensor) -> bool:
 def _no_contents(x: torch.Tensor) -> PayloadError:
     return PayloadError(
         f"a tensor of shape {tuple(x.shape)} and {x.dtype} has no memory of its own (a fake or wrapper tensor, "
-        "one inside a function transform, or one whose storage was freed), so its contents cannot be sent"
+        "one inside a function transform such as vmap or grad, or one whose storage was freed), so its contents cannot "
+        "be sent. Call from outside of the transform"
     )
 
 

@@ -89,7 +89,8 @@ def relations(tensors: Sequence[torch.Tensor]) -> list[int]:
     gradients cannot be changed in place where they arrive: torch refuses it.
     """
     needing = [x for x in tensors if x.requires_grad]
-    if needing and len(tensors) <= _MOST_RELATED and all(x.dtype is tensors[0].dtype for x in tensors):
+    comparable = len(set(map(id, tensors))) == len(tensors) <= _MOST_RELATED
+    if needing and comparable and all(x.dtype is tensors[0].dtype for x in tensors):
         for root in needing:
             if _is_root(root, tensors, needing):
                 return [ROOT if x is root else VIEW_OF_ROOT if x.requires_grad else DETACHED for x in tensors]
