@@ -12,7 +12,7 @@ from one_process import Group, assert_as_in_one_process, assert_equal, gradients
 from torch import nn
 
 from telegrad import autograd, rpc
-from telegrad.errors import BackwardError
+from telegrad.errors import BackwardError, PayloadError
 
 weights: dict[str, torch.Tensor] = {}
 received: list[Any] = []
@@ -285,6 +285,65 @@ def test_a_module_that_is_sent_whole_gets_leaves_of_its_own_with_one_warning(gro
         assert arrived.weight is not module.weight
         assert_equal(theirs[arrived.weight], x.detach().sum(0).expand(2, 4).contiguous())
         assert_equal(context.gradients[x], module.weight.detach().sum(0).expand(3, 4).contiguous())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_each_module_that_is_sent_whole_is_warned_of_also_one_of_torchscript(group: Group) -> None:
+    modules = [nn.Linear(4, 2).double(), nn.Linear(4, 2).double(), torch.jit.script(nn.Linear(4, 2).double())]
+    modules.append(nn.ParameterList([leaf(4).detach()]))
+    for module in modules:
+        for times in (1, 0):
+            with autograd.context(), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                remotely("b", itself_is_there, module)
+            assert sum("sent whole" in str(warning.message) for warning in caught) == times
+
+
+def itself_is_there(value: Any) -> bool:
+    return value is not None
+
+
+def test_modules_without_parameters_that_require_grad_are_not_warned_of(group: Group) -> None:
+    with autograd.context():
+        remotely("b", itself_is_there, nn.ReLU())
+        remotely("b", itself_is_there, nn.Linear(2, 2).requires_grad_(False))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_torchscript_module_with_a_history_is_refused(group: Group) -> None:
+    module = torch.jit.script(nn.BatchNorm1d(4))
+    module.running_mean = leaf(4, dtype=torch.float) * 2
+    with autograd.context(), pytest.raises(PayloadError, match="in a TorchScript module"):
+        remotely("b", itself_is_there, module)
+
+
+def module_and_weight(module: nn.Module, x: Any) -> torch.Tensor:
+    received.append((module, x))
+    weight = x if isinstance(x, torch.Tensor) else x["weight"][0]
+    return (module(torch.ones(4, dtype=torch.double)) + (weight * 2).sum()).sum()
+
+
+def weight_and_module(x: Any, module: nn.Module) -> torch.Tensor:
+    return module_and_weight(module, x)
+
+
+@pytest.mark.filterwarnings("ignore:an nn.Module was sent whole")
+@pytest.mark.parametrize("pack", [lambda w: w, lambda w: {"weight": [w]}])
+@pytest.mark.parametrize("module_first", [True, False])
+def test_a_parameter_that_is_an_argument_keeps_its_edge_beside_its_module(
+    group: Group, pack: Any, module_first: bool
+) -> None:
+    module = nn.Linear(4, 1, bias=False).double()
+    with autograd.context() as context:
+        if module_first:
+            loss = remotely("b", module_and_weight, module, pack(module.weight))
+        else:
+            loss = remotely("b", weight_and_module, pack(module.weight), module)
+        context.backward(loss)
+        assert_equal(context.gradients[module.weight], torch.full((1, 4), 2.0, dtype=torch.double))
+        arrived = received[0][0]
+        theirs = gradients_on(group["b"], context)
+        assert_equal(theirs[arrived.weight], torch.ones(1, 4, dtype=torch.double))
 
 
 # -- no_grad and inference mode -----------------------------------------------------------------------------------

@@ -351,8 +351,9 @@ def test_a_wrapper_never_loses_a_gradient_silently() -> None:
     x = Wrapper(torch.ones(2), torch.zeros(2)).requires_grad_()
     with pytest.raises(PayloadError, match=r"Wrapper that requires grad.*\(a, b\)"):
         encode([x])
-    with torch.no_grad():
-        assert sent([x])[0].requires_grad
+    with torch.no_grad(), pytest.raises(PayloadError, match="Wrapper that requires grad"):
+        encode([x])
+    assert sent([x], edges=False)[0].requires_grad
     module = nn.Module()
     module.weight = nn.Parameter(x)
     encoded = encode(module)
@@ -390,11 +391,45 @@ def test_a_module_arrives_whole_and_its_tensors_are_own_leaves() -> None:
 
 def test_a_parameter_next_to_its_module_is_one_object_wherever_it_stands() -> None:
     model = nn.Linear(2, 2)
-    encoded = encode([model.weight, model])
+    encoded = encode([model.weight, model], edges=False)
     assert len(encoded.attachments) == 2
     assert encoded.own_leaves == {0, 1}
     weight, arrived = carried(encoded)
     assert arrived.weight is weight
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        lambda model: [model.weight, model],
+        lambda model: (model, {"w": (model.weight,)}),
+        lambda model: collections.OrderedDict(w=[model.weight], m=model),
+        lambda model: Pair(model, Batch(model.weight, [model.weight])),
+        lambda model: ({model}, frozenset([model.weight])),
+    ],
+)
+def test_a_parameter_that_is_an_argument_too_is_an_attachment_of_its_own(pack: Any) -> None:
+    model = nn.Linear(2, 2)
+    encoded = encode(pack(model))
+    assert [x is model.weight for x in encoded.attachments].count(True) == 2
+    (argument,) = set(range(3)) - encoded.own_leaves
+    assert encoded.attachments[argument] is model.weight
+    assert type(carried(encoded)) is type(pack(model))
+
+
+def test_a_list_that_contains_itself_and_a_module_arrives() -> None:
+    model = nn.Linear(2, 2)
+    cycle: list[Any] = [model]
+    cycle.append(cycle)
+    arrived = sent(cycle)
+    assert arrived[1] is arrived
+
+
+def test_an_optimizer_that_is_sent_with_its_module_still_steps_it() -> None:
+    model = nn.LSTM(2, 2)
+    arrived, optimizer = sent([model, torch.optim.SGD(model.parameters(), lr=1.0)])
+    assert optimizer.param_groups[0]["params"][0] is arrived.weight_ih_l0
+    assert arrived._flat_weights[0] is arrived.weight_ih_l0
 
 
 def test_tied_weights_stay_tied() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -157,7 +158,7 @@ def test_a_view_ships_only_its_own_elements() -> None:
 
 def test_conjugated_and_negated_views_are_resolved() -> None:
     x = torch.randn(3, dtype=torch.complex128)
-    conjugated, negated = sent([x.conj(), x.conj().imag])
+    (conjugated,), (negated,) = sent([x.conj()]), sent([x.conj().imag])
     assert not conjugated.is_conj()
     assert not negated.is_neg()
     assert torch.equal(conjugated, x.conj())
@@ -242,12 +243,57 @@ def test_shared_views_need_not_start_at_the_beginning_of_the_storage() -> None:
     assert shares_memory(first, second)
 
 
-def test_nothing_is_shared_where_one_view_requires_grad() -> None:
-    x = torch.ones(4, requires_grad=True)
-    a, b, c = sent([x, x.detach(), x.detach()[:2]])
-    assert a.requires_grad
-    assert not shares_memory(b, a)
-    assert not shares_memory(b, c)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_tensors_that_overlap_share_memory_whether_they_require_grad_or_not(requires_grad: bool) -> None:
+    x = torch.ones(4, requires_grad=requires_grad)
+    a, b, c = sent([x, x.detach(), x[:2]])
+    assert [t.requires_grad for t in (a, b, c)] == [requires_grad, False, requires_grad]
+    assert all(t.is_leaf for t in (a, b, c))
+    assert shares_memory(b, a)
+    assert shares_memory(b, c)
+
+
+def test_memory_that_torch_does_not_own_is_shared_by_address() -> None:
+    array = np.arange(5.0)
+    a, b = sent([torch.from_numpy(array), torch.from_numpy(array[1:3])])
+    assert b.tolist() == [1, 2]
+    assert shares_memory(a, b)
+
+
+def test_a_tensor_and_its_conjugate_stay_one_memory() -> None:
+    x = torch.complex(torch.ones(3), torch.ones(3))
+    a, conjugate, negated = sent([x, x.conj(), x.conj().imag])
+    a.mul_(2)
+    assert conjugate.tolist() == [2 - 2j] * 3
+    assert negated.tolist() == [-2] * 3
+
+
+def test_views_of_several_dtypes_have_one_version_counter() -> None:
+    x = torch.ones(4)
+    a, bits, halves = sent([x, x.view(torch.int32), x.view(torch.float16)])
+    bits.zero_()
+    assert a._version == halves._version == 1
+
+
+def test_a_change_of_the_real_form_of_a_complex_tensor_is_recorded() -> None:
+    x = torch.complex(torch.ones(3), torch.ones(3))
+    for order in (1, -1):
+        a, parts = sent([x, torch.view_as_real(x)][::order])[::order]
+        w = torch.tensor([2.0, 3.0], requires_grad=True)
+        parts.mul_(w)
+        a.real.sum().backward()
+        assert w.grad is not None
+        assert w.grad.tolist() == [3, 0]
+
+
+def test_only_tensors_that_have_elements_in_common_share_memory() -> None:
+    x = torch.arange(12.0).reshape(3, 4)
+    assert lay_out([x[:, 0], x[:, 1]]).size == 32
+    assert lay_out(list(x.chunk(2, 1))).size == 64
+    assert lay_out([x[0], x[1]]).size == 32
+    column, row = sent([x[:, 1], x[2]])
+    row.fill_(7)
+    assert column.tolist() == [1, 5, 7]
 
 
 def test_views_far_apart_ship_separately() -> None:

@@ -173,12 +173,12 @@ class Calling:
             if not name:
                 values, root = (function, *values), ("function", *root)
         call.function = name
-        encoded = payload.encode(values, root=root, main_by_name=by_name)
+        recorder = owner.recorder
+        scope = recorder.scope() if recorder is not None else None
+        encoded = payload.encode(values, root=root, main_by_name=by_name, edges=scope is not None)
         layout = lay_out(encoded.attachments) if encoded.attachments else None
-        if owner.recorder is not None:
-            scope = owner.recorder.scope()
-            if scope is not None:
-                call.recorded = owner.recorder.outgoing(scope, peer.record, encoded, request=True)
+        if scope is not None and recorder is not None:
+            call.recorded = recorder.outgoing(scope, peer.record, encoded, request=True)
         if encoded.references and owner.keeper is not None:
             call.forks = owner.keeper.outgoing(peer.record.id, encoded.references)
         # The deadline travels as what is left of it: clocks differ between hosts.

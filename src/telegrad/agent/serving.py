@@ -337,7 +337,7 @@ class Serving:
     def _pack_reply(self, channel: Channel, served: Served, value: object) -> Any:
         caller = channel.worker
         by_name = bool(self._owner.me.main) and caller.main == self._owner.me.main
-        encoded = payload.encode(value, main_by_name=by_name, root="result")
+        encoded = payload.encode(value, main_by_name=by_name, root="result", edges=served.scope is not None)
         if not encoded.attachments and not encoded.references:
             return pack(encode_head(Reply(served.id)), encoded.data, None, channel.room)
         recorder, autograd = self._owner.recorder, None
@@ -345,9 +345,9 @@ class Serving:
         if encoded.references and self._owner.keeper is not None:
             forks = self._owner.keeper.outgoing(caller.id, encoded.references)
         try:
+            layout: Layout = lay_out(encoded.attachments)  # first: it finds what cannot be sent
             if served.scope is not None and recorder is not None:
                 autograd = recorder.outgoing(served.scope, caller, encoded, request=False)
-            layout: Layout = lay_out(encoded.attachments)
             head = encode_head(Reply(served.id, layout.descriptors, autograd, forks))
             return pack(head, encoded.data, layout, channel.room)
         except BaseException:
@@ -363,7 +363,7 @@ class Serving:
         data, layout = b"", None
         if isinstance(error, Exception):
             try:
-                encoded = payload.encode(error, main_by_name=True, root="error")
+                encoded = payload.encode(error, main_by_name=True, root="error", edges=False)
                 if not encoded.references:  # an error is shown in many places, and would keep them alive
                     # Without history: that of an error is not recorded, and a leaf would look as if it had none.
                     parts = [part.detach() if isinstance(part, torch.Tensor) else part for part in encoded.attachments]

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import Node
 
-from telegrad.autograd.torch_private import apply, call_directly, set_sequence_number, without_dead_wrapper
+from telegrad.autograd.torch_private import (
+    allow_in_place,
+    apply,
+    call_directly,
+    set_sequence_number,
+    without_dead_wrapper,
+)
 from telegrad.errors import ProtocolError, TelegradError
 
 if TYPE_CHECKING:
@@ -34,6 +40,14 @@ def _record(function: type[torch.autograd.Function], *args: Any) -> Any:
         return apply(function, *args)
     with torch.inference_mode(False), torch.enable_grad():
         return apply(function, *args)
+
+
+def has_edge(view: torch.Tensor) -> bool:
+    """Whether a gradient can flow into a view. One that was made under no_grad says that it requires grad if its base
+    does, and yet torch gives it no edge."""
+    with torch.inference_mode(False), torch.enable_grad():
+        node = view.view_as(view).grad_fn
+    return node is not None and node.next_functions[0][0] is not None
 
 
 class SendRpc(torch.autograd.Function):
@@ -187,6 +201,23 @@ RECV_NODE = call_directly(RecvRpcBackward)
 RECV_NODE.name = lambda self: "torch::distributed::autograd::RecvRpcBackward"
 
 
+class _ViewInMessage(torch.autograd.Function):
+    """A received tensor that is a view of another one of its message.
+
+    Torch relates a view to its base only where the view is the first output of its node, so it cannot be an output of
+    the message's `RecvRpcBackward`; this node leads there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, view: list[torch.Tensor]) -> torch.Tensor:
+        ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
+        return view[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
 def receive(
     recv: Recv,
     propagate: Callable[[Any, Sequence[torch.Tensor | None]], None],
@@ -210,6 +241,32 @@ def own_anchor(node: Any) -> tuple[Node, int]:
     """The edge to the anchor that a recv shares with no other of its context."""
     edge: tuple[Node, int] = node.next_functions[1]
     return edge
+
+
+def receive_views(
+    recv: Recv,
+    propagate: Callable[[Any, Sequence[torch.Tensor | None]], None],
+    tensors: Sequence[torch.Tensor],
+    anchor: torch.Tensor = ANCHOR,
+) -> tuple[torch.Tensor, ...]:
+    """The same, where some of the tensors are views of others: in-place operations on them are recorded as usual.
+
+    Views of what is not among the tensors cannot be changed in place: torch refuses it.
+    """
+    related = [any(tensor._base is other for other in tensors) for tensor in tensors]
+    plain = [tensor.detach() if is_view else tensor for tensor, is_view in zip(tensors, related, strict=True)]
+    outputs = list(receive(recv, propagate, plain, anchor))
+    for index, is_view in enumerate(related):
+        if is_view:
+            outputs[index] = _record(_ViewInMessage, outputs[index], [tensors[index]])
+            allow_in_place(outputs[index])
+    return tuple(outputs)
+
+
+def node_of(received: torch.Tensor) -> Any:
+    """The `RecvRpcBackward` node of a tensor that `receive_views` returned."""
+    node = received.grad_fn
+    return node if type(node) is RECV_NODE or node is None else node.next_functions[0][0]
 
 
 class _Gate(torch.autograd.Function):

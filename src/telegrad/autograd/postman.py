@@ -145,7 +145,7 @@ class Postman:
         text = traceback_of(cause, cause.__traceback__) if isinstance(cause, Exception) else ""
         data = b""
         try:
-            data = payload.encode(failure, root="error").data
+            data = payload.encode(failure, root="error", edges=False).data
         except PayloadError as reason:
             _log.debug("the error of a pass cannot be pickled: %s", reason)
         return PassFailure(self.me, text_of(failure), text), data

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextvars import Token
+from functools import partial
 from typing import Any
 
 import torch
 
 from telegrad.agent.group import WorkerRecord
 from telegrad.autograd.contexts import Contexts, DistAutogradContext, current
-from telegrad.autograd.functions import ANCHOR, Recv, SendRpcBackward, new_anchor, receive
+from telegrad.autograd.functions import (
+    ANCHOR,
+    Recv,
+    SendRpcBackward,
+    has_edge,
+    new_anchor,
+    node_of,
+    receive,
+    receive_views,
+)
 from telegrad.wire.messages import AutogradMetadata
 from telegrad.wire.payload import Encoded
 
@@ -29,9 +40,9 @@ class AutogradRecorder:
     def __init__(self, contexts: Contexts, propagate: Propagate) -> None:
         self._contexts = contexts
         self._propagate = propagate
-        self._warned_of_modules = False
         # One for each recv of a context. All contexts use the same: a pass runs in one. Without a lock: it only grows.
         self._anchors: list[torch.Tensor] = []
+        self._warned_of: dict[int, weakref.ref[torch.nn.Module]] = {}  # modules, by id: some cannot be hashed
 
     def scope(self) -> DistAutogradContext | None:
         return current.get()
@@ -43,14 +54,16 @@ class AutogradRecorder:
             return None
         message, indices = 0, []
         grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if encoded.modules:
+            self._warn_of_modules(encoded.modules)  # first: the program may make it an error
         if encoded.attachments:  # whatever the mode: to send a tensor is no operation, and what has a history keeps it
             tensors = []
             for index, value in enumerate(encoded.attachments):
                 if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves:
+                    if value._base is not None and value.grad_fn is None and not has_edge(value):
+                        continue
                     indices.append(index)
                     tensors.append(value)
-            if encoded.own_leaves and not self._warned_of_modules:
-                self._warn_of_modules(encoded)
             if indices:
                 message = self.record(scope, peer.id, tensors)
         if request:
@@ -94,9 +107,11 @@ class AutogradRecorder:
     def incoming(self, peer: WorkerRecord, metadata: AutogradMetadata, attachments: list[Any]) -> list[Any]:
         context = self._contexts.get(metadata.context)  # it is there, unless it has ended
         recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name)
-        detached = []
+        bare, have_views = [], False
         for index in metadata.tensors:
-            detached.append(attachments[index].detach())  # a comprehension would be one call more
+            tensor = attachments[index].requires_grad_(False)  # a comprehension would be one call more
+            bare.append(tensor)
+            have_views = have_views or tensor._base is not None
         anchor = ANCHOR
         if context is not None:
             number = next(context.recv_numbers)
@@ -104,11 +119,11 @@ class AutogradRecorder:
                 anchor = self._anchors[number]
             except IndexError:
                 anchor = self._new_anchor(number)
-        tensors = receive(recv, self._propagate, detached, anchor)
+        tensors = (receive_views if have_views else receive)(recv, self._propagate, bare, anchor)
         recv.order = next(self._contexts.orders)
         if context is not None:
             with context.lock:
-                recv.node = tensors[0].grad_fn
+                recv.node = node_of(tensors[0]) if have_views else tensors[0].grad_fn
                 context.recvs[metadata.message] = recv
         for index, tensor in zip(metadata.tensors, tensors, strict=True):
             attachments[index] = tensor
@@ -138,15 +153,19 @@ class AutogradRecorder:
     def answered(self, scope: DistAutogradContext, peer: WorkerRecord) -> None:
         self._contexts.served(scope, peer.id)
 
-    def _warn_of_modules(self, encoded: Encoded) -> None:
-        if any(
-            isinstance(value, torch.Tensor) and value.requires_grad
-            for index, value in enumerate(encoded.attachments)
-            if index in encoded.own_leaves
-        ):
-            self._warned_of_modules = True
+    def _warn_of_modules(self, modules: Sequence[torch.nn.Module]) -> None:
+        """Warn of those that were not warned of before."""
+        fresh = [module for module in modules if id(module) not in self._warned_of]
+        for module in fresh:
+            self._warned_of[id(module)] = weakref.ref(module, partial(_forget, self._warned_of, id(module)))
+        if fresh:
             warnings.warn(
-                "an nn.Module was sent whole: its parameters arrive as the receiver's own, and get their gradients "
-                "there. To train the module where it is, call its worker instead of sending it",
+                f"an nn.Module was sent whole ({type(modules[0]).__name__}): its parameters arrive as the receiver's "
+                "own, and get their gradients there. To train the module where it is, call its worker instead of "
+                "sending it",
                 stacklevel=6,
             )
+
+
+def _forget(modules: dict[int, Any], key: int, _: object) -> None:
+    modules.pop(key, None)

@@ -35,6 +35,8 @@ _missing = [
         ("torch._C._autograd._profiler_enabled", hasattr(_C._autograd, "_profiler_enabled")),
         ("torch._C._FunctionBase.apply", hasattr(_C._FunctionBase, "apply")),
         ("torch._C._are_functorch_transforms_active", hasattr(_C, "_are_functorch_transforms_active")),
+        ("torch._C._autograd._set_creation_meta", hasattr(_C._autograd, "_set_creation_meta")),
+        ("torch._C._autograd.CreationMeta", hasattr(_C._autograd, "CreationMeta")),
         ("torch._C._functorch.unwrap_if_dead", hasattr(_C._functorch, "unwrap_if_dead")),
         ("Node.metadata", hasattr(_C._FunctionBase, "metadata")),
         (
@@ -135,6 +137,11 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 without_dead_wrapper: Callable[[torch.Tensor], torch.Tensor] = _C._functorch.unwrap_if_dead
 """A tensor that has outlived a transform of torch.func, as what it wraps; any other as it is."""
+
+
+def allow_in_place(view: torch.Tensor) -> None:
+    """Let a view that a Function returned be changed in place: its node passes its gradient on as it is."""
+    _C._autograd._set_creation_meta(view, _C._autograd.CreationMeta.DEFAULT)
 
 
 def call_directly(function: type[torch.autograd.Function]) -> type[Any]:

@@ -15,12 +15,14 @@ from telegrad.wire.descriptors import (
     BUFFER,
     CODES,
     COMPRESSED,
+    CONJUGATED,
     COO,
     CSC,
     CSR,
     DTYPES,
     MAX_DIMENSIONS,
     META,
+    NEGATED,
     QUANTIZED,
     QUANTIZED_CHANNELS,
     STRIDED,
@@ -31,6 +33,7 @@ from telegrad.wire.descriptors import (
     integers_of,
 )
 from telegrad.wire.neutral import neutral, thread_is_neutral
+from telegrad.wire.sharing import SharedSpan
 
 SMALL_ATTACHMENT = 64 * 1024
 LARGE_REGION = 1024 * 1024
@@ -55,11 +58,10 @@ def build(
         plain = None if device_map else _plain(descriptors, region)
         if plain is not None:
             return plain
-        reader = _Reader(region, device_map)
-        return [reader.read(descriptor) for descriptor in descriptors]
+        return _Reader(region, device_map).read_all(descriptors)
     reader = _Reader(region, device_map)
     with neutral():
-        return [reader.read(descriptor) for descriptor in descriptors]
+        return reader.read_all(descriptors)
 
 
 def _plain(
@@ -104,7 +106,7 @@ def _plain(
 class _Reader:
     """Reads attachments out of one region, and checks each claim of a descriptor before acting on it."""
 
-    __slots__ = ("_bases", "_claimed", "_device_map", "_nbytes", "_view")
+    __slots__ = ("_claimed", "_device_map", "_nbytes", "_spans", "_view")
 
     def __init__(self, region: bytearray | memoryview, device_map: Mapping[str, str] | None) -> None:
         view = memoryview(region)
@@ -114,7 +116,19 @@ class _Reader:
         self._nbytes = view.nbytes
         self._device_map = device_map
         self._claimed = 0
-        self._bases: dict[tuple[int, int], tuple[memoryview | bytearray, int, dict[torch.dtype, torch.Tensor]]] = {}
+        self._spans: dict[tuple[int, int], SharedSpan] = {}
+
+    def read_all(self, descriptors: Sequence[TensorDescriptor]) -> list[torch.Tensor | memoryview]:
+        shared = [descriptor for descriptor in descriptors if descriptor.form == VIEW]
+        for descriptor in shared:
+            self._announce(descriptor)
+        made = [self.read(descriptor) for descriptor in descriptors]
+        if shared:
+            # Not before all are made: a view of what requires grad would be no leaf.
+            for descriptor, tensor in zip(descriptors, made, strict=True):
+                if descriptor.form == VIEW and descriptor.requires_grad and isinstance(tensor, torch.Tensor):
+                    _require_grad(tensor, descriptor)
+        return made
 
     def read(self, descriptor: TensorDescriptor) -> torch.Tensor | memoryview:
         form = descriptor.form
@@ -134,10 +148,8 @@ class _Reader:
             tensor = self._composite(descriptor)
         if (descriptor.device or self._device_map) and form != META:
             tensor = self._on_device(tensor, descriptor.device or "cpu")
-        if descriptor.requires_grad:
-            if not (tensor.is_floating_point() or tensor.is_complex()) or form == VIEW:
-                raise ProtocolError(f"a peer claims that a tensor which cannot require grad does: {descriptor}")
-            tensor.requires_grad_()
+        if descriptor.requires_grad and form != VIEW:
+            _require_grad(tensor, descriptor)
         return tensor
 
     def _piece(self, offset: int, nbytes: int) -> tuple[memoryview | bytearray, int]:
@@ -173,23 +185,32 @@ class _Reader:
         buffer, offset = self._piece(descriptor.offset, count)
         return memoryview(buffer)[offset : offset + count]
 
-    def _shared(self, descriptor: TensorDescriptor) -> torch.Tensor:
-        dtype = dtype_of(descriptor)
-        extent = checked_extent(descriptor)
-        nbytes, first = integers_of(descriptor, 2)
-        if nbytes <= 0 or nbytes % ALIGNMENT or first < 0 or (first + extent) * dtype.itemsize > nbytes:
+    def _announce(self, descriptor: TensorDescriptor) -> None:
+        """Check a tensor that shares memory with others, before any of them is made."""
+        dtype, extent = dtype_of(descriptor), checked_extent(descriptor)
+        nbytes, first, relation, flipped = integers_of(descriptor, 4)
+        if nbytes <= 0 or nbytes % ALIGNMENT or first < 0 or (first + extent) * dtype.itemsize > nbytes or not extent:
             raise ProtocolError(f"a peer announces a view that reaches beyond its span: {descriptor}")
         if len(descriptor.stride) != len(descriptor.shape):
             raise ProtocolError(f"a peer announces a view without strides: {descriptor}")
+        if (
+            flipped & ~(CONJUGATED | NEGATED)
+            or (flipped and relation)
+            or (flipped & CONJUGATED and not dtype.is_complex)
+        ):
+            raise ProtocolError(f"a peer announces a view that cannot be read: {descriptor}")
         key = descriptor.offset, nbytes
-        if key not in self._bases:
-            self._bases[key] = (*self._piece(*key), {})
-        buffer, offset, bases = self._bases[key]
-        if dtype not in bases:
-            # One base for each dtype: views of a base share its version counter, and a base of bytes could not carry
-            # the history of an in-place operation on a float view.
-            bases[dtype] = torch.frombuffer(buffer, dtype=dtype, count=nbytes // dtype.itemsize, offset=offset)
-        return bases[dtype].as_strided(descriptor.shape, descriptor.stride, first)
+        if key not in self._spans:
+            self._spans[key] = SharedSpan(*self._piece(*key), nbytes)
+        self._spans[key].announce(descriptor, dtype, first, relation)
+
+    def _shared(self, descriptor: TensorDescriptor) -> torch.Tensor:
+        nbytes, first, relation, flipped = integers_of(descriptor, 4)
+        span = self._spans[descriptor.offset, nbytes]
+        tensor = span.make(descriptor, dtype_of(descriptor), first, relation)
+        if flipped & CONJUGATED:
+            tensor = tensor.conj()
+        return torch._neg_view(tensor) if flipped & NEGATED else tensor
 
     def _composite(self, descriptor: TensorDescriptor) -> torch.Tensor:
         form, shape = descriptor.form, descriptor.shape
@@ -241,3 +262,9 @@ class _Reader:
                 f"a tensor was sent from device {device!r} and belongs on {target!r} here, but this worker cannot use "
                 f"that device: {error}. Map it to another one with a device map, or send it from the CPU"
             ) from error
+
+
+def _require_grad(tensor: torch.Tensor, descriptor: TensorDescriptor) -> None:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ProtocolError(f"a peer claims that a tensor which cannot require grad does: {descriptor}")
+    tensor.requires_grad_()

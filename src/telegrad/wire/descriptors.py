@@ -19,6 +19,11 @@ MAX_DIMENSIONS = 64
 # Forms of a descriptor. The numbers are part of the protocol.
 STRIDED, BUFFER, VIEW, META, COO, CSR, CSC, BSR, BSC, QUANTIZED, QUANTIZED_CHANNELS = range(11)
 
+# How a VIEW relates to the tensors that it overlaps: the one that the others are views of; such a view; one of the same
+# memory without its history; none of these. And how its elements are to be read.
+UNRELATED, ROOT, VIEW_OF_ROOT, DETACHED = range(4)
+CONJUGATED, NEGATED = 1, 2
+
 COMPRESSED = {CSR: torch.sparse_csr, CSC: torch.sparse_csc, BSR: torch.sparse_bsr, BSC: torch.sparse_bsc}
 COMPRESSED_FORM = {layout: form for form, layout in COMPRESSED.items()}
 
@@ -51,7 +56,9 @@ class TensorDescriptor(msgspec.Struct, frozen=True, array_like=True):
     requires_grad: bool = False
     device: str = ""  # empty: the CPU
     parts: tuple[TensorDescriptor, ...] = ()  # the plain tensors that a sparse or quantised one consists of
-    detail: tuple[int | float, ...] = ()  # VIEW: span bytes, first element. COO: coalesced. QUANTIZED*: parameters
+    detail: tuple[
+        int | float, ...
+    ] = ()  # VIEW: span bytes, first element, relation, flipped. COO: coalesced. QUANTIZED*: parameters
 
 
 def code_of(dtype: torch.dtype) -> int:

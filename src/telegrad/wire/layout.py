@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import _C  # DisableTorchFunctionSubclass has no public name
+from torch.autograd import forward_ad
 
 from telegrad.errors import PayloadError
 from telegrad.wire.descriptors import (
@@ -18,10 +19,12 @@ from telegrad.wire.descriptors import (
     BUFFER,
     CODES,
     COMPRESSED_FORM,
+    CONJUGATED,
     COO,
     COPIED_AS_BYTES,
     CSR,
     META,
+    NEGATED,
     QUANTIZED,
     QUANTIZED_CHANNELS,
     STRIDED,
@@ -31,8 +34,9 @@ from telegrad.wire.descriptors import (
     extent_of,
 )
 from telegrad.wire.neutral import neutral, nothing_intercepts
+from telegrad.wire.overlap import overlapping, relations
+from telegrad.wire.subclasses import check_not_dual
 
-SPAN_FACTOR = 2
 _STRIDED_LAYOUT = torch.strided
 _string_at: Callable[[int, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
@@ -102,18 +106,20 @@ class Layout:
 
 
 class _Span(msgspec.Struct):
-    """A piece of a storage, for the views that share it."""
+    """The memory that tensors share which overlap."""
 
     offset: int
-    storage: torch.UntypedStorage
-    first: int
+    address: int
     nbytes: int
+    tensors: list[tuple[torch.Tensor, int]]  # each with its address
 
     def write(self, region: memoryview) -> None:
-        if self.storage.nbytes() < self.first + self.nbytes:
-            raise PayloadError("the storage of a tensor was freed or made smaller while the tensor was being sent")
+        for x, address in self.tensors:
+            needed = (int(x.storage_offset()) + extent_of(x.shape, x.stride())) * x.itemsize
+            if x.data_ptr() != address or x.untyped_storage().nbytes() < needed:
+                raise PayloadError("the storage of a tensor was freed or made smaller while the tensor was being sent")
         target = ctypes.addressof(ctypes.c_char.from_buffer(region, self.offset))
-        ctypes.memmove(target, self.storage.data_ptr() + self.first, self.nbytes)
+        ctypes.memmove(target, self.address, self.nbytes)
 
 
 class _Gather(msgspec.Struct):
@@ -145,10 +151,14 @@ class _Bytes(msgspec.Struct):
 def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *, share: bool = True) -> Layout:
     """Describe the attachments and give each its place in a region.
 
-    Those that share memory do so on arrival, too, unless `share` is false.
+    Those that overlap in memory do so on arrival, too, unless `share` is false.
     """
     layout = Layout()
     if attachments:
+        if forward_ad._current_level >= 0:
+            for attachment in attachments:
+                if isinstance(attachment, torch.Tensor):
+                    check_not_dual(attachment)
         if nothing_intercepts():
             if not _describe_plain(layout, attachments, share):
                 _describe_all(layout, attachments, share)
@@ -163,7 +173,7 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> 
 
     What is described is the same as without this; it is only found faster.
     """
-    descriptors, moves, storages, size = [], [], set(), 0
+    descriptors, moves, places, size = [], [], [], 0
     for x in attachments:
         if type(x) not in _UNINTERCEPTED or x.layout is not _STRIDED_LAYOUT or not x.is_cpu or x.is_nested:
             return False
@@ -172,24 +182,34 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> 
             return False
         code = CODES.get(dtype)
         try:
-            if code is None or not nbytes or not x.data_ptr():
+            if code is None or not nbytes:
                 return False
-            if share and len(attachments) > 1:
-                storages.add(x.untyped_storage().data_ptr())
+            address = x.data_ptr()
         except RuntimeError:  # it has no memory of its own
             return False
+        if not address:
+            return False
+        places.append((address, nbytes))
         descriptors.append(
             TensorDescriptor(STRIDED, code, size, shape, x.stride() if 1 in shape else (), x.requires_grad)
         )
         moves.append((size, x, nbytes))
         size += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    if share and len(storages) < len(moves) != 1:
-        return False
+    if share and len(places) > 1:
+        places.sort()
+        end = 0
+        for address, nbytes in places:
+            if address < end:
+                return False  # they overlap
+            end = address + nbytes
     layout.descriptors, layout.size, layout._moves = tuple(descriptors), size, moves
     return True
 
 
 def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer], share: bool) -> None:
+    for a in attachments:
+        if isinstance(a, torch.Tensor) and _C._functorch.is_functorch_wrapped_tensor(_C._functorch.unwrap_if_dead(a)):
+            raise _no_contents(a)
     plain = [
         a if type(a) in _UNINTERCEPTED or isinstance(a, pickle.PickleBuffer) else _as_plain(a) for a in attachments
     ]
@@ -283,30 +303,38 @@ def _describe_unusual(layout: Layout, x: torch.Tensor) -> TensorDescriptor:
 def _shared_views(
     layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer]
 ) -> dict[int, TensorDescriptor]:
-    """Descriptors, by index, of the attachments that ship as one span of the storage they have in common."""
-    by_storage: dict[int, list[int]] = {}
+    """Descriptors, by index, of the tensors that overlap: each group ships as the memory that it covers."""
+    tensors: dict[int, torch.Tensor] = {}
+    pieces = []
     for index, x in enumerate(attachments):
-        if not isinstance(x, torch.Tensor) or not _is_ordinary(x) or not x.numel() or x.is_neg() or x.is_conj():
-            continue
-        if _has_contents(x):
-            by_storage.setdefault(x.untyped_storage().data_ptr(), []).append(index)
+        if isinstance(x, torch.Tensor) and _is_ordinary(x) and x.numel() and x.dtype in CODES and _has_contents(x):
+            address = x.data_ptr()
+            if not address % x.itemsize:  # memory that is not torch's may lie anywhere
+                pieces.append((address, address + extent_of(x.shape, x.stride()) * x.itemsize, index))
+                tensors[index] = x
     shared: dict[int, TensorDescriptor] = {}
-    if len(by_storage) == len(attachments):
+    if len(pieces) < 2:
         return shared
-    for indices in by_storage.values():
-        views = [x for x in map(attachments.__getitem__, indices) if isinstance(x, torch.Tensor)]
-        if len(views) < 2 or any(x.requires_grad for x in views):
-            continue
-        first = min([int(x.storage_offset()) * x.itemsize for x in views]) // ALIGNMENT * ALIGNMENT
-        last = max([(int(x.storage_offset()) + extent_of(x.shape, x.stride())) * x.itemsize for x in views])
-        if last - first > SPAN_FACTOR * sum(x.nbytes for x in views):
-            continue
-        offset = layout.reserve(last - first)
-        layout._copies.append(_Span(offset, views[0].untyped_storage(), first, last - first))
-        for index, x in zip(indices, views, strict=True):
-            detail = (layout.size - offset, int(x.storage_offset()) - first // x.itemsize)
+    for group in overlapping(pieces, tensors):
+        views = [tensors[index] for _, _, index in group]
+        first, last = group[0][0], max([end for _, end, _ in group])
+        skipped = first % ALIGNMENT  # so that every element lies at a multiple of its size
+        offset = layout.reserve(skipped + last - first)
+        addresses = [address for address, _, _ in group]
+        layout._copies.append(_Span(offset + skipped, first, last - first, list(zip(views, addresses, strict=True))))
+        for (address, _, index), x, relation in zip(group, views, relations(views), strict=True):
+            place = (skipped + address - first) // x.itemsize
+            flipped = CONJUGATED * x.is_conj() + NEGATED * x.is_neg()
             shared[index] = TensorDescriptor(
-                VIEW, code_of(x.dtype), offset, tuple(x.shape), x.stride(), False, "", (), detail
+                VIEW,
+                code_of(x.dtype),
+                offset,
+                tuple(x.shape),
+                x.stride(),
+                x.requires_grad,
+                "",
+                (),
+                (layout.size - offset, place, relation, flipped),
             )
     return shared
 
@@ -332,7 +360,8 @@ def _has_contents(x: torch.Tensor) -> bool:
 def _no_contents(x: torch.Tensor) -> PayloadError:
     return PayloadError(
         f"a tensor of shape {tuple(x.shape)} and {x.dtype} has no memory of its own (a fake or wrapper tensor, "
-        "one inside a function transform, or one whose storage was freed), so its contents cannot be sent"
+        "one inside a function transform such as vmap or grad, or one whose storage was freed), so its contents cannot "
+        "be sent. Call from outside of the transform"
     )
 
 

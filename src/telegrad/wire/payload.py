@@ -21,6 +21,7 @@ import pickle
 import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -32,6 +33,19 @@ from telegrad.errors import FunctionNotFound, PayloadError, TelegradError
 from telegrad.interrupts import interruptible
 from telegrad.wire import short
 from telegrad.wire.neutral import neutral, thread_is_neutral
+from telegrad.wire.own_leaves import Argument, set_apart
+from telegrad.wire.subclasses import (
+    as_torch_pickles,
+    check_has_memory,
+    check_leads_back,
+    check_not_dual,
+    from_jagged,
+    is_jagged,
+    jagged_parts,
+    rebuild,
+    recorded,
+    refusal,
+)
 from telegrad.wire.torchscript import PREFIX, find_script, reducer_for, script_name
 
 Attachment = torch.Tensor | pickle.PickleBuffer
@@ -68,21 +82,32 @@ class Encoded(msgspec.Struct, frozen=True):
     """Which attachments belong to an ``nn.Module`` that is sent whole: they arrive as leaves of the receiver."""
     references: tuple[tuple[int, Reference], ...] = ()
     """Each with its place in the order of attachments and references together."""
+    modules: tuple[torch.nn.Module, ...] = ()
+    """Modules that are sent whole and have parameters that require grad."""
 
 
 @interruptible
-def encode(value: object, *, root: str | tuple[str, ...] = "value", main_by_name: bool = True) -> Encoded:
+def encode(
+    value: object, *, root: str | tuple[str, ...] = "value", main_by_name: bool = True, edges: bool = True
+) -> Encoded:
     """Turn a value into bytes and attachments.
 
     ``root`` is what errors call the value: "result", or one name for each element of a tuple, as ("args", "kwargs").
     ``main_by_name`` says that the receiver runs the same program, so that what ``__main__`` defines can go by name.
+    ``edges`` says that tensors which require grad keep their edges: one that cannot is an error.
     Raises PayloadError, which names the smallest part that cannot be sent, as in ``kwargs['model'].lock``.
     """
     found = short.encode(value)
     if found is not None:
         return Encoded(*found)
     try:
-        return _encode(value, main_by_name)
+        encoded = _encode(value, main_by_name, edges)
+        if encoded.modules and edges:
+            own = [encoded.attachments[index] for index in encoded.own_leaves]
+            parted = set_apart(value, {id(x) for x in own if isinstance(x, torch.Tensor) and x.requires_grad})
+            if parted is not value:
+                encoded = _encode(parted, main_by_name, edges)
+        return encoded
     except TelegradError:
         raise
     except Exception as error:
@@ -209,8 +234,8 @@ def _at(module: str, path: str) -> object:
 
 
 @interruptible
-def _encode(value: object, main_by_name: bool) -> Encoded:
-    reducers = _Reducers(copyreg.dispatch_table)
+def _encode(value: object, main_by_name: bool, edges: bool) -> Encoded:
+    reducers = _Reducers(copyreg.dispatch_table, edges)
     file = io.BytesIO()
     pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=reducers.take)
     pickler.dispatch_table = reducers
@@ -219,15 +244,15 @@ def _encode(value: object, main_by_name: bool) -> Encoded:
         data = file.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError):
         # The three ways in which pickle says that it cannot name something. If cloudpickle fails as well, it raises.
-        return _encode_by_value(value, main_by_name)
+        return _encode_by_value(value, main_by_name, edges)
     if not main_by_name and b"__main__" in data:
-        return _encode_by_value(value, main_by_name)
+        return _encode_by_value(value, main_by_name, edges)
     return reducers.encoded(data)
 
 
 @interruptible
-def _encode_by_value(value: object, main_by_name: bool) -> Encoded:
-    reducers = _Reducers(cloudpickle.Pickler.dispatch_table)
+def _encode_by_value(value: object, main_by_name: bool, edges: bool) -> Encoded:
+    reducers = _Reducers(cloudpickle.Pickler.dispatch_table, edges)
     file = io.BytesIO()
     _ByValue(file, reducers, main_by_name).dump(value)
     return reducers.encoded(file.getvalue())
@@ -240,14 +265,17 @@ class _Reducers(dict[type, Any]):
     enough. The tuple around the marker must be new each time: pickle would write the same tuple as a reference.
     """
 
-    __slots__ = ("_attachments", "_others", "_own", "_pending", "_references")
+    __slots__ = ("_apart", "_attachments", "_edges", "_modules", "_others", "_own", "_pending", "_references")
 
-    def __init__(self, others: Mapping[type, Any]) -> None:
+    def __init__(self, others: Mapping[type, Any], edges: bool) -> None:
         self._others = others
+        self._edges = edges
         self._attachments: list[Attachment] = []
         self._pending: torch.Tensor | Reference | None = None
         self._references: list[tuple[int, Reference]] = []
         self._own: set[int] = set()  # ids of the tensors of modules, which the value keeps alive
+        self._apart: set[int] = set()  # indices of attachments that are arguments, whatever module they belong to
+        self._modules: list[torch.nn.Module] = []
 
     def __missing__(self, cls: type) -> Callable[[Any], Any]:
         if cls is torch.Tensor:
@@ -255,18 +283,20 @@ class _Reducers(dict[type, Any]):
         if cls is torch.nn.Parameter:
             return self._parameter
         registered: Callable[[Any], Any] | None = self._others.get(cls)
+        if issubclass(cls, torch.Tensor):
+            return self._subclass_reducer(cls, registered)
         if registered is not None:
             return registered
-        if issubclass(cls, torch.Tensor):
-            return self._subclass_reducer(cls)
         script = reducer_for(cls)
         if script is not None:
-            return script
+            return partial(self._script_module, script) if issubclass(cls, torch.nn.Module) else script
         if issubclass(cls, torch.nn.Module):
             # A module that stands for one elsewhere says itself how it is sent.
             return getattr(cls, "__reduce_in_call__", None) or self._module
         if issubclass(cls, Reference):
             return self._reference
+        if cls is Argument:
+            return self._argument
         raise KeyError(cls)  # pickle then goes on as if there were no table
 
     def take(self, buffer: pickle.PickleBuffer) -> None:
@@ -282,10 +312,10 @@ class _Reducers(dict[type, Any]):
 
     def encoded(self, data: bytes) -> Encoded:
         attachments = self._attachments
-        if not self._own and not self._references:
+        if not self._own and not self._references and not self._modules:
             return Encoded(data, attachments)
-        own = frozenset(i for i, x in enumerate(attachments) if id(x) in self._own)
-        return Encoded(data, attachments, own, tuple(self._references))
+        own = frozenset(i for i, x in enumerate(attachments) if id(x) in self._own and i not in self._apart)
+        return Encoded(data, attachments, own, tuple(self._references), tuple(self._modules))
 
     def _tensor(self, x: torch.Tensor) -> tuple[object, ...]:
         self._pending = x
@@ -301,29 +331,70 @@ class _Reducers(dict[type, Any]):
         self._pending = x
         return _as_parameter, (_MARKER,), x.__dict__ or None, None, None, _set_state
 
-    def _subclass_reducer(self, cls: type[torch.Tensor]) -> Callable[[Any], Any]:
+    def _argument(self, argument: Argument) -> Any:
+        x = argument.tensor
+        own = id(x) in self._own
+        self._own.discard(id(x))
+        self._apart.add(len(self._attachments))
+        reduced = self[type(x)](x)
+        if own:
+            self._own.add(id(x))
+        return reduced
+
+    def _subclass_reducer(
+        self, cls: type[torch.Tensor], registered: Callable[[Any], Any] | None
+    ) -> Callable[[Any], Any]:
+        if registered is not None:
+            return partial(self._by_its_class, registered)
         if cls.__reduce_ex__ not in (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__):
-            raise KeyError(cls)  # pickle uses the one that the class defines
+            return partial(self._by_its_class, lambda x: x.__reduce_ex__(_PROTOCOL))
         if cls.__reduce__ is not torch.Tensor.__reduce__:
-            return cls.__reduce__
-        return self._wrapper if hasattr(cls, "__tensor_flatten__") else self._subclass
+            return partial(self._by_its_class, cls.__reduce__)
+        if hasattr(cls, "__tensor_flatten__"):
+            return self._wrapper
+        return self._subclass if cls.__torch_dispatch__ == torch.Tensor.__torch_dispatch__ else self._dispatching
+
+    @interruptible
+    def _by_its_class(self, reduce: Callable[[Any], Any], x: torch.Tensor) -> Any:
+        """A subclass that says itself how it is pickled."""
+        check_not_dual(x)
+        needs_edge = self._edges and x.requires_grad and id(x) not in self._own
+        if needs_edge and is_jagged(x):
+            return from_jagged, jagged_parts(x)
+        with recorded():
+            reduced = reduce(x)
+        as_torch = as_torch_pickles(x, reduced)
+        if as_torch is not None:
+            cls, state, rest = as_torch
+            self._pending = x
+            if rest:
+                return _as_subclass, (_MARKER, cls, state), *rest
+            return _as_subclass, (_MARKER, cls), state, None, None, _set_state
+        if not needs_edge:
+            return reduced
+        check_leads_back(x, reduced)
+        return rebuild, (*reduced[:2], type(x).__name__), *reduced[2:]
 
     @interruptible
     def _subclass(self, x: torch.Tensor) -> tuple[object, ...]:
         self._pending = x
         return _as_subclass, (_MARKER, type(x)), x.__getstate__(), None, None, _set_state
 
+    def _dispatching(self, x: torch.Tensor) -> tuple[object, ...]:
+        check_has_memory(x)
+        return self._subclass(x)
+
     @interruptible
     def _wrapper(self, x: Any) -> tuple[object, ...]:
         """A subclass without memory of its own says itself which tensors it consists of."""
+        check_not_dual(x)
         names, context = x.__tensor_flatten__()
         inner = {name: getattr(x, name) for name in names}
         if id(x) in self._own:
             self._own.update(map(id, inner.values()))
-        elif x.requires_grad and torch.is_grad_enabled():
-            raise PayloadError(
-                f"a {type(x).__name__} that requires grad cannot be sent: its gradient could not find the way back. "
-                f"Send its detach(), or the tensors that it consists of ({', '.join(names)})"
+        elif self._edges and x.requires_grad:
+            raise refusal(
+                x, "it has no memory of its own", f"send the tensors that it consists of ({', '.join(names)})"
             )
         return _unflatten, (type(x), inner, context, tuple(x.shape), tuple(x.stride()), x.requires_grad)
 
@@ -331,8 +402,21 @@ class _Reducers(dict[type, Any]):
     def _module(self, module: torch.nn.Module) -> str | tuple[Any, ...]:
         # Submodules come here themselves while pickle walks through their parents. What has a history keeps it.
         tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        self._own.update([id(tensor) for tensor in tensors if tensor.is_leaf])
+        leaves = [tensor for tensor in tensors if tensor.is_leaf]
+        self._own.update([id(tensor) for tensor in leaves])
+        if any(tensor.requires_grad for tensor in leaves):
+            self._modules.append(module)
         return module.__reduce_ex__(_PROTOCOL)
+
+    def _script_module(self, reduce: Callable[[Any], tuple[object, ...]], module: torch.nn.Module) -> Any:
+        tensors = [x for x in (*module.parameters(), *module.buffers()) if x.requires_grad]
+        if tensors:
+            self._modules.append(module)
+        if self._edges:
+            for x in tensors:
+                if not x.is_leaf:
+                    raise refusal(x, "it is in a TorchScript module, which is sent as it is saved", "send it by itself")
+        return reduce(module)
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -363,10 +447,14 @@ def _as_parameter(x: torch.Tensor) -> torch.Tensor:
     return x if x.grad_fn is not None else torch.nn.Parameter(x, x.requires_grad)
 
 
-def _as_subclass(x: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
+def _as_subclass(x: torch.Tensor, cls: type[torch.Tensor], state: Any = _MISSING) -> torch.Tensor:
     if x.grad_fn is None:
-        return torch.Tensor._make_subclass(cls, x, x.requires_grad)
-    return x if issubclass(cls, torch.nn.Parameter) else x.as_subclass(cls)
+        x = torch.Tensor._make_subclass(cls, x, x.requires_grad)
+    elif not issubclass(cls, torch.nn.Parameter):
+        x = x.as_subclass(cls)
+    if state is not _MISSING:
+        _set_state(x, state)
+    return x
 
 
 @interruptible
@@ -401,7 +489,7 @@ def _culprit(value: object, root: str | tuple[str, ...], main_by_name: bool) -> 
             return False
         attempts += 1
         try:
-            _encode(part, main_by_name)
+            _encode(part, main_by_name, edges=False)
         except Exception:  # noqa: BLE001  # whatever it is: that this part fails is the answer
             return True
         return False

@@ -5,9 +5,9 @@ multiple of 16; that copy is the snapshot. The receiver checks every descriptor 
 it, and makes tensors that lie in the region itself. What arrives is what was sent, with these rules:
 
 - A dense tensor keeps its strides. A view with gaps, or an expanded one, ships its own elements only, contiguous.
-- Views of one CPU storage in one message share memory on arrival, provided that none of them requires grad and that the
-  span from their lowest to their highest byte is at most twice their own elements. Otherwise each ships its own.
-  Conjugated and negated views are resolved, so they never share.
+- CPU tensors of one message that overlap share memory on arrival, and a version counter: the span from their lowest to
+  their highest byte ships once (see `overlap`). Views that only lie in one storage do not.
+- Conjugated and negated views are resolved, unless they overlap with another tensor.
 - ``requires_grad`` arrives as it was, on leaves. ``.grad`` and hooks stay behind.
 - Small attachments are copied out of a large region, so that a scalar does not keep a gigabyte alive.
 - Nothing of the calling thread's torch state (default device, grad or inference mode, modes of the user) is inherited.

@@ -1,0 +1,119 @@
+"""Finds the tensors of one message whose elements overlap in memory, and how autograd relates them.
+
+Tensors that overlap must share memory on arrival, too, or a function that changes one of them in place would see other
+values in the others than it would in one process. Tensors that merely lie in one storage (the chunks of a fused
+projection, the columns of a matrix) need not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import _C  # whether autograd lets a view be changed in place has no public name
+
+from telegrad.wire.descriptors import DETACHED, ROOT, UNRELATED, VIEW_OF_ROOT, extent_of
+
+Piece = tuple[int, int, int]
+"""First address, address after the last byte, and the index of a tensor."""
+
+_MOST_CELLS = 2**26
+"""Memory in bytes that the search for overlapping elements may take; beyond it tensors count as overlapping."""
+_MOST_RELATED = 32
+"""Views of one tensor whose relation is looked for: each is compared with each."""
+_creation_of = _C._autograd._get_creation_meta
+_DEFAULT = _C._autograd.CreationMeta.DEFAULT
+
+
+def overlapping(pieces: Sequence[Piece], tensors: Mapping[int, torch.Tensor]) -> list[list[Piece]]:
+    """Those that overlap in memory, in groups: tensors whose pieces of memory form one row, where some element of one
+    belongs to another as well."""
+    groups: list[list[Piece]] = []
+    row: list[Piece] = []
+    end = -1
+    for piece in sorted(pieces):
+        if row and piece[0] >= end:
+            groups.append(row)
+            row = []
+        row.append(piece)
+        end = max(end, piece[1]) if len(row) > 1 else piece[1]
+    groups.append(row)
+    return [group for group in groups if len(group) > 1 and _overlap(group, tensors)]
+
+
+def _overlap(group: Sequence[Piece], tensors: Mapping[int, torch.Tensor]) -> bool:
+    """Whether any two tensors have an element in common; their pieces are sorted and form one row."""
+    first = group[0][0]
+    runs = [(begin - first, *_runs(tensors[index])) for begin, _, index in group]
+    solid_until = 0
+    for begin, run, outer in runs:
+        if begin < solid_until:
+            return True
+        if not outer:
+            solid_until = begin + run
+    # One without gaps may also begin inside one with gaps, and then it depends on where these are.
+    cell = math.gcd(*[math.gcd(begin, run, *[step for _, step in outer]) for begin, run, outer in runs])
+    cells = (max(end for _, end, _ in group) - first) // cell
+    if cells > _MOST_CELLS:
+        return True
+    taken = torch.zeros(cells, dtype=torch.bool)
+    for begin, run, outer in runs:
+        shape = [*[size for size, _ in outer], run // cell]
+        stride = [*[step // cell for _, step in outer], 1]
+        cells_of_this = taken.as_strided(shape, stride, begin // cell)
+        if cells_of_this.any():
+            return True
+        cells_of_this.fill_(True)
+    return False
+
+
+def _runs(x: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
+    """The memory of a tensor as runs of bytes without gaps: their length, and number and distance in each dimension."""
+    run = x.itemsize
+    outer: list[tuple[int, int]] = []
+    for step, size in sorted([(step * x.itemsize, size) for size, step in zip(x.shape, x.stride(), strict=True)]):
+        if not step or size == 1:
+            continue  # an expanded dimension is the same memory again
+        if step == run and not outer:
+            run *= size
+        else:
+            outer.append((size, step))
+    return run, outer
+
+
+def relations(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How autograd relates tensors that overlap: which is the root that others are views of, if there is one.
+
+    With a root, in-place operations on arrival are recorded as they would be here. Without, tensors that need
+    gradients cannot be changed in place where they arrive: torch refuses it.
+    """
+    needing = [x for x in tensors if x.requires_grad]
+    comparable = len(set(map(id, tensors))) == len(tensors) <= _MOST_RELATED
+    if needing and comparable and all(x.dtype is tensors[0].dtype for x in tensors):
+        for root in needing:
+            if _is_root(root, tensors, needing):
+                return [ROOT if x is root else VIEW_OF_ROOT if x.requires_grad else DETACHED for x in tensors]
+    return [UNRELATED] * len(tensors)
+
+
+def _is_root(root: torch.Tensor, tensors: Sequence[torch.Tensor], needing: Sequence[torch.Tensor]) -> bool:
+    begin, size = root.data_ptr(), root.nbytes
+    base = root._base
+    if extent_of(root.shape, root.stride()) * root.itemsize != size or not _is_rewritable(root):
+        return False
+    for x in tensors:
+        start = x.data_ptr()
+        if start < begin or start + extent_of(x.shape, x.stride()) * x.itemsize > begin + size:
+            return False
+        if x.is_neg() or x.is_conj():
+            return False
+    return all(
+        x is root or (x._base is not None and (x._base is root or x._base is base) and _is_rewritable(x))
+        for x in needing
+    )
+
+
+def _is_rewritable(x: torch.Tensor) -> bool:
+    """Whether torch would record an in-place operation on it: not for one of several views that one function made."""
+    return x._base is None or bool(_creation_of(x) == _DEFAULT)

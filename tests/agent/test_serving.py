@@ -1,0 +1,34 @@
+"""Every call that is served is answered, whatever becomes of its result."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from telegrad import autograd, rpc
+from telegrad.errors import PayloadError
+from telegrad.testing.group import local_group
+
+
+def make_module() -> torch.nn.Module:
+    return torch.nn.Linear(2, 2)
+
+
+def test_an_error_that_is_none_of_ours_while_a_result_is_packed_reaches_the_caller() -> None:
+    with local_group(["a", "b"]) as agents, rpc.api.acting_as(agents["a"]), warnings.catch_warnings():
+        warnings.simplefilter("error")  # so that the warning of a module that is sent whole is raised there
+        with autograd.context(), pytest.raises(UserWarning, match="sent whole"):
+            rpc.rpc_sync("b", make_module, timeout=10)
+
+
+def test_a_tensor_that_torch_cannot_describe_is_an_error_of_the_call() -> None:
+    def make_nested() -> torch.Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], requires_grad=True)
+
+    with local_group(["a", "b"]) as agents, rpc.api.acting_as(agents["a"]):
+        with autograd.context(), pytest.raises(PayloadError, match="nested tensor"):
+            rpc.rpc_sync("b", make_nested, timeout=10)
