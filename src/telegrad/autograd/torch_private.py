@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import _C
+from torch._C._dynamo import eval_frame
 from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, Node
 
@@ -29,6 +31,9 @@ _missing = [
         ("torch._C._FunctionBase.apply", hasattr(_C._FunctionBase, "apply")),
         ("torch._C._are_functorch_transforms_active", hasattr(_C, "_are_functorch_transforms_active")),
         ("torch._C._functorch.unwrap_if_dead", hasattr(_C._functorch, "unwrap_if_dead")),
+        ("torch._C._dynamo.eval_frame.set_code_exec_strategy", hasattr(eval_frame, "set_code_exec_strategy")),
+        ("torch._C._dynamo.eval_frame._FrameExecStrategy", hasattr(eval_frame, "_FrameExecStrategy")),
+        ("torch._C._dynamo.eval_frame._FrameAction", hasattr(eval_frame, "_FrameAction")),
     )
     if not there
 ]
@@ -132,3 +137,24 @@ def call_directly(function: type[torch.autograd.Function]) -> type[Any]:
 def backward_class(function: type[torch.autograd.Function]) -> type[Any]:
     """The class of the nodes that a Function makes."""
     return function._backward_cls
+
+
+def break_graph_at(function: FunctionType, reason: str) -> None:
+    """Have torch.compile break the graph at calls of a function; dynamo sees the attributes when it meets a call."""
+    marked: Any = function
+    marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = reason
+
+
+_UNTRACED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+
+
+def run_as_written(code: CodeType) -> None:
+    """Have torch.compile run the frames of this code, and all that they call, as they are.
+
+    With `break_graph_at` this is torch.compiler.disable, without its wrapper and without loading torch._dynamo.
+    """
+    eval_frame.set_code_exec_strategy(code, _UNTRACED)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            run_as_written(inner)

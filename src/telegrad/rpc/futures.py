@@ -13,6 +13,7 @@ import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Call
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.autograd.contexts import current
 from telegrad.errors import DeadlineExceeded
 from telegrad.rpc.raising import another
@@ -212,3 +213,6 @@ class Future(torch.futures.Future[T]):
             self.cancel()
             raise
         return self.value()
+
+
+keep_uncompiled(__name__)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from telegrad import nn
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.rpc.rref import RRef
 
 _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
@@ -38,10 +39,21 @@ class _RemoteModule(nn.RemoteModule):
 
     _label = "module"
 
-    def _stand_for(self, on: str | int, device: str, rref: RRef[Any], label: str, training: bool) -> None:
-        super()._stand_for(on, device, rref, label, training)
-        self.is_device_map_set = False
-        self.generated_methods = _METHODS
+    def _stand_for(self, on: str | int, device: str, rref: RRef[Any], label: str) -> None:
+        super()._stand_for(on, device, rref, label)
+        mine = self.__dict__
+        mine.update(training=True, _parameters={}, _buffers={}, _modules={})  # as torch has them: its own, and empty
+        mine.update(is_device_map_set=False, generated_methods=_METHODS)
+
+    # As in torch, what is assigned stays here.
+    __setattr__ = torch.nn.Module.__setattr__
+    __delattr__ = torch.nn.Module.__delattr__
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the module."""
+        super().train(mode)
+        self.__dict__["training"] = mode
+        return self
 
     @staticmethod
     def init_from_module_rref(
@@ -49,7 +61,7 @@ class _RemoteModule(nn.RemoteModule):
     ) -> nn.RemoteModule:
         """Another RemoteModule for a module that there is already."""
         made = nn.RemoteModule.init_from_module_rref(remote_device, module_rref, _module_interface_cls)
-        return RemoteModule._of(made.module_rref, made.on, made.device, "module", True)
+        return RemoteModule._of(made.module_rref, made.on, made.device, "module")
 
     def parameters(self, recurse: bool = True) -> Any:
         """Refused, as torch does."""
@@ -91,7 +103,7 @@ def _through(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    return getattr(cls._of(rref, on, device, label, True), method)(*args, **kwargs)
+    return getattr(cls._of(rref, on, device, label), method)(*args, **kwargs)
 
 
 def _refuse(name: str) -> Callable[..., Any]:
@@ -104,3 +116,6 @@ def _refuse(name: str) -> Callable[..., Any]:
 
 for _name in _REFUSED:
     setattr(_RemoteModule, _name, _refuse(_name))
+
+
+keep_uncompiled(__name__)

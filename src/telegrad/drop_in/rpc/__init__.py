@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
 from torch.distributed.rendezvous import _create_store_from_options
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.drop_in import autograd as dist_autograd
 from telegrad.drop_in.rpc import api, backend_registry, constants, functions, internal, options
 from telegrad.drop_in.rpc.agents import RpcAgent, TensorPipeAgent
@@ -173,3 +174,6 @@ def __getattr__(name: str) -> Any:
     if name == "BackendType":  # a new class after each register_backend
         return backend_registry.BackendType
     raise AttributeError(f"module 'torch.distributed.rpc' has no attribute {name!r}")
+
+
+keep_uncompiled(__name__)

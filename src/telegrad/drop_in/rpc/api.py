@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._C._autograd import _profiler_enabled
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.drop_in.rpc.agents import get_current_agent as _get_current_rpc_agent
 from telegrad.drop_in.rpc.agents import is_current_agent_set as _is_current_rpc_agent_set
 from telegrad.drop_in.rpc.agents import reset_current_agent as _reset_current_rpc_agent
@@ -369,3 +370,6 @@ def _finalize_shutdown() -> None:
     finally:
         _get_current_rpc_agent().shutdown()
         _reset_current_rpc_agent()
+
+
+keep_uncompiled(__name__)
