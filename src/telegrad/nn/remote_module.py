@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
@@ -15,6 +15,7 @@ from telegrad.nn import there
 from telegrad.nn.elsewhere import Elsewhere, refuse
 from telegrad.nn.outside import guarded, in_a_context
 from telegrad.nn.places import moved, parse_place
+from telegrad.nn.tracing import call_node
 from telegrad.rpc.api import remote
 from telegrad.rpc.futures import Future
 from telegrad.rpc.rref import Proxy, RRef, call_through
@@ -44,13 +45,14 @@ class RemoteModule(torch.nn.Module):
     because they are not here: `telegrad.nn.parameter_rrefs` has them all.
     """
 
-    on: str | int
-    """The worker: its name, or its id if it was given as a rank."""
-    device: str
-    """The device there."""
-    module_rref: RRef[torch.nn.Module]
-    is_scriptable: bool
-    """Always false: TorchScript can call PyTorch's own RPC only."""
+    if TYPE_CHECKING:  # at run time TorchScript would read these, and it knows no unions
+        on: str | int
+        """The worker: its name, or its id if it was given as a rank."""
+        device: str
+        """The device there."""
+        module_rref: RRef[torch.nn.Module]
+        is_scriptable: bool
+        """Whether torch.jit.script can compile it: the drop-in's only, if it was given an interface."""
 
     def __init__(
         self,
@@ -91,7 +93,13 @@ class RemoteModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, there, with its hooks, and wait for the result."""
-        result = self._call(self.module_rref.rpc_sync(), "__call__", args, kwargs)
+        try:
+            result = self._call(self.module_rref.rpc_sync(), "__call__", args, kwargs)
+        except Exception:
+            node = call_node(self, args, kwargs)
+            if node is None:
+                raise
+            return node
         return result if in_a_context() else guarded(result, self._shown(), args, kwargs)
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:

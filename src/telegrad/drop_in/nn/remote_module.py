@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 
 from telegrad import nn
 from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.drop_in.nn.scripting import ADDED, make_scriptable
 from telegrad.rpc.rref import RRef
 
 _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
@@ -33,11 +35,33 @@ _REFUSED = (
 )
 """What torch's RemoteModule does not do. Telegrad's own, `telegrad.nn.RemoteModule`, does nearly all of it."""
 
+_NO_HOOKS: Any = MappingProxyType({})
+
 
 class _RemoteModule(nn.RemoteModule):
     """A module that is made on another worker and stays there."""
 
     _label = "module"
+    # One that came in a call has none of these in its dict; with them it can be called.
+    _backward_hooks = _backward_pre_hooks = _forward_hooks = _forward_pre_hooks = _NO_HOOKS
+
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., torch.nn.Module],
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        _module_interface_cls: Any = None,
+    ) -> None:
+        super().__init__(remote_device, module_cls, args, kwargs, _module_interface_cls)
+        self._take_interface(_module_interface_cls)
+
+    def _take_interface(self, interface: Any) -> None:
+        """If there is one, become a module that torch.jit.script can compile."""
+        if interface is not None:
+            held = self._of(self.module_rref, self.on, self.device, self._label)
+            methods = make_scriptable(self, interface, held)
+            self.__dict__.update(is_scriptable=True, generated_methods=methods)
 
     def _stand_for(self, on: str | int, device: str, rref: RRef[Any], label: str) -> None:
         super()._stand_for(on, device, rref, label)
@@ -60,8 +84,10 @@ class _RemoteModule(nn.RemoteModule):
         remote_device: str, module_rref: RRef[torch.nn.Module], _module_interface_cls: Any = None
     ) -> nn.RemoteModule:
         """Another RemoteModule for a module that there is already."""
-        made = nn.RemoteModule.init_from_module_rref(remote_device, module_rref, _module_interface_cls)
-        return RemoteModule._of(made.module_rref, made.on, made.device, "module")
+        place = nn.RemoteModule.init_from_module_rref(remote_device, module_rref, _module_interface_cls)
+        made = RemoteModule._of(module_rref, place.on, place.device, "module")
+        made._take_interface(_module_interface_cls)
+        return made
 
     def parameters(self, recurse: bool = True) -> Any:
         """Refused, as torch does."""
@@ -69,11 +95,12 @@ class _RemoteModule(nn.RemoteModule):
             "Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead."
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
-
     def __repr__(self) -> str:
         return f"RemoteModule({self._described()})"
+
+    def _kept(self) -> dict[str, Any]:
+        left_out = {*ADDED, "generated_methods"}  # a copy is not scriptable
+        return {name: value for name, value in super()._kept().items() if name not in left_out}
 
     def __reduce_in_call__(self) -> tuple[Any, ...]:
         return _received, (type(self), self.module_rref, self.on, self.device, self._label)
