@@ -283,3 +283,16 @@ def test_a_split_model_can_be_split_further(group: Group) -> None:
     split(model, {"encoder": "b"})
     split(model, {"head": "c"})
     train(model, here, steps=1)
+
+
+def test_a_lazy_part_is_an_error_that_says_what_to_do(group: Group) -> None:
+    model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d(), torch.nn.Linear(3, 1))
+    with pytest.raises(ValueError, match=r"0\.weight is lazy: .* Call the model once before the split"):
+        split(model, {"0": "b"})
+    with pytest.raises(ValueError, match=r"1\.\w+ is lazy"):
+        split(model, {"1": "b"})
+    split(model, {"2": "b"})  # what stays here may be lazy
+    x = torch.randn(4, 2)
+    y = model(x)
+    split(model, {"0": "c"})
+    assert torch.equal(model(x), y)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.autograd.functions import Recv, SendRpcBackward
 from telegrad.autograd.gradients import Gradients
 from telegrad.errors import TelegradError
@@ -238,3 +239,6 @@ def _is_due(context: DistAutogradContext) -> bool:
         if context.served.get(caller, 0) >= calls:
             return True
     return False
+
+
+keep_uncompiled(__name__)

@@ -9,11 +9,12 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch import _C
+from torch._C._dynamo import eval_frame
 from torch.autograd import Variable, graph
 from torch.autograd.graph import GradientEdge, Node
 
@@ -45,6 +46,9 @@ _missing = [
             and "_MultiHandle" in _multi_grad_code.co_names
             and "tensors" in _multi_grad_code.co_varnames + _multi_grad_code.co_cellvars,
         ),
+        ("torch._C._dynamo.eval_frame.set_code_exec_strategy", hasattr(eval_frame, "set_code_exec_strategy")),
+        ("torch._C._dynamo.eval_frame._FrameExecStrategy", hasattr(eval_frame, "_FrameExecStrategy")),
+        ("torch._C._dynamo.eval_frame._FrameAction", hasattr(eval_frame, "_FrameAction")),
     )
     if not there
 ]
@@ -206,3 +210,24 @@ def _watch_multi_grad_hooks() -> None:
 
 
 _watch_multi_grad_hooks()
+
+
+def break_graph_at(function: FunctionType, reason: str) -> None:
+    """Have torch.compile break the graph at calls of a function; dynamo sees the attributes when it meets a call."""
+    marked: Any = function
+    marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = reason
+
+
+_UNTRACED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+
+
+def run_as_written(code: CodeType) -> None:
+    """Have torch.compile run the frames of this code, and all that they call, as they are.
+
+    With `break_graph_at` this is torch.compiler.disable, without its wrapper and without loading torch._dynamo.
+    """
+    eval_frame.set_code_exec_strategy(code, _UNTRACED)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            run_as_written(inner)

@@ -131,6 +131,8 @@ def _tell_torch() -> None:
     data_parallel: Any = importlib.import_module("torch.nn.parallel.distributed")
     data_parallel.RRef, data_parallel.RPC_AVAILABLE = rpc.RRef, True
     watch(data_parallel.DistributedDataParallel)
+    autograd = importlib.import_module(f"{_HERE}.autograd")
+    importlib.import_module(f"{_HERE}.autograd.scripting").register(autograd.get_gradients, autograd.backward)
     futures: Any = importlib.import_module("torch.futures")
     ours: Any = importlib.import_module(f"{_HERE}.rpc.futures")
     futures.collect_all, futures.wait_all = ours.collect_all, ours.wait_all

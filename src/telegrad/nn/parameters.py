@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.nn import there
 from telegrad.nn.remote_module import RemoteModule
 from telegrad.rpc.api import default_agent
@@ -16,9 +17,17 @@ from telegrad.rpc.rref import RRef, call_through
 
 def remote_modules(model: torch.nn.Module) -> Iterator[tuple[str, RemoteModule]]:
     """The RemoteModules in a model, by name; of a RemoteModule, itself, with the empty name."""
-    for name, module in model.named_modules():
+    for name, module in _modules_here(model):
         if isinstance(module, RemoteModule):
             yield name, module
+
+
+def _modules_here(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules of a model, by name, without those inside of RemoteModules."""
+    if isinstance(model, RemoteModule):
+        yield "", model
+    else:
+        yield from model.named_modules()
 
 
 def named_parameter_rrefs(model: torch.nn.Module) -> list[tuple[str, RRef[torch.nn.Parameter]]]:
@@ -33,7 +42,7 @@ def named_parameter_rrefs(model: torch.nn.Module) -> list[tuple[str, RRef[torch.
     references = default_agent().references
     seen: set[torch.nn.Parameter] = set()
     found: list[tuple[str, RRef[Any]]] = []
-    for prefix, module in model.named_modules():
+    for prefix, module in _modules_here(model):
         if prefix in asked:
             found += [(_join(prefix, name), rref) for name, rref in asked[prefix].wait()]
             continue
@@ -61,7 +70,7 @@ def gradients(model: torch.nn.Module, context_id: int) -> dict[str, torch.Tensor
     }
     found: dict[str, torch.Tensor] = {}
     seen: set[torch.nn.Parameter] = set()
-    for prefix, module in model.named_modules():
+    for prefix, module in _modules_here(model):
         if prefix in asked:
             found.update((_join(prefix, name), grad) for name, grad in asked[prefix].wait().items())
             continue
@@ -74,3 +83,6 @@ def gradients(model: torch.nn.Module, context_id: int) -> dict[str, torch.Tensor
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
+
+
+keep_uncompiled(__name__)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
-from telegrad.autograd.contexts import current
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.errors import PayloadError, TelegradError
 from telegrad.nn import there
-from telegrad.nn.places import mapped, moved, parse_place
+from telegrad.nn.elsewhere import Elsewhere, refuse
+from telegrad.nn.outside import guarded, in_a_context
+from telegrad.nn.places import moved, parse_place
+from telegrad.nn.tracing import call_node
 from telegrad.rpc.api import remote
 from telegrad.rpc.futures import Future
 from telegrad.rpc.rref import Proxy, RRef, call_through
@@ -20,6 +24,9 @@ _DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
+
+_OF_THE_HANDLE = frozenset(torch.nn.Module().__dict__) - {"training"}
+"""What torch keeps in every module; of a RemoteModule this is the handle's own. Mode and all else is the module's."""
 
 
 class RemoteModule(torch.nn.Module):
@@ -33,17 +40,19 @@ class RemoteModule(torch.nn.Module):
     >>> with telegrad.autograd.context() as context:                                     # doctest: +SKIP
     ...     context.backward(encoder(torch.randn(128, 20)).sum())
 
-    Inside an ordinary module it takes part in `state_dict`, `load_state_dict`, `train`, `eval`, `apply` and casts; its
-    parameters are not among `parameters()`, because they are not here: `telegrad.nn.parameter_rrefs` has them all.
+    Attributes are the module's: they are read and assigned there. Inside an ordinary module it takes part in
+    `state_dict`, `load_state_dict`, `train`, `eval`, `apply` and casts; its parameters are not among `parameters()`,
+    because they are not here: `telegrad.nn.parameter_rrefs` has them all.
     """
 
-    on: str | int
-    """The worker: its name, or its id if it was given as a rank."""
-    device: str
-    """The device there."""
-    module_rref: RRef[torch.nn.Module]
-    is_scriptable: bool
-    """Always false: TorchScript can call PyTorch's own RPC only."""
+    if TYPE_CHECKING:  # at run time TorchScript would read these, and it knows no unions
+        on: str | int
+        """The worker: its name, or its id if it was given as a rank."""
+        device: str
+        """The device there."""
+        module_rref: RRef[torch.nn.Module]
+        is_scriptable: bool
+        """Whether torch.jit.script can compile it: the drop-in's only, if it was given an interface."""
 
     def __init__(
         self,
@@ -56,7 +65,7 @@ class RemoteModule(torch.nn.Module):
         place = parse_place(remote_device)
         scripted = _module_interface_cls is not None
         made = remote(place.on, there.build, (module_cls, tuple(args or ()), kwargs or {}, place.device, scripted))
-        self._stand_for(place.on, place.device, made, getattr(module_cls, "__name__", "module"), True)
+        self._stand_for(place.on, place.device, made, getattr(module_cls, "__name__", "module"))
 
     @staticmethod
     def init_from_module_rref(
@@ -64,33 +73,41 @@ class RemoteModule(torch.nn.Module):
     ) -> RemoteModule:
         """Another RemoteModule for a module that there is already. It is called where it lives, on this device."""
         place = parse_place(remote_device)
-        return RemoteModule._of(module_rref, place.on, place.device, "module", True)
+        return RemoteModule._of(module_rref, place.on, place.device, "module")
 
     @classmethod
-    def _of(cls, rref: RRef[Any], on: str | int, device: str, label: str, training: bool) -> Self:
+    def _of(cls, rref: RRef[Any], on: str | int, device: str, label: str) -> Self:
         made = cls.__new__(cls)
-        made._stand_for(on, device, rref, label, training)
+        made._stand_for(on, device, rref, label)
         return made
 
-    def _stand_for(self, on: str | int, device: str, rref: RRef[Any], label: str, training: bool) -> None:
+    def _stand_for(self, on: str | int, device: str, rref: RRef[Any], label: str) -> None:
         torch.nn.Module.__init__(self)
-        self.on, self.device, self.module_rref, self.is_scriptable = on, device, rref, False
-        self.training = training
-        self._label = label
+        mine = self.__dict__
+        del mine["training"]  # the module's, and asked for there
+        mine.update(on=on, device=device, module_rref=rref, is_scriptable=False, _label=label)
+        for kind in ("_parameters", "_buffers", "_modules"):
+            mine[kind] = Elsewhere(self._shown())
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, there, with its hooks, and wait for the result."""
-        result = self._call(self.module_rref.rpc_sync(), "__call__", args, kwargs)
-        return result if _in_a_context() else _guarded(result, self, args, kwargs)
+        try:
+            result = self._call(self.module_rref.rpc_sync(), "__call__", args, kwargs)
+        except Exception:
+            node = call_node(self, args, kwargs)
+            if node is None:
+                raise
+            return node
+        return result if in_a_context() else guarded(result, self._shown(), args, kwargs)
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the module, and return a future of the result."""
         future: Future[Any] = self._call(self.module_rref.rpc_async(), "__call__", args, kwargs)
-        if _in_a_context() or not torch.is_grad_enabled():
+        if in_a_context() or not torch.is_grad_enabled():
             return future
-        return future.then(lambda done: _guarded(done.value(), self, args, kwargs))
+        return future.then(lambda done: guarded(done.value(), self._shown(), args, kwargs))
 
     def _call(self, proxy: Proxy, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the module, with the modes that this thread has for such devices."""
@@ -101,35 +118,84 @@ class RemoteModule(torch.nn.Module):
             autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
         grad = torch.is_grad_enabled()
         # In a context the call itself says that there is no grad.
-        if name == "__call__" and self.device == "cpu" and autocast is None and (grad or _in_a_context()):
+        if name == "__call__" and self.device == "cpu" and autocast is None and (grad or in_a_context()):
             return proxy.__call__(*args, **kwargs)  # the module's: a proxy has none
         return call_through(proxy, there.call, name, self.device, args, kwargs, grad, autocast)
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        return call_through(self.module_rref.rpc_sync(), function, *args)
+
+    # -- attributes -------------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         """Whatever the module has that this class has not: a method as a function to call, a value as a copy."""
         try:
             return super().__getattr__(name)
         except AttributeError:
+            # Torch looks at modules for private names, and would take this one for what the module there is.
             if name.startswith("_") or "module_rref" not in self.__dict__:
                 raise
         kind, value = self._run(there.look, name)
         if kind == "module":
-            rref, label, training = value
-            return type(self)._of(rref, self.on, self.device, label, training)
+            return self._handle_on(value)
         if kind == "value":
-            return value if _in_a_context() else _guarded(value, self)
+            return value if in_a_context() else guarded(value, self._shown())
 
         def method(*args: Any, **kwargs: Any) -> Any:
             result = self._call(self.module_rref.rpc_sync(), name, args, kwargs)
             if result is there.Itself:
                 return self
-            return result if _in_a_context() else _guarded(result, self, args, kwargs)
+            return result if in_a_context() else guarded(result, self._shown(), args, kwargs)
 
         method.__name__ = name
         return method
 
-    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        return call_through(self.module_rref.rpc_sync(), function, *args)
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign an attribute of the module, there; a copy of the value goes there. Raises if a copy would not do."""
+        if self._is_local(name):
+            super().__setattr__(name, value)
+            return
+        if isinstance(value, torch.Tensor | torch.nn.Module) and not isinstance(value, RemoteModule):
+            raise TelegradError(
+                f"cannot assign a {type(value).__name__} to {name!r} of {self._shown()}: the worker would get a copy, "
+                "which neither shares changes nor gradients with yours. Use load_state_dict() to give it values, or "
+                "apply() to run a function there that assigns it. (torch.func.functional_call assigns, too: call it "
+                "on the worker)"
+            )
+        self._run(there.assign, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute of the module, there."""
+        if self._is_local(name):
+            super().__delattr__(name)
+        else:
+            self._run(there.delete, name)
+
+    def _is_local(self, name: str) -> bool:
+        """Whether an attribute is this object's own, and not the module's; raises for what must not be changed."""
+        if "module_rref" not in self.__dict__ or name in _OF_THE_HANDLE or name.startswith("__"):
+            return True
+        if name in ("on", "device", "module_rref", "is_scriptable"):
+            raise TelegradError(f"{name!r} of {self._shown()} cannot be changed; use to() to move it to another device")
+        if not hasattr(type(self), name):
+            if name.startswith("_"):
+                raise TelegradError(
+                    f"{name!r} of {self._shown()} is a private name, and those are not looked up on the worker: use "
+                    "apply() to run a function there that sets it. A subclass of RemoteModule declares what is its own "
+                    "in its class body"
+                )
+            return False
+        if inspect.isroutine(inspect.getattr_static(type(self), name)):
+            raise TelegradError(
+                f"{name}() of {self._shown()} cannot be replaced: the module on the worker would not see it. Use "
+                "apply() to run a function there that replaces it, or a forward hook"
+            )
+        return True  # a subclass's own
+
+    def _handle_on(self, what: tuple[RRef[Any], str]) -> Self:
+        """A RemoteModule for a submodule: its reference and the name of its class."""
+        rref, label = what
+        return self._of(rref, self.on, self.device, label)
 
     # -- parameters -------------------------------------------------------------------------------------------------
 
@@ -155,6 +221,14 @@ class RemoteModule(torch.nn.Module):
         named = self._run(there.buffers, recurse, not remove_duplicate)
         yield from ((_join(prefix, name), rref) for name, rref in named)
 
+    def get_parameter(self, target: str) -> RRef[torch.nn.Parameter]:  # type: ignore[override]  # as above
+        """A reference to the parameter of that name; names of submodules come before it, with dots."""
+        return self._run(there.parameter, target)  # type: ignore[no-any-return]
+
+    def get_buffer(self, target: str) -> RRef[torch.Tensor]:  # type: ignore[override]  # as above
+        """The same, of a buffer."""
+        return self._run(there.buffer, target)  # type: ignore[no-any-return]
+
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Switch gradients of the module's parameters on or off."""
         self._run(there.requires_grad, requires_grad)
@@ -164,13 +238,38 @@ class RemoteModule(torch.nn.Module):
         """Forget what the module's parameters have in ``.grad``."""
         self._run(there.zero_grad, set_to_none)
 
+    # -- submodules ---------------------------------------------------------------------------------------------------
+
+    def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """RemoteModules for the module's direct submodules, by name."""
+        for name, what in self._run(there.children):
+            yield name, self._handle_on(what)
+
+    def named_modules(
+        self, memo: set[torch.nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """This, and RemoteModules for all submodules, by name. In the list of a module around it, this alone."""
+        if memo is not None:
+            yield from super().named_modules(memo, prefix, remove_duplicate)
+            return
+        yield prefix, self
+        for name, what in self._run(there.submodules, not remove_duplicate):
+            yield _join(prefix, name), self._handle_on(what)
+
+    def get_submodule(self, target: str) -> torch.nn.Module:
+        """A RemoteModule for the submodule of that name."""
+        return self._handle_on(self._run(there.submodule, target)) if target else self
+
     # -- mode, device and dtype ---------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the module; `eval` is ``train(False)``."""
-        self._run(there.train, bool(mode))
-        self.training = bool(mode)
+        self._run(there.train, mode)
         return self
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Have the worker compile the module, with the arguments of ``torch.compile``."""
+        self._run(there.compiled, args, kwargs)
 
     def apply(self, fn: Callable[[torch.nn.Module], None]) -> Self:
         """Run `fn` on the module and on all in it, there; so it must be a function that can be sent."""
@@ -186,7 +285,14 @@ class RemoteModule(torch.nn.Module):
             device = torch.device(device)
         target = str(torch.device(device)) if isinstance(device, str | torch.device) else self.device
         self._run(there.to, args, kwargs, target)
-        self.device = target
+        self.__dict__["device"] = target
+        return self
+
+    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> Self:
+        """Move the module to another device of its worker, without its values."""
+        target = str(torch.device(device)) if device is not None else self.device
+        self._run(there.to_empty, target, recurse)
+        self.__dict__["device"] = target
         return self
 
     def cpu(self) -> Self:
@@ -195,11 +301,22 @@ class RemoteModule(torch.nn.Module):
 
     def cuda(self, device: int | torch.device | None = None) -> Self:
         """Move the module to a CUDA device of its worker."""
-        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
+        return self._to_kind("cuda", device)
 
     def xpu(self, device: int | torch.device | None = None) -> Self:
         """Move the module to an XPU of its worker."""
-        return self.to(torch.device("xpu", device) if isinstance(device, int) else device or "xpu")
+        return self._to_kind("xpu", device)
+
+    def mtia(self, device: int | torch.device | None = None) -> Self:
+        """Move the module to an MTIA device of its worker."""
+        return self._to_kind("mtia", device)
+
+    def ipu(self, device: int | torch.device | None = None) -> Self:
+        """Move the module to an IPU of its worker."""
+        return self._to_kind("ipu", device)
+
+    def _to_kind(self, kind: str, device: int | torch.device | None) -> Self:
+        return self.to(torch.device(kind, device) if isinstance(device, int) else device or kind)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Called when this or a module around it is cast or moved; a cast is done there, too, and a move is not.
@@ -207,8 +324,10 @@ class RemoteModule(torch.nn.Module):
         What `fn` casts is seen by what it does to empty tensors.
         """
         with torch.no_grad():
-            casts = {dtype: fn(torch.empty(0, dtype=dtype)).dtype for dtype in _DTYPES}
-        casts = {old: new for old, new in casts.items() if old != new}
+            tried: dict[torch.dtype, Any] = {dtype: fn(torch.empty(0, dtype=dtype)) for dtype in _DTYPES}
+        if any(tensor.device.type == "cpu" and tensor.is_shared() for tensor in tried.values()):
+            refuse("share_memory")
+        casts = {old: tensor.dtype for old, tensor in tried.items() if old != tensor.dtype}
         if casts:
             self._run(there.cast, casts)
         return self
@@ -249,11 +368,19 @@ class RemoteModule(torch.nn.Module):
         unexpected_keys += [prefix + name for name in unexpected]
         error_msgs += errors
 
+    def get_extra_state(self) -> Any:
+        """What the module's method of that name returns."""
+        return self._run(there.get_extra_state)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Call the module's method of that name."""
+        self._run(there.set_extra_state, state)
+
     # -- sent, copied, shown ------------------------------------------------------------------------------------------
 
     def __reduce_in_call__(self) -> tuple[Any, ...]:
         """Sent in a call it is a handle on the same module; see `telegrad.wire.payload`."""
-        return _received, (type(self), self.module_rref, self.on, self.device, self._label, self.training)
+        return _received, (type(self), self.module_rref, self.on, self.device, self._label)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise PayloadError(
@@ -262,11 +389,29 @@ class RemoteModule(torch.nn.Module):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy of the module, on the same worker."""
-        copied = call_through(self.module_rref.remote(), copy.deepcopy)
-        made = self._of(copied, self.on, self.device, self._label, self.training)
+        """A copy of the module, on the same worker; hooks of this object are copied here."""
+        made = self._copied(copy.deepcopy)
         memo[id(self)] = made
+        made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self._kept().items()})
         return made
+
+    def __copy__(self) -> Self:
+        """The same, as shallow as ``copy.copy`` of the module: it shares the parameters."""
+        made = self._copied(copy.copy)
+        made.__dict__.update(self._kept())
+        return made
+
+    def _copied(self, function: Callable[[Any], Any]) -> Self:
+        return self._of(call_through(self.module_rref.remote(), function), self.on, self.device, self._label)
+
+    def _kept(self) -> dict[str, Any]:
+        """What this object has of its own, beside what names the module."""
+        named = {"on", "device", "module_rref", "is_scriptable", "_label"}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in named and not isinstance(value, Elsewhere)
+        }
 
     def extra_repr(self) -> str:
         """What stands between the brackets when it is printed."""
@@ -275,68 +420,34 @@ class RemoteModule(torch.nn.Module):
     def _described(self) -> str:
         return f"{self._label} on {self.on!r}, device={self.device!r}"
 
+    def _shown(self) -> str:
+        return f"RemoteModule({self._described()})"
+
     # -- what would be here, and so not in the module ------------------------------------------------------------------
 
     def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> NoReturn:
         """Not supported."""
-        _refuse("register_buffer")
+        refuse("register_buffer")
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> NoReturn:
         """Not supported."""
-        _refuse("register_parameter")
+        refuse("register_parameter")
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> NoReturn:
         """Not supported."""
-        _refuse("add_module")
+        refuse("add_module")
 
+    def register_module(self, name: str, module: torch.nn.Module | None) -> NoReturn:
+        """Not supported."""
+        refuse("register_module")
 
-class OutsideContext(torch.autograd.Function):
-    """Stands where the graph of a call would go on, had the call been made in an autograd context."""
+    def set_submodule(self, target: str, module: torch.nn.Module, strict: bool = False) -> NoReturn:
+        """Not supported."""
+        refuse("set_submodule")
 
-    @staticmethod
-    def forward(ctx: Any, value: list[torch.Tensor], source: str, *sources: torch.Tensor) -> torch.Tensor:
-        ctx.source = source
-        return value[0]  # not an argument itself: it would come back as a view, which cannot be changed in place
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> NoReturn:
-        raise TelegradError(
-            f"a backward pass reached {ctx.source}, which was called outside of an autograd context, so its gradients "
-            "cannot be computed. Run forward and backward inside `with telegrad.autograd.context() as context_id:`, "
-            "and call telegrad.autograd.backward(context_id, [loss]). What is only evaluated belongs in torch.no_grad()"
-        )
-
-
-def _in_a_context() -> bool:
-    """Whether what comes now is recorded."""
-    context = current.get()
-    return context is not None and not context.released
-
-
-def _guarded(value: Any, module: RemoteModule, *args: Any) -> Any:
-    """What came from a call outside of a context, so that a backward pass into it is an error and no wrong gradient.
-
-    It leads on to the arguments: torch looks only for ways to what gradients are wanted of.
-    """
-    source = f"RemoteModule({module._described()})"
-    if not torch.is_grad_enabled():
-        return mapped(value, torch.Tensor.detach)
-    guard: Callable[..., Any] = OutsideContext.apply  # torch gives it no types
-    sources = [torch.empty(0, requires_grad=True)]
-
-    def collect(x: torch.Tensor) -> torch.Tensor:
-        sources.append(x)
-        return x
-
-    mapped(args, collect)
-    return mapped(value, lambda x: guard([x.detach()], source, *sources) if x.requires_grad else x)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(
-        f"Method ``{name}`` not supported for RemoteModule: it would add to the module here, and not to the one on the "
-        "worker. Add it in the class that the worker builds, or with apply(), which runs a function on the module there"
-    )
+    def share_memory(self) -> NoReturn:
+        """Not supported."""
+        refuse("share_memory")
 
 
 def _received(cls: type[RemoteModule], *what: Any) -> RemoteModule:
@@ -345,3 +456,6 @@ def _received(cls: type[RemoteModule], *what: Any) -> RemoteModule:
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
+
+
+keep_uncompiled(__name__)

@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Mapping
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.errors import TelegradError
 from telegrad.nn import there
 from telegrad.nn.places import Place, parse_place
@@ -63,13 +65,25 @@ def _check_apart(parts: Mapping[str, torch.nn.Module]) -> None:
 def _check_can_travel(path: str, part: torch.nn.Module) -> None:
     if isinstance(part, RemoteModule):
         raise ValueError(f"{path!r} lives on worker {part.on!r} already, and a RemoteModule cannot be moved on")
-    if type(part).forward is torch.nn.Module.forward:
+    holder, _, name = path.rpartition(".")
+    if name == "_orig_mod":
+        raise ValueError(
+            f"{path!r} is the inside of a module that torch.compile made, which goes on calling the one here: place "
+            f"{holder or 'the module itself'!r}, and it is compiled on the worker"
+        )
+    if getattr(part.forward, "__func__", part.forward) is torch.nn.Module.forward:
         raise ValueError(
             f"{path!r} is a {type(part).__name__}, which has no forward() and so cannot be called: place what is in it"
         )
     for name, module in part.named_modules():
         if isinstance(module, RemoteModule):
             raise ValueError(f"{path!r} contains {name!r}, which lives on worker {module.on!r} already")
+    for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
+        if is_lazy(tensor):
+            raise ValueError(
+                f"{path}.{name} is lazy: it has no shape before the module is first called. Call the model once before "
+                "the split, or make the module on the worker, with RemoteModule"
+            )
     for name, parameter in part.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise TelegradError(
@@ -103,6 +117,8 @@ def _check_untied(model: torch.nn.Module, parts: Mapping[str, torch.nn.Module], 
 
 
 def _memory(tensor: torch.Tensor) -> object:
+    if is_lazy(tensor):
+        return id(tensor)
     try:
         address = tensor.untyped_storage().data_ptr()
     except NotImplementedError:  # sparse tensors and some subclasses have no one storage
@@ -119,10 +135,13 @@ def _send(parts: Mapping[str, torch.nn.Module], targets: Mapping[str, Place]) ->
                 place = targets[path]
                 gradients = {name: p.grad for name, p in part.named_parameters() if p.grad is not None}
                 rref = remote(place.on, there.settle, (part, gradients, place.device))
-                handles[path] = RemoteModule._of(rref, place.on, place.device, type(part).__name__, part.training)
+                handles[path] = RemoteModule._of(rref, place.on, place.device, type(part).__name__)
         for path, handle in handles.items():  # noqa: B007 - the note on an error says which it was
             handle._run(there.arrive)
     except Exception as error:
         error.add_note(f"{path!r} could not be placed on {targets[path].on!r}; the model is as it was")
         raise
     return handles
+
+
+keep_uncompiled(__name__)

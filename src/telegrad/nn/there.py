@@ -82,10 +82,53 @@ def look(module: torch.nn.Module, name: str) -> tuple[str, Any]:
     """What an attribute of the module is, and what there is to send of it."""
     value = getattr(module, name)
     if isinstance(value, torch.nn.Module):
-        return "module", (RRef(value), type(value).__name__, value.training)
+        return "module", _handle(value)
     if callable(value) and not isinstance(value, torch.Tensor):
         return "method", None
     return "value", moved(value, "cpu")
+
+
+def assign(module: torch.nn.Module, name: str, value: Any) -> None:
+    """Set an attribute of the module."""
+    setattr(module, name, value)
+
+
+def delete(module: torch.nn.Module, name: str) -> None:
+    """Delete an attribute of the module."""
+    delattr(module, name)
+
+
+Handle = tuple[RRef[torch.nn.Module], str]
+"""What a RemoteModule is made of: a reference to a module, and the name of its class."""
+
+
+def _handle(module: torch.nn.Module) -> Handle:
+    return RRef(module), type(module).__name__
+
+
+def children(module: torch.nn.Module) -> list[tuple[str, Handle]]:
+    """The direct submodules, by name."""
+    return [(name, _handle(child)) for name, child in module.named_children()]
+
+
+def submodules(module: torch.nn.Module, duplicates: bool) -> list[tuple[str, Handle]]:
+    """All submodules, by name; not the module itself."""
+    return [(name, _handle(part)) for name, part in module.named_modules(remove_duplicate=not duplicates) if name]
+
+
+def submodule(module: torch.nn.Module, target: str) -> Handle:
+    """The submodule of that name."""
+    return _handle(module.get_submodule(target))
+
+
+def parameter(module: torch.nn.Module, target: str) -> RRef[Any]:
+    """A reference to the parameter of that name."""
+    return RRef(module.get_parameter(target))
+
+
+def buffer(module: torch.nn.Module, target: str) -> RRef[Any]:
+    """A reference to the buffer of that name."""
+    return RRef(module.get_buffer(target))
 
 
 def parameters(module: torch.nn.Module, recurse: bool, duplicates: bool) -> list[tuple[str, RRef[Any]]]:
@@ -123,6 +166,16 @@ def to(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], d
     module.to(*args, **kwargs)
 
 
+def to_empty(module: torch.nn.Module, device: str, recurse: bool) -> None:
+    """Move the module without its values."""
+    module.to_empty(device=check_device(device), recurse=recurse)
+
+
+def compiled(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Compile the module's forward."""
+    module.compile(*args, **kwargs)
+
+
 def cast(module: torch.nn.Module, dtypes: Mapping[torch.dtype, torch.dtype]) -> None:
     """Turn parameters and buffers of certain dtypes into others."""
     casting: Callable[..., Any] = module._apply  # torch gives it no types
@@ -148,6 +201,16 @@ def state(module: torch.nn.Module) -> State:
     """What there is to save."""
     saved = module.state_dict()
     return {name: moved(value, "cpu") for name, value in saved.items()}, dict(getattr(saved, "_metadata", {}))
+
+
+def get_extra_state(module: torch.nn.Module) -> Any:
+    """What the module adds to its state."""
+    return module.get_extra_state()
+
+
+def set_extra_state(module: torch.nn.Module, state: Any) -> None:
+    """Give it back."""
+    module.set_extra_state(state)
 
 
 def load(

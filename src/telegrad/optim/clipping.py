@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.errors import TelegradError
 from telegrad.optim.everywhere import Begin, on_all
 from telegrad.optim.placement import by_owner, checked
@@ -98,3 +99,6 @@ def _scale(context_id: int | None, rrefs: Sequence[RRef[Any]], factor: float) ->
     leaves = [parameter(rref) for rref in rrefs]
     with default_agent().autograd.lending.loan(leaves).of(context_id):
         scale_grads(leaves, factor)
+
+
+keep_uncompiled(__name__)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.autograd.folding import Folded
 from telegrad.errors import TelegradError
 from telegrad.optim import checkpoint
@@ -293,3 +294,6 @@ _annotated_step = Optimizer.profile_hook_step(DistributedOptimizer._step)
 
 def _name(optimizer_class: Callable[..., Any]) -> str:
     return getattr(optimizer_class, "__name__", repr(optimizer_class))
+
+
+keep_uncompiled(__name__)

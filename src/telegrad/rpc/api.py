@@ -21,6 +21,7 @@ from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Served, acting, serving
 from telegrad.agent.group import WorkerRecord, check_name
 from telegrad.agent.token import find_token
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.autograd.service import Autograd
 from telegrad.errors import NotInitialized, RendezvousError, TelegradError, TokenError
 from telegrad.rpc.exiting import close_at_exit
@@ -393,3 +394,6 @@ def session(name: str | None = None, *, strict_references: bool = False, **kwarg
         shutdown(graceful=False)
         raise
     shutdown(strict_references=strict_references)
+
+
+keep_uncompiled(__name__)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.autograd.contexts import DistAutogradContext, current
 from telegrad.autograd.service import Autograd
 from telegrad.errors import NotInitialized, TelegradError
@@ -188,3 +189,6 @@ def _get_debug_info() -> dict[str, str]:
 
 def _init(worker_id: int) -> None:
     """Does nothing: an agent comes with its autograd."""
+
+
+keep_uncompiled(__name__)

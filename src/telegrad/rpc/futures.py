@@ -14,6 +14,7 @@ import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import Call
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.autograd.contexts import current
 from telegrad.errors import CallCancelled, DeadlineExceeded
 from telegrad.interrupts import interruptible, shielded
@@ -242,3 +243,6 @@ def _interrupted(error: BaseException) -> Exception:
     cancelled = CallCancelled(f"a callback was interrupted ({type(error).__name__})")
     cancelled.__cause__ = error
     return cancelled
+
+
+keep_uncompiled(__name__)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from telegrad.agent.calls import Call
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.errors import CallError, DeadlineExceeded, ReferenceGone, TelegradError, WorkerLost
 from telegrad.protocol.references import LIFE, Id, Ref
 from telegrad.rpc.futures import Future
@@ -239,7 +240,8 @@ Way = Callable[[RRef[Any], float, Method, tuple[Any, ...], dict[str, Any]], Any]
 class Proxy:
     """Stands for the value of a reference: what is called on it is called where the value lives, in one round trip."""
 
-    __slots__ = ("_rref", "_timeout", "_way")
+    # With a dict, though an empty one: else code that looks at any object's __dict__ would get a method of the value.
+    __slots__ = ("__dict__", "_rref", "_timeout", "_way")
 
     def __init__(self, rref: RRef[Any], timeout: float, way: Way) -> None:
         self._rref = rref
@@ -348,3 +350,6 @@ def _about(error: CallError, text: str) -> CallError:
         context=error.context,
         elapsed=error.elapsed,
     )
+
+
+keep_uncompiled(__name__)

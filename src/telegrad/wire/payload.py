@@ -23,11 +23,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import msgspec
 import torch
+import torch.fx
 
 from telegrad.errors import FunctionNotFound, PayloadError, TelegradError
 from telegrad.interrupts import interruptible
@@ -297,6 +298,8 @@ class _Reducers(dict[type, Any]):
             return self._reference
         if cls is Argument:
             return self._argument
+        if issubclass(cls, torch.fx.Proxy):
+            return _refuse_proxy
         raise KeyError(cls)  # pickle then goes on as if there were no table
 
     def take(self, buffer: pickle.PickleBuffer) -> None:
@@ -433,6 +436,13 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if in_main and self._main_by_name and function_name(obj) is not None:
             return NotImplemented  # so that pickle writes the name
         return super().reducer_override(obj)
+
+
+def _refuse_proxy(proxy: torch.fx.Proxy) -> NoReturn:
+    raise PayloadError(
+        f"torch.fx traces this code, and {proxy} stands for a value that is not there yet, so it cannot be sent. Put "
+        "the call into a function that torch.fx.wrap keeps whole, or into a module that is a leaf of the tracer"
+    )
 
 
 # ---- rebuilding: pickles hold these functions by name, so renaming one breaks workers of different versions

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._C._autograd import _profiler_enabled
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.rpc import dist_autograd
 from telegrad.rpc.dist_autograd import (
@@ -62,3 +63,6 @@ def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool 
 def _get_debug_info() -> dict[str, int]:
     info = dist_autograd._get_debug_info()
     return {name: int(info[name]) for name in ("num_current_backward_passes", "num_autograd_contexts")}
+
+
+keep_uncompiled(__name__)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
 import torch
 
 from telegrad import nn
+from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.drop_in.nn.scripting import ADDED, make_scriptable
 from telegrad.rpc.rref import RRef
 
 _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
@@ -32,24 +35,59 @@ _REFUSED = (
 )
 """What torch's RemoteModule does not do. Telegrad's own, `telegrad.nn.RemoteModule`, does nearly all of it."""
 
+_NO_HOOKS: Any = MappingProxyType({})
+
 
 class _RemoteModule(nn.RemoteModule):
     """A module that is made on another worker and stays there."""
 
     _label = "module"
+    # One that came in a call has none of these in its dict; with them it can be called.
+    _backward_hooks = _backward_pre_hooks = _forward_hooks = _forward_pre_hooks = _NO_HOOKS
 
-    def _stand_for(self, on: str | int, device: str, rref: RRef[Any], label: str, training: bool) -> None:
-        super()._stand_for(on, device, rref, label, training)
-        self.is_device_map_set = False
-        self.generated_methods = _METHODS
+    def __init__(
+        self,
+        remote_device: str,
+        module_cls: Callable[..., torch.nn.Module],
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        _module_interface_cls: Any = None,
+    ) -> None:
+        super().__init__(remote_device, module_cls, args, kwargs, _module_interface_cls)
+        self._take_interface(_module_interface_cls)
+
+    def _take_interface(self, interface: Any) -> None:
+        """If there is one, become a module that torch.jit.script can compile."""
+        if interface is not None:
+            held = self._of(self.module_rref, self.on, self.device, self._label)
+            methods = make_scriptable(self, interface, held)
+            self.__dict__.update(is_scriptable=True, generated_methods=methods)
+
+    def _stand_for(self, on: str | int, device: str, rref: RRef[Any], label: str) -> None:
+        super()._stand_for(on, device, rref, label)
+        mine = self.__dict__
+        mine.update(training=True, _parameters={}, _buffers={}, _modules={})  # as torch has them: its own, and empty
+        mine.update(is_device_map_set=False, generated_methods=_METHODS)
+
+    # As in torch, what is assigned stays here.
+    __setattr__ = torch.nn.Module.__setattr__
+    __delattr__ = torch.nn.Module.__delattr__
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the module."""
+        super().train(mode)
+        self.__dict__["training"] = mode
+        return self
 
     @staticmethod
     def init_from_module_rref(
         remote_device: str, module_rref: RRef[torch.nn.Module], _module_interface_cls: Any = None
     ) -> nn.RemoteModule:
         """Another RemoteModule for a module that there is already."""
-        made = nn.RemoteModule.init_from_module_rref(remote_device, module_rref, _module_interface_cls)
-        return RemoteModule._of(made.module_rref, made.on, made.device, "module", True)
+        place = nn.RemoteModule.init_from_module_rref(remote_device, module_rref, _module_interface_cls)
+        made = RemoteModule._of(module_rref, place.on, place.device, "module")
+        made._take_interface(_module_interface_cls)
+        return made
 
     def parameters(self, recurse: bool = True) -> Any:
         """Refused, as torch does."""
@@ -57,11 +95,12 @@ class _RemoteModule(nn.RemoteModule):
             "Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead."
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
-
     def __repr__(self) -> str:
         return f"RemoteModule({self._described()})"
+
+    def _kept(self) -> dict[str, Any]:
+        left_out = {*ADDED, "generated_methods"}  # a copy is not scriptable
+        return {name: value for name, value in super()._kept().items() if name not in left_out}
 
     def __reduce_in_call__(self) -> tuple[Any, ...]:
         return _received, (type(self), self.module_rref, self.on, self.device, self._label)
@@ -91,7 +130,7 @@ def _through(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    return getattr(cls._of(rref, on, device, label, True), method)(*args, **kwargs)
+    return getattr(cls._of(rref, on, device, label), method)(*args, **kwargs)
 
 
 def _refuse(name: str) -> Callable[..., Any]:
@@ -104,3 +143,6 @@ def _refuse(name: str) -> Callable[..., Any]:
 
 for _name in _REFUSED:
     setattr(_RemoteModule, _name, _refuse(_name))
+
+
+keep_uncompiled(__name__)

@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
 from torch.distributed.rendezvous import _create_store_from_options
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.drop_in import autograd as dist_autograd
 from telegrad.drop_in.rpc import (
     _utils,
@@ -210,3 +211,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), "BackendType"})
+
+
+keep_uncompiled(__name__)

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._C._autograd import _profiler_enabled
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.drop_in.rpc.agents import get_current_agent as _get_current_rpc_agent
 from telegrad.drop_in.rpc.agents import is_current_agent_set as _is_current_rpc_agent_set
 from telegrad.drop_in.rpc.agents import reset_current_agent as _reset_current_rpc_agent
@@ -414,3 +415,5 @@ from telegrad.drop_in.rpc.invoking import (  # noqa: E402
     _invoke_rpc_python_udf,
     _invoke_rpc_torchscript,
 )
+
+keep_uncompiled(__name__)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.drop_in.rpc.texts import as_torch
 from telegrad.rpc.futures import Future as TelegradFuture
 
@@ -99,3 +100,6 @@ def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.F
 def wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:
     """The values of all `futures`; raises as soon as one has failed."""
     return [future.wait() for future in collect_all(futures).wait()]
+
+
+keep_uncompiled(__name__)

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 import torch
 
 from telegrad.agent.agent import Agent
+from telegrad.autograd.compiling import keep_uncompiled
 from telegrad.drop_in.rpc.agents import get_current_agent, is_current_agent_set
 from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.futures import Future
@@ -282,3 +283,6 @@ def _destroy_rref_context(ignore_leak: bool) -> None:
     leaks = get_current_agent().leaks
     if leaks and not ignore_leak:
         raise RuntimeError(f"Leaking RRef: {'; '.join(leaks)}")
+
+
+keep_uncompiled(__name__)

@@ -38,7 +38,9 @@ def as_torch(error: Exception, agent: Agent, *, builtin: bool = False) -> Except
     elif isinstance(error, FunctionNotFound):
         made = FunctionNotFound(f"{error} {NOT_ON_CALLEE}", worker=error.worker, function=error.function)
     elif isinstance(error, PayloadError) and error.__cause__ is not None:
-        return _with_text(type(error.__cause__), f"{error.__cause__} ({error})", error)  # as pickle itself raised it
+        cause = error.__cause__
+        kind = RuntimeError if isinstance(cause, torch.jit.Error) else type(cause)  # else as pickle itself raised it
+        return _with_text(kind, f"{cause} ({error})", error)
     elif isinstance(error, UnknownWorker):
         made = UnknownWorker(f"could not find destination: {error}")
     else:

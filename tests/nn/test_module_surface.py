@@ -1,0 +1,335 @@
+"""What programs do with a module reaches the one on the worker, or is an error that says what to do."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils import parametrizations, prune, weight_norm
+
+from telegrad import autograd, nn, rpc
+from telegrad.agent.agent import Agent
+from telegrad.errors import TelegradError
+from telegrad.nn import RemoteModule
+
+Group = dict[str, Agent]
+
+pytestmark = pytest.mark.usefixtures("group")
+
+
+class Net(torch.nn.Module):
+    """A module with state of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+        self.again = self.inner[0]
+        self.register_buffer("count", torch.zeros(()))
+        self.factor = 2.0
+        self.words: list[str] = []
+        self.extra = "none"
+
+    @property
+    def halved(self) -> float:
+        return self.factor / 2
+
+    @halved.setter
+    def halved(self, value: float) -> None:
+        self.factor = value * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.factor
+
+    def get_extra_state(self) -> str:
+        return self.extra
+
+    def set_extra_state(self, state: str) -> None:
+        self.extra = state
+
+
+@pytest.fixture
+def net() -> RemoteModule:
+    return RemoteModule("b", Net)
+
+
+def there(agent: Agent, module: RemoteModule) -> Any:
+    """The module itself: all workers of a local group are in this process."""
+    module.get_extra_state() if module._label == "Net" else module.factor
+    return agent.references.value(module.module_rref._id, None)
+
+
+# -- attributes
+
+
+def test_an_attribute_that_is_assigned_changes_the_module(group: Group, net: RemoteModule) -> None:
+    net.factor = 3.0
+    assert net.factor == there(group["b"], net).factor == 3.0
+    net.halved = 4.0  # a property, whose setter runs there
+    assert net.factor == 8.0
+    net.factor *= 2
+    assert net.factor == 16.0
+    net.words = ["one"]
+    assert there(group["b"], net).words == ["one"]
+    net.new = {"a": 1}
+    assert there(group["b"], net).new == {"a": 1}
+    other = RemoteModule.init_from_module_rref("b", net.module_rref)
+    other.factor = 5.0
+    assert net.factor == 5.0
+
+
+def test_dropout_is_switched_off_by_its_attributes() -> None:
+    dropout = RemoteModule("b", torch.nn.Dropout, (0.5,))
+    dropout.p = 0.0
+    assert dropout(torch.ones(1000)).sum() == 1000
+    dropout.p = 1.0
+    assert dropout(torch.ones(1000)).sum() == 0
+    dropout.training = False
+    assert dropout(torch.ones(1000)).sum() == 1000
+    assert dropout.training is False
+
+
+def test_the_mode_is_the_modules_and_not_what_a_handle_remembers(group: Group, net: RemoteModule) -> None:
+    dropout, other = net.get_submodule("inner.1"), RemoteModule.init_from_module_rref("b", net.module_rref)
+    net.eval()
+    assert (net.training, other.training, dropout.training) == (False, False, False)
+    net.training = True  # of this module alone, as in one process
+    assert (net.training, other.training, dropout.training) == (True, True, False)
+    assert there(group["b"], net).training
+    with pytest.raises(ValueError, match="training mode is expected to be boolean"):
+        net.train("yes")  # type: ignore[arg-type]
+
+
+def test_an_attribute_can_be_deleted_there(group: Group, net: RemoteModule) -> None:
+    del net.words
+    assert not hasattr(there(group["b"], net), "words")
+    assert not hasattr(net, "words")
+    with pytest.raises(AttributeError, match="words"):
+        del net.words
+
+
+def test_a_bias_can_be_taken_away(group: Group, net: RemoteModule) -> None:
+    linear = net.again
+    linear.bias = None
+    assert there(group["b"], net).again.bias is None
+    assert linear.bias is None
+
+
+@pytest.mark.parametrize("value", [torch.nn.Parameter(torch.ones(2, 2)), torch.ones(2, 2), torch.nn.Linear(1, 1)])
+def test_what_would_become_a_copy_cannot_be_assigned(net: RemoteModule, value: Any) -> None:
+    for name in ("weight", "other"):
+        with pytest.raises(TelegradError, match=rf"cannot assign a \w+ to '{name}' of .*Linear on 'b'.*apply\(\)"):
+            setattr(net.again, name, value)
+    assert not hasattr(net.again, "other")
+
+
+def test_a_remote_module_can_be_assigned_because_it_is_no_copy(net: RemoteModule) -> None:
+    net.partner = RemoteModule("c", torch.nn.Linear, (2, 2))
+    assert net.partner.on == "b"
+    assert net.partner.module_rref.owner_name() == "b"  # the handle that is there
+    assert net.partner(torch.ones(2)).shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["on", "device", "module_rref", "is_scriptable", "forward", "train", "_private"])
+def test_what_belongs_to_the_handle_cannot_be_assigned(net: RemoteModule, name: str) -> None:
+    with pytest.raises(TelegradError, match=name):
+        setattr(net, name, None)
+    with pytest.raises(TelegradError, match=name):
+        delattr(net, name)
+    assert net(torch.ones(2)).shape == (2,)
+
+
+class Counted(RemoteModule):
+    """A subclass that has something of its own."""
+
+    calls = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return super().forward(*args, **kwargs)
+
+
+def test_a_subclass_keeps_what_it_declares(group: Group) -> None:
+    module = Counted("b", Net)
+    module(torch.ones(2))
+    assert module.calls == 1
+    assert not hasattr(there(group["b"], module), "calls")
+
+
+# -- functional code
+
+
+def test_functional_call_is_an_error_and_leaves_everything_as_it_was(net: RemoteModule) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), net)
+    before, weight = copy.deepcopy(model.state_dict()), model[0].weight
+    given = {"0.weight": torch.zeros(2, 2), "1.again.weight": torch.zeros(2, 2)}
+    with pytest.raises(TelegradError, match="functional_call"):
+        torch.func.functional_call(model, given, (torch.ones(2),))
+    with pytest.raises(TelegradError, match="functional_call"):
+        torch.func.functional_call(net, {"count": torch.ones(())}, (torch.ones(2),))
+    assert model[0].weight is weight
+    after = model.state_dict()
+    assert torch.equal(after["1.again.weight"], before["1.again.weight"])
+    assert after["1.count"] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        weight_norm,
+        parametrizations.weight_norm,
+        lambda module: prune.l1_unstructured(module, "weight", 0.5),
+        lambda module: module._parameters.__setitem__("weight", None),
+        lambda module: module._modules.__setitem__("more", torch.nn.Linear(1, 1)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_what_changes_the_insides_of_a_module_is_an_error(group: Group, net: RemoteModule, change: Any) -> None:
+    before = net.again.state_dict()
+    with pytest.raises((TelegradError, ValueError), match=r"'weight'|'more'|register_parameter"):
+        change(net.again)
+    torch.testing.assert_close(net.again.state_dict(), before)
+
+
+def normed(module: torch.nn.Module) -> None:
+    if isinstance(module, torch.nn.Linear):
+        parametrizations.weight_norm(module)
+
+
+def test_such_changes_can_be_made_there(net: RemoteModule) -> None:
+    net.again.apply(normed)
+    assert [name for name, _ in net.again.named_parameters()] == [
+        "bias",
+        "parametrizations.weight.original0",
+        "parametrizations.weight.original1",
+    ]
+    assert net.again.weight.shape == (2, 2)
+
+
+# -- what can be registered, moved and listed
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("register_buffer", ("name", None)),
+        ("register_parameter", ("name", None)),
+        ("add_module", ("name", None)),
+        ("register_module", ("name", None)),
+        ("set_submodule", ("inner", torch.nn.Linear(1, 1))),
+        ("share_memory", ()),
+    ],
+)
+def test_what_would_act_on_the_handle_is_refused(net: RemoteModule, method: str, args: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=f"Method ``{method}`` not supported for RemoteModule.*apply"):
+        getattr(net, method)(*args)
+
+
+def test_sharing_the_memory_of_a_model_with_a_remote_part_is_refused(net: RemoteModule) -> None:
+    with pytest.raises(ValueError, match="``share_memory`` not supported"):
+        torch.nn.Sequential(net).share_memory()
+
+
+def test_submodules_are_listed_as_remote_modules(net: RemoteModule) -> None:
+    here = Net()
+    for duplicates in (False, True):
+        got = dict(net.named_modules(prefix="net", remove_duplicate=not duplicates))
+        assert list(got) == [n for n, _ in here.named_modules(prefix="net", remove_duplicate=not duplicates)]
+    assert got["net"] is net
+    assert all(isinstance(module, RemoteModule) for module in net.modules())
+    assert [name for name, _ in net.named_children()] == [name for name, _ in here.named_children()]
+    assert [child._label for child in net.children()] == ["Sequential", "Linear"]
+    assert got["net.inner.1"].p == 0.5
+    assert net.get_submodule("inner.1").p == 0.5
+    assert net.get_submodule("") is net
+    with pytest.raises(AttributeError, match="nowhere"):
+        net.get_submodule("inner.nowhere")
+    assert [name for name, _ in torch.nn.Sequential(net).named_modules()] == ["", "0"]
+    assert [name for name, _ in nn.remote_modules(net)] == [""]
+    assert len(nn.parameter_rrefs(net)) == 2
+
+
+def test_one_parameter_or_buffer_can_be_had_by_name(net: RemoteModule) -> None:
+    weight = net.get_parameter("inner.0.weight")
+    assert isinstance(weight, rpc.RRef)
+    assert torch.equal(weight.to_here(), net.again.weight)
+    assert net.get_buffer("count").to_here() == 0
+    with pytest.raises(AttributeError, match=r"not an nn\.Parameter"):
+        net.get_parameter("count")
+
+
+def test_it_can_be_moved_without_its_values(group: Group, net: RemoteModule) -> None:
+    assert net.to_empty(device="meta") is net
+    assert net.device == "meta"
+    assert there(group["b"], net).again.weight.is_meta
+    assert net.to_empty(device="cpu").device == "cpu"
+    assert not there(group["b"], net).again.weight.is_meta
+
+
+def test_extra_state_goes_along(net: RemoteModule) -> None:
+    net.set_extra_state("some")
+    assert net.get_extra_state() == "some"
+    saved = net.state_dict()
+    assert saved["_extra_state"] == "some"
+    other = RemoteModule("c", Net)
+    other.load_state_dict(saved)
+    assert other.extra == "some"
+
+
+def test_compile_compiles_it_there(group: Group, net: RemoteModule) -> None:
+    net.eval()
+    want = net(torch.ones(2))
+    net.compile(backend="eager")
+    assert there(group["b"], net)._compiled_call_impl is not None
+    torch.testing.assert_close(net(torch.ones(2)), want)
+
+
+# -- hooks and copies
+
+
+def test_backward_hooks_of_the_handle_see_the_gradients_of_one_process() -> None:
+    seen: dict[str, list[Any]] = {"here": [], "there": []}
+
+    def note(to: str, module: Any, grad_input: Any, grad_output: Any) -> Any:
+        seen[to].append((grad_input, grad_output))
+        return tuple(2 * grad for grad in grad_input)
+
+    torch.manual_seed(0)
+    here = torch.nn.Linear(2, 2)
+    remote = RemoteModule("b", torch.nn.Linear, (2, 2))
+    remote.load_state_dict(here.state_dict())
+    here.register_full_backward_hook(functools.partial(note, "here"))
+    remote.register_full_backward_hook(functools.partial(note, "there"))
+    x = torch.ones(3, 2, requires_grad=True)
+    here(x * 2).square().sum().backward()
+    with autograd.context() as context:
+        context.backward(remote(x * 2).square().sum())
+        torch.testing.assert_close(context.gradients[x], x.grad)
+    torch.testing.assert_close(seen["there"], seen["here"])
+    assert len(seen["here"]) == 1
+
+
+def doubled(module: Any, args: Any, result: torch.Tensor) -> torch.Tensor:
+    return result * 2
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_has_its_own_attributes_and_the_hooks(net: RemoteModule, copied: Any) -> None:
+    net.eval()
+    plain = net(torch.ones(2))
+    net.register_forward_hook(doubled)
+    other = copied(net)
+    torch.testing.assert_close(other(torch.ones(2)), 2 * plain)
+    other.factor = 0.0
+    assert (net.factor, other.factor) == (2.0, 0.0)
+    shared = copied is copy.copy
+    with torch.no_grad():
+        other.again.apply(zero)
+    assert bool(net.again.weight.any()) is not shared
+    assert other.module_rref.owner_name() == "b"
+
+
+def zero(module: Any) -> None:
+    torch.nn.init.zeros_(module.weight)
