@@ -1,6 +1,6 @@
 """Runs as many random programs as you like against the oracle: ``make soak SEEDS=10000``.
 
-python -m telegrad.testing.soak --first 0 --seeds 1000 --processes 2
+python -m telegrad.testing.soak --first 0 --seeds 1000 --processes 2 --only inputs,multi_grad
 """
 
 from __future__ import annotations
@@ -13,35 +13,150 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 
 from telegrad.testing.backward import check_seed
+from telegrad.testing.programs import FEATURES, chosen
 from telegrad.testing.simulation import Faults
 
-_STALLED = 120.0  # seconds of real time for one seed, after which all stacks are shown
+STALLED = 120.0
+"""Seconds of real time for one seed, after which its process is ended: a thread waits for something real."""
+_BLOCK = 50
+
+Apply = Callable[[], AbstractContextManager[object]]
 
 
-def run_seed(seed: int) -> str:
+def run_seed(seed: int, features: Mapping[str, float] = FEATURES) -> str:
     """Run one seed as the soak does: some with two programs at once, some with faults, some as on one host."""
     faults = Faults(longest_delay=0.02)
     if seed % 7 == 3:
         faults = Faults(longest_delay=0.02, drop=0.005, duplicate=0.01, cut=0.005)
-    probes = check_seed(seed, faults=faults, together=2 if seed % 10 in (0, 1) else 1, resumable=seed % 2 == 0)
-    return "equal, with a probe" if probes else "equal, no probe"
+    checked = check_seed(
+        seed,
+        faults=faults,
+        together=2 if seed % 10 in (0, 1) else 1,
+        resumable=seed % 2 == 0,
+        features=features,
+    )
+    if checked.refusals:
+        return f"equal until refused: {checked.refusals[0]}"
+    return "equal, with a probe" if checked.probes else "equal, no probe"
 
 
-def _run_block(block: range) -> tuple[Counter[str], list[str]]:
+@dataclass(frozen=True)
+class Verdict:
+    """How one seed went."""
+
+    seed: int
+    summary: str
+    failure: str = ""
+
+
+def run_seeds(
+    first: int,
+    count: int,
+    features: Mapping[str, float] = FEATURES,
+    *,
+    processes: int = 2,
+    stalled: float = STALLED,
+    apply: Apply = nullcontext,
+) -> Iterator[Verdict]:
+    """Run seeds in processes of their own, so that one that hangs ends with its process. Order is not kept.
+
+    `apply` is entered in each process around its seeds.
+    """
+    blocks = [range(start, min(start + _BLOCK, first + count)) for start in range(first, first + count, _BLOCK)]
+    blocks.reverse()
+    running = [_Process(features, stalled, apply, blocks.pop()) for _ in range(min(processes, len(blocks)))]
+    try:
+        while running:
+            wait([one.connection for one in running], timeout=1.0)
+            for one in list(running):
+                yield from one.read()
+                hung = one.hung()
+                if hung is not None:
+                    yield hung
+                if one.left and hung is not None:
+                    running.append(_Process(features, stalled, apply, one.left))
+                if hung is not None or (not one.left and not blocks):
+                    one.end()
+                    running.remove(one)
+                elif not one.left:
+                    one.give(blocks.pop())
+            if not running and blocks:
+                running = [_Process(features, stalled, apply, blocks.pop())]
+    finally:
+        for one in running:
+            one.end()
+
+
+class _Process:
+    """One process that runs seeds."""
+
+    def __init__(self, features: Mapping[str, float], stalled: float, apply: Apply, block: range) -> None:
+        spawning = multiprocessing.get_context("spawn")
+        self.connection, theirs = spawning.Pipe()
+        self._stalled = stalled
+        self._process = spawning.Process(target=_serve, args=(theirs, dict(features), stalled, apply), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.give(block)
+
+    def give(self, block: range) -> None:
+        """Have it run these seeds."""
+        self.left = block
+        self._heard = time.monotonic() + (0 if hasattr(self, "_heard") else 60)  # it has to import torch first
+        self.connection.send(block)
+
+    def read(self) -> Iterator[Verdict]:
+        """What it has found since."""
+        while self.left and self.connection.poll():
+            try:
+                verdict: Verdict = self.connection.recv()
+            except EOFError:
+                self._heard = -1e9
+                return
+            self.left = self.left[1:]
+            self._heard = time.monotonic()
+            yield verdict
+
+    def hung(self) -> Verdict | None:
+        """What to say of the seed that it runs, if that takes too long."""
+        if not self.left or time.monotonic() < self._heard + self._stalled:
+            return None
+        seed, self.left = self.left[0], self.left[1:]
+        why = "its process died" if not self._process.is_alive() else f"no end in {self._stalled:.0f} s of real time"
+        return Verdict(seed, "FAILED", f"seed {seed}: {why}; where its threads wait is on stderr")
+
+    def end(self) -> None:
+        """End the process."""
+        self.connection.close()
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(connection: Connection, features: Mapping[str, float], stalled: float, apply: Apply) -> None:
     logging.getLogger("telegrad").setLevel(logging.CRITICAL)  # faults are what is wanted here
-    counts: Counter[str] = Counter()
-    failures = []
-    for seed in block:
-        faulthandler.dump_traceback_later(_STALLED, exit=True)
-        try:
-            counts[run_seed(seed)] += 1
-        except BaseException as error:  # noqa: BLE001 - reported with its seed; the soak goes on
-            counts["FAILED"] += 1
-            failures.append(f"seed {seed}: {''.join(traceback.format_exception(error))}")
-    faulthandler.cancel_dump_traceback_later()
-    return counts, failures
+    with apply():
+        while True:
+            try:
+                block: range = connection.recv()
+            except EOFError:
+                return
+            for seed in block:
+                faulthandler.dump_traceback_later(stalled * 0.9)
+                connection.send(_verdict(seed, features))
+                faulthandler.cancel_dump_traceback_later()
+
+
+def _verdict(seed: int, features: Mapping[str, float]) -> Verdict:
+    try:
+        return Verdict(seed, run_seed(seed, features))
+    except BaseException as error:  # noqa: BLE001 - reported with its seed; the soak goes on
+        return Verdict(seed, "FAILED", f"seed {seed}: {''.join(traceback.format_exception(error))}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,23 +165,31 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only", help=f"features, each in every program: {', '.join(FEATURES)}")
+    parser.add_argument("--without", help="features that no program has")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
+    parser.add_argument("--stalled", type=float, default=STALLED, help="seconds of real time for one seed")
     options = parser.parse_args(arguments)
-    blocks = [
-        range(start, min(start + 100, options.first + options.seeds))
-        for start in range(options.first, options.first + options.seeds, 100)
+    names = [
+        None if given is None else [name for name in given.split(",") if name]
+        for given in (options.only, options.without)
     ]
+    features = chosen(names[0], names[1] or ())
     total: Counter[str] = Counter()
     begin = shown = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for counts, failures in pool.imap_unordered(_run_block, blocks):
-            total += counts
-            for failure in failures:
-                sys.stdout.write(failure + "\n")
-            if time.monotonic() - shown > 30 or failures:
-                shown = time.monotonic()
-                sys.stdout.write(f"{sum(total.values()):,} seeds in {shown - begin:.0f} s: {dict(total)}\n")
-                sys.stdout.flush()
-    sys.stdout.write(f"{sum(total.values()):,} seeds in {time.monotonic() - begin:.0f} s: {dict(total)}\n")
+    verdicts = run_seeds(options.first, options.seeds, features, processes=options.processes, stalled=options.stalled)
+    for verdict in verdicts:
+        total[verdict.summary] += 1
+        if verdict.failure:
+            sys.stdout.write(verdict.failure + "\n")
+        if time.monotonic() - shown > 30 or verdict.failure:
+            shown = time.monotonic()
+            sys.stdout.write(f"{total.total():,} seeds in {shown - begin:.0f} s: {dict(total)}\n")
+            sys.stdout.flush()
+        if verdict.failure and options.stop:
+            verdicts.close()  # type: ignore[attr-defined]  # a generator
+            break
+    sys.stdout.write(f"{total.total():,} seeds in {time.monotonic() - begin:.0f} s: {dict(total)}\n")
     return 1 if total["FAILED"] else 0
 
 
