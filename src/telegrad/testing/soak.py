@@ -103,12 +103,13 @@ class _Process:
         self._process = spawning.Process(target=_serve, args=(theirs, dict(features), stalled, apply), daemon=True)
         self._process.start()
         theirs.close()
+        self.connection.recv()  # it has imported torch
         self.give(block)
 
     def give(self, block: range) -> None:
         """Have it run these seeds."""
         self.left = block
-        self._heard = time.monotonic() + (0 if hasattr(self, "_heard") else 60)  # it has to import torch first
+        self._heard = time.monotonic()
         self.connection.send(block)
 
     def read(self) -> Iterator[Verdict]:
@@ -141,6 +142,7 @@ class _Process:
 def _serve(connection: Connection, features: Mapping[str, float], stalled: float, apply: Apply) -> None:
     logging.getLogger("telegrad").setLevel(logging.CRITICAL)  # faults are what is wanted here
     with apply():
+        connection.send("ready")
         while True:
             try:
                 block: range = connection.recv()

@@ -31,7 +31,15 @@ def draw_program(
         leaves = draw_leaves(seed, workers, has)
     bodies = _Bodies(draw, workers, has, leaf_hooks=not shared)
     count = bodies.draw_body(0, 0, 0)
-    program = Program(seed, has, workers, leaves, bodies.made, _draw_passes(draw, workers, count, has))
+    passes = _draw_passes(draw, workers, count, has)
+    if "inputs" in has:
+        # Hooks where they matter most: on what is asked for, and on roots, which may not lead to it.
+        places = sorted({place for one in passes if not one.worker for place in (*one.wanted, *one.roots)})
+        first = LEAVES if shared else 0
+        bodies.made[0].steps += [
+            ("hook", place, draw.getrandbits(48)) for place in places if place >= first and draw.random() < 0.4
+        ]
+    program = Program(seed, has, workers, leaves, bodies.made, passes)
     if draw.random() < 0.3 and not shared:
         program.accumulate = "grad"
     return program
@@ -123,9 +131,9 @@ class _Bodies:
             return "call", there, sent, inner, self._draw_modes()
         if kind < 0.75:
             return "op", draw.choice(_OPS), draw.randrange(size), draw.randrange(size), draw.random() < 0.3
-        if kind < 0.85 and size > LEAVES:
+        if kind < (0.9 if "inputs" in self._has else 0.85) and size > LEAVES:
             return "hook", draw.randrange(LEAVES, size), draw.getrandbits(48)
-        if kind < 0.93:
+        if kind < 0.95:
             return "stash", draw.randrange(size)
         return "unstash", draw.randrange(100)
 
