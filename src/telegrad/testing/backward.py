@@ -30,6 +30,7 @@ from telegrad.testing.programs import (
     make_leaves,
     refusal,
     run_locally,
+    shrink,
 )
 from telegrad.testing.programs.running import Tensors
 from telegrad.testing.simulation import Faults, Simulation
@@ -231,7 +232,14 @@ def check_seed(
     features: Mapping[str, float] = FEATURES,
 ) -> Checked:
     """Run the program of a seed (or `together` of them at once) and raise if it differs from one process."""
-    programs = draw_programs(seed, together, features)
+    return check_programs(draw_programs(seed, together, features), seed, faults=faults, resumable=resumable)
+
+
+def check_programs(
+    programs: Sequence[Program], seed: int, *, faults: Faults | None = None, resumable: bool = True
+) -> Checked:
+    """Run programs at once in one simulation, and raise if one differs from one process."""
+    together = len(programs)
     count = max(program.workers for program in programs) if together == 1 else len(programs[0].leaves.kinds)
     names = [f"w{number}" for number in range(count)]
     sim = Simulation(seed, names, faults=faults or Faults(longest_delay=0.02), resumable=resumable)
@@ -243,11 +251,34 @@ def check_seed(
         got, want = check.outcomes[number], run_locally(program)
         refused = refusal(got, want)
         found = differences(got, want, program, until_error=bool(refused))
-        if found:
-            raise AssertionError("\n".join([*found, str(program)])) from got.error
         # Counted by agent, so only a program that ran alone knows its own.
         if together == 1 and got.probes > len(program.passes):
-            raise AssertionError(f"{got.probes} probes in {len(program.passes)} passes\n{program}")
+            found.append(f"{got.probes} probes in {len(program.passes)} passes")
+        if found:
+            raise Different("\n".join([*found, str(program)])) from got.error
         checked.probes += got.probes
         checked.refusals += [refused] if refused else []
     return checked
+
+
+class Different(AssertionError):
+    """A program did not do what it does in one process."""
+
+
+def shrunk(seed: int, *, features: Mapping[str, float] = FEATURES) -> str:
+    """The program of a seed that fails, made as small as it can be while it still differs, and how it does."""
+    (program,) = draw_programs(seed, 1, features)
+    last = "it does not differ in a simulation without faults"
+
+    def fails(smaller: Program) -> bool:
+        nonlocal last
+        try:
+            check_programs([smaller], seed)
+        except AssertionError as error:
+            last = str(error)
+            return True
+        return False
+
+    if fails(program):
+        shrink(program, fails)
+    return last

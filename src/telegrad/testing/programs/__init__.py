@@ -16,6 +16,7 @@ from telegrad.testing.programs.hooks import Log
 from telegrad.testing.programs.ops import UserMul
 from telegrad.testing.programs.oracle import differences, refusal, run_locally
 from telegrad.testing.programs.running import Found, Outcome, Progress, Worker, install_post_hooks, make_leaves
+from telegrad.testing.programs.shrinking import shrink
 
 __all__ = [
     "FEATURES",
@@ -39,4 +40,5 @@ __all__ = [
     "make_leaves",
     "refusal",
     "run_locally",
+    "shrink",
 ]

@@ -156,6 +156,8 @@ class Worker:
                 self.stash.append(environment[place])
             case "unstash", number:
                 environment.append(self.stash[number % len(self.stash)] if self.stash else environment[0])
+            case "again", count:  # what shrinking leaves of a step
+                environment += [environment[0]] * count
             case "cast", name, place:
                 environment.append(normal(environment[place]).to(CASTS[name]))
             case "wrap", name, place:
