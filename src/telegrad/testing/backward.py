@@ -30,7 +30,6 @@ from telegrad.testing.programs import (
     make_leaves,
     refusal,
     run_locally,
-    shrink,
 )
 from telegrad.testing.programs.running import Tensors
 from telegrad.testing.simulation import Faults, Simulation
@@ -64,6 +63,9 @@ class Stage:
 
     def message(self, tensors: Tensors) -> list[torch.Tensor]:
         return list(tensors)
+
+    def hooked(self, key: int, tensor: torch.Tensor) -> None:
+        """Nothing to note: the oracle does."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
         box: list[Any] = []
@@ -263,22 +265,3 @@ def check_programs(
 
 class Different(AssertionError):
     """A program did not do what it does in one process."""
-
-
-def shrunk(seed: int, *, features: Mapping[str, float] = FEATURES) -> str:
-    """The program of a seed that fails, made as small as it can be while it still differs, and how it does."""
-    (program,) = draw_programs(seed, 1, features)
-    last = "it does not differ in a simulation without faults"
-
-    def fails(smaller: Program) -> bool:
-        nonlocal last
-        try:
-            check_programs([smaller], seed)
-        except AssertionError as error:
-            last = str(error)
-            return True
-        return False
-
-    if fails(program):
-        shrink(program, fails)
-    return last

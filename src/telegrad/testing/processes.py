@@ -54,6 +54,9 @@ class _Player:
     def message(self, tensors: Tensors) -> list[torch.Tensor]:
         return list(tensors)
 
+    def hooked(self, key: int, tensor: torch.Tensor) -> None:
+        """Nothing to note: the oracle does."""
+
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
         box: list[Any] = []
         thread = threading.Thread(target=lambda: box.append(action()))

@@ -13,13 +13,14 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 
-from telegrad.testing.backward import check_seed
-from telegrad.testing.programs import FEATURES, chosen
+from telegrad.testing.backward import Checked, check_programs, draw_programs
+from telegrad.testing.programs import FEATURES, Program, chosen, shrink
 from telegrad.testing.simulation import Faults
 
 STALLED = 120.0
@@ -31,19 +32,41 @@ Apply = Callable[[], AbstractContextManager[object]]
 
 def run_seed(seed: int, features: Mapping[str, float] = FEATURES) -> str:
     """Run one seed as the soak does: some with two programs at once, some with faults, some as on one host."""
+    checked = _check(seed, draw_programs(seed, _together(seed), features))
+    if checked.refusals:
+        return f"equal until: {checked.refusals[0]}"
+    return "equal, with a probe" if checked.probes else "equal, no probe"
+
+
+def _together(seed: int) -> int:
+    return 2 if seed % 10 in (0, 1) else 1
+
+
+def _check(seed: int, programs: Sequence[Program]) -> Checked:
     faults = Faults(longest_delay=0.02)
     if seed % 7 == 3:
         faults = Faults(longest_delay=0.02, drop=0.005, duplicate=0.01, cut=0.005)
-    checked = check_seed(
-        seed,
-        faults=faults,
-        together=2 if seed % 10 in (0, 1) else 1,
-        resumable=seed % 2 == 0,
-        features=features,
-    )
-    if checked.refusals:
-        return f"equal until refused: {checked.refusals[0]}"
-    return "equal, with a probe" if checked.probes else "equal, no probe"
+    return check_programs(programs, seed, faults=faults, resumable=seed % 2 == 0)
+
+
+def shrunk(seed: int, features: Mapping[str, float] = FEATURES) -> str:
+    """What is left of a seed that fails when all is taken out that it fails without, and how it fails."""
+    programs = draw_programs(seed, _together(seed), features)
+    last = "it does not fail"
+
+    def fails(index: int, smaller: Program) -> bool:
+        nonlocal last
+        try:
+            _check(seed, [*programs[:index], smaller, *programs[index + 1 :]])
+        except AssertionError as error:
+            last = "\n".join([str(error), *(str(other) for place, other in enumerate(programs) if place != index)])
+            return True
+        return False
+
+    for index, program in enumerate(programs):
+        if fails(index, program):
+            programs[index] = shrink(program, partial(fails, index))
+    return last
 
 
 @dataclass(frozen=True)

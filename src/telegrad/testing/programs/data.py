@@ -90,6 +90,10 @@ class Program:
         """Whether a step of this kind is in it."""
         return any(step[0] == kind for body in self.bodies for step in body.steps)
 
+    def has_inputs(self) -> bool:
+        """Whether a pass is asked for some gradients only."""
+        return any(one.wanted for one in self.passes)
+
     def __str__(self) -> str:
         lines = [
             f"seed {self.seed}, {self.workers} workers, features: {', '.join(sorted(self.features)) or 'none'}",

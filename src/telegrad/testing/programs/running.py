@@ -30,6 +30,9 @@ class Group(Protocol):
     def message(self, tensors: Tensors) -> list[torch.Tensor]:
         """What a message makes of these. On workers a message does it."""
 
+    def hooked(self, key: int, tensor: torch.Tensor) -> None:
+        """Note that a hook was put on a tensor."""
+
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
         """Run it in another thread."""
 
@@ -152,6 +155,7 @@ class Worker:
             case "hook", place, key:
                 if environment[place].requires_grad:
                     self.handles.append(environment[place].register_hook(tensor_hook(self.log, key)))
+                    group.hooked(key, environment[place])
             case "stash", place:
                 self.stash.append(environment[place])
             case "unstash", number:
@@ -170,6 +174,9 @@ class Worker:
                 tensors = _differentiable(environment, places)
                 if tensors:
                     self.handles.append(multi_grad_hook(self.log, key, tensors, mode))
+                    for tensor in tensors:
+                        for index in range(len(tensors)):  # one that may be called shows in what is noted of all
+                            group.hooked(key + index, tensor)
             case "views", direction, there, place, other, kinds, with_history, actions:
                 # One process hands the views themselves over: nobody uses them afterwards.
                 x = environment[other]
@@ -211,6 +218,10 @@ class Outcome:
     error: BaseException | None = None
     """What the forward or a pass raised, which ended the program."""
     probes: int = 0
+    may_run: set[Key] = field(default_factory=set)
+    """Of the oracle: hooks that telegrad may call or not."""
+    comparable: int | None = None
+    """Of the oracle: how many passes must be equal, if not all."""
 
 
 @dataclass
@@ -221,6 +232,7 @@ class Progress:
     grads: list[Found] = field(default_factory=list)
     results: list[Found | None] = field(default_factory=list)
     error: BaseException | None = None
+    comparable: int | None = None
 
     def run(
         self,
@@ -239,10 +251,16 @@ class Progress:
         except RuntimeError as error:  # of torch, of a worker, or of telegrad
             self.error = error
 
+    def end_comparison(self) -> None:
+        """What the passes that follow give is up to the engine."""
+        if self.comparable is None:
+            self.comparable = len(self.results)
+
     def outcome(self, log: Log) -> Outcome:
         """All of it. Which hooks a failed pass had run is not said."""
         failed = len(self.results) if self.error is not None else None
-        return Outcome(self.grads, self.results, log.without_pass(failed), self.error)
+        hooks = log.without_pass(failed)
+        return Outcome(self.grads, self.results, hooks, self.error, comparable=self.comparable)
 
 
 def _kept(grad: torch.Tensor | None) -> torch.Tensor | None:

@@ -48,7 +48,8 @@ def _smaller(program: Program) -> Iterator[Program]:
         for name in ("roots", "wanted"):
             places = getattr(one, name)
             for index in range(len(places) if len(places) > 1 else 0):
-                less = replace(one, **{name: (*places[:index], *places[index + 1 :])})
+                rest = (*places[:index], *places[index + 1 :])
+                less = replace(one, roots=rest) if name == "roots" else replace(one, wanted=rest)
                 yield replace(program, passes=[*program.passes[:number], less, *program.passes[number + 1 :]])
     leaves = program.leaves
     for index in range(len(leaves.hooks)):

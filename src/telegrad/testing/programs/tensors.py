@@ -124,16 +124,6 @@ def normal(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def through_a_message(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a message does to tensors: new ones, the same one twice still being one; whatever the grad mode."""
-    made: dict[int, torch.Tensor] = {}
-    with torch.enable_grad():
-        for tensor in tensors:
-            if id(tensor) not in made:
-                made[id(tensor)] = tensor.clone() if tensor.requires_grad else tensor.detach().clone()
-    return [made[id(tensor)] for tensor in tensors]
-
-
 # -- a tensor and its views in one message ------------------------------------------------------------------------
 
 
