@@ -85,6 +85,8 @@ class Program:
     bodies: list[Body]
     passes: list[Pass]
     accumulate: str = "context"
+    shares_leaves: bool = False
+    """Whether other programs use its leaves at the same time: then it puts no hooks on them."""
 
     def has(self, kind: str) -> bool:
         """Whether a step of this kind is in it."""

@@ -39,7 +39,7 @@ def draw_program(
         bodies.made[0].steps += [
             ("hook", place, draw.getrandbits(48)) for place in places if place >= first and draw.random() < 0.4
         ]
-    program = Program(seed, has, workers, leaves, bodies.made, passes)
+    program = Program(seed, has, workers, leaves, bodies.made, passes, shares_leaves=shared)
     if draw.random() < 0.3 and not shared:
         program.accumulate = "grad"
     return program

@@ -153,7 +153,7 @@ class Worker:
                     results = group.call(here, there, "body", inner, *arguments)
                 environment += group.message(results)
             case "hook", place, key:
-                if environment[place].requires_grad:
+                if environment[place].requires_grad and self._may_hook(environment[place]):
                     self.handles.append(environment[place].register_hook(tensor_hook(self.log, key)))
                     group.hooked(key, environment[place])
             case "stash", place:
@@ -171,7 +171,7 @@ class Worker:
             case "run again", kind, place, leaf:
                 environment.append(run_again_in_backward(kind, environment[place], self.leaves[leaf]))
             case "multi-grad hook", mode, places, key:
-                tensors = _differentiable(environment, places)
+                tensors = [tensor for tensor in _differentiable(environment, places) if self._may_hook(tensor)]
                 if tensors:
                     self.handles.append(multi_grad_hook(self.log, key, tensors, mode))
                     for tensor in tensors:
@@ -188,6 +188,9 @@ class Worker:
                     environment.append(use_views(x, views, actions))
             case _:
                 raise AssertionError(f"unknown step {step}")
+
+    def _may_hook(self, tensor: torch.Tensor) -> bool:
+        return not (self.program.shares_leaves and tensor.is_leaf)
 
     def end(self) -> None:
         """Forget what belongs to the program."""
