@@ -150,7 +150,7 @@ class _Bodies:
         place, other = draw.randrange(size), draw.randrange(size)
         match feature:
             case "subclasses":
-                return "wrap", draw.choice(list(WRAPS)), place
+                return "wrap", draw.choice(_WRAPS), place
             case "dtypes":
                 return "cast", draw.choice(list(CASTS)), place
             case "autocast":
@@ -173,5 +173,6 @@ class _Bodies:
 
 
 _OPS = list(OPS)
+_WRAPS = [kind for kind in WRAPS if kind != "unlinked wrapper"] * 8 + ["unlinked wrapper"]  # it ends the program
 _SPECIAL = ("subclasses", "dtypes", "autocast", "reentrant", "multi_grad", "views")
 _SILENT = ("hook", "stash", "multi-grad hook")  # steps that add nothing to the environment

@@ -67,10 +67,17 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 class OwnWrapper(Wrapper):
-    """A wrapper that says itself how it is pickled: as a value."""
+    """A wrapper that says itself how it is pickled: by what is in it, which leads to it in the graph."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return OwnWrapper, (self.wrapped,)
+        return wrap_in_own, (unwrap(self),)
+
+
+class Unlinked(Wrapper):
+    """A wrapper that is pickled as a value: its history cannot be kept."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Unlinked, (self.wrapped,)
 
 
 class _Wrap(torch.autograd.Function):
@@ -94,11 +101,29 @@ class _Unwrap(torch.autograd.Function):
         return ctx.kind(grad)
 
 
+def wrap(kind: type[Wrapper], x: torch.Tensor) -> torch.Tensor:
+    """A wrapper of a tensor, differentiably."""
+    made: torch.Tensor = _Wrap.apply(kind, x)  # type: ignore[no-untyped-call]  # torch has no types for it
+    return made
+
+
+def wrap_in_own(x: torch.Tensor) -> torch.Tensor:
+    """What an `OwnWrapper` is pickled as."""
+    return wrap(OwnWrapper, x)
+
+
+def unwrap(x: torch.Tensor) -> torch.Tensor:
+    """What is in a wrapper, differentiably."""
+    made: torch.Tensor = _Unwrap.apply(x)  # type: ignore[no-untyped-call]  # torch has no types for it
+    return made
+
+
 WRAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "plain subclass": lambda x: (x * 2).as_subclass(Plain),
     "own reduce": lambda x: (x * 2).as_subclass(Own),
-    "wrapper": lambda x: _Wrap.apply(Wrapper, x),  # type: ignore[no-untyped-call]  # torch has no types
-    "own wrapper": lambda x: _Wrap.apply(OwnWrapper, x),  # type: ignore[no-untyped-call]  # as above
+    "wrapper": lambda x: wrap(Wrapper, x),
+    "own wrapper": lambda x: wrap(OwnWrapper, x),
+    "unlinked wrapper": lambda x: wrap(Unlinked, x),
 }
 
 
@@ -112,7 +137,7 @@ def normal(x: torch.Tensor) -> torch.Tensor:
     """Three doubles made of any tensor that a program may have, differentiably: what operations compute with."""
     if type(x) is not torch.Tensor:
         if isinstance(x, Wrapper):
-            x = _Unwrap.apply(x)  # type: ignore[no-untyped-call]  # torch has no types for it
+            x = unwrap(x)
         x = x.as_subclass(torch.Tensor)
     if x.is_complex():
         x = x.real + 0.5 * x.imag
