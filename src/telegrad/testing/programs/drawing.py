@@ -163,13 +163,21 @@ class _Bodies:
                     return "op", "mul", place, other, False
                 places = tuple(draw.randrange(lowest, size) for _ in range(draw.randint(1, 3)))
                 return "multi-grad hook", draw.choice(["all", "any"]), places, draw.getrandbits(48)
+        return self._draw_views(place, other)
+
+    def _draw_views(self, place: int, other: int) -> tuple[Any, ...]:
+        draw = self._draw
         there, direction = draw.randrange(self._workers), draw.choice(["request", "reply"])
-        kinds = tuple(draw.choice(list(VIEWS)) for _ in range(draw.randint(2, 3)))
+        with_history = draw.random() < 0.5
+        kinds = [draw.choice(list(VIEWS)) for _ in range(draw.randint(2, 3))]
+        if with_history and draw.random() < 0.9:  # others cannot be changed in place where they arrive: see docs
+            kinds = [draw.choice(["head", "tail", "whole", "rows"]) for _ in kinds]
+            kinds[draw.randrange(len(kinds))] = "base"
         actions = tuple(
             (draw.choice(["use", "use", "scale", "mul_", "zero_"]), draw.randrange(len(kinds)))
             for _ in range(draw.randint(2, 4))
         )
-        return "views", direction, there, place, other, kinds, draw.random() < 0.5, actions
+        return "views", direction, there, place, other, tuple(kinds), with_history, actions
 
 
 _OPS = list(OPS)

@@ -147,7 +147,10 @@ def _equal(a: torch.Tensor | None, b: torch.Tensor | None, tolerance: float) -> 
 _LIMITS_OF_TORCH = ("A leaf node was passed to _will_engine_execute_node",)
 
 # Errors that telegrad raises where one process goes on, and says so on its pages.
-_REFUSALS: dict[str, str] = {}
+_REFUSALS = {
+    "a received view was changed in place": "is a view and is being modified inplace",
+    "a subclass cannot keep its history": "that requires grad cannot be sent in an autograd context",
+}
 
 
 def refusal(got: Outcome, want: Outcome) -> str:
