@@ -64,8 +64,11 @@ class Stage:
     def message(self, tensors: Tensors) -> list[torch.Tensor]:
         return list(tensors)
 
-    def hooked(self, key: int, tensor: torch.Tensor) -> None:
+    def sent_together(self, tensors: Tensors) -> None:
         """Nothing to note: the oracle does."""
+
+    def hooked(self, key: int, tensor: torch.Tensor) -> None:
+        """As above."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
         box: list[Any] = []

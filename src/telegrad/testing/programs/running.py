@@ -30,6 +30,9 @@ class Group(Protocol):
     def message(self, tensors: Tensors) -> list[torch.Tensor]:
         """What a message makes of these. On workers a message does it."""
 
+    def sent_together(self, tensors: Tensors) -> None:
+        """Note that these go in one message, which one process does not copy."""
+
     def hooked(self, key: int, tensor: torch.Tensor) -> None:
         """Note that a hook was put on a tensor."""
 
@@ -182,9 +185,13 @@ class Worker:
                 x = environment[other]
                 if direction == "request":
                     views = make_views(environment[place], kinds, with_history)
-                    environment.append(group.call(here, there, "use_views", actions, normal(x), *views))
+                    sent = group.message([normal(x)])
+                    group.sent_together([*sent, *views])
+                    environment += group.message([group.call(here, there, "use_views", actions, *sent, *views)])
                 else:
-                    views = group.call(here, there, "make_views", kinds, with_history, normal(environment[place]))
+                    sent = group.message([normal(environment[place])])
+                    views = group.call(here, there, "make_views", kinds, with_history, *sent)
+                    group.sent_together(views)
                     environment.append(use_views(x, views, actions))
             case _:
                 raise AssertionError(f"unknown step {step}")
@@ -223,6 +230,8 @@ class Outcome:
     probes: int = 0
     may_run: set[Key] = field(default_factory=set)
     """Of the oracle: hooks that telegrad may call or not."""
+    may_fail: set[int] = field(default_factory=set)
+    """Of the oracle: passes in which telegrad runs more than one process, which may raise."""
     comparable: int | None = None
     """Of the oracle: how many passes must be equal, if not all."""
 

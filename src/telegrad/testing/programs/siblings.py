@@ -19,7 +19,7 @@ def node_of(tensor: torch.Tensor) -> Node:
 
 
 def extra_nodes(
-    roots: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor], messages: Sequence[Sequence[Node]]
+    roots: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor], messages: Sequence[set[Node]]
 ) -> set[Node]:
     """The nodes that lead to siblings of what is needed, and to nothing else that is."""
     order = _children_first([node_of(root) for root in roots])
@@ -29,7 +29,7 @@ def extra_nodes(
         before = len(joined)
         ends = set(joined)
         for message in messages:
-            if any(node in joined for node in message):
+            if not message.isdisjoint(joined):
                 ends.update(message)
         joined = _leading_to(ends, order)
     return joined - strict

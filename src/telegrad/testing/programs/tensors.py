@@ -174,7 +174,7 @@ def make_views(x: torch.Tensor, kinds: Sequence[str], with_history: bool) -> lis
 
 def use_views(x: torch.Tensor, views: Sequence[torch.Tensor], actions: Sequence[tuple[str, int]]) -> torch.Tensor:
     """Compute with `x` and views, and change views in place in between."""
-    result = normal(x)
+    result = normal(x) * 1  # never `x` itself, which a message would copy
     for action, number in actions:
         view = views[number % len(views)]
         match action:
