@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import math
 import multiprocessing
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -86,48 +87,59 @@ def run_seeds(
     processes: int = 2,
     stalled: float = STALLED,
     apply: Apply = nullcontext,
-) -> Iterator[Verdict]:
+    shrinking: bool = False,
+) -> Generator[Verdict, None, None]:
     """Run seeds in processes of their own, so that one that hangs ends with its process. Order is not kept.
 
-    `apply` is entered in each process around its seeds.
+    `apply` is entered in each process around its seeds. With `shrinking`, failures show programs made smaller.
     """
-    blocks = [range(start, min(start + _BLOCK, first + count)) for start in range(first, first + count, _BLOCK)]
+    start = partial(_Process, _Work(dict(features), stalled, apply, shrinking))
+    blocks = [range(begin, min(begin + _BLOCK, first + count)) for begin in range(first, first + count, _BLOCK)]
     blocks.reverse()
-    running = [_Process(features, stalled, apply, blocks.pop()) for _ in range(min(processes, len(blocks)))]
+    running = [start(blocks.pop()) for _ in range(min(processes, len(blocks)))]
     try:
         while running:
             wait([one.connection for one in running], timeout=1.0)
             for one in list(running):
                 yield from one.read()
-                hung = one.hung()
-                if hung is not None:
-                    yield hung
-                if one.left and hung is not None:
-                    running.append(_Process(features, stalled, apply, one.left))
-                if hung is not None or (not one.left and not blocks):
+                lost = one.lost()
+                if lost is not None:
+                    yield lost
+                    blocks += [one.left] if one.left else []
+                if lost is None and not one.left and blocks:
+                    one.give(blocks.pop())
+                elif lost is not None or not one.left:
                     one.end()
                     running.remove(one)
-                elif not one.left:
-                    one.give(blocks.pop())
-            if not running and blocks:
-                running = [_Process(features, stalled, apply, blocks.pop())]
+                    running += [start(blocks.pop())] if blocks else []
     finally:
         for one in running:
             one.end()
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What processes are told."""
+
+    features: Mapping[str, float]
+    stalled: float
+    apply: Apply
+    shrinking: bool
+
+
 class _Process:
     """One process that runs seeds."""
 
-    def __init__(self, features: Mapping[str, float], stalled: float, apply: Apply, block: range) -> None:
+    def __init__(self, work: _Work, block: range) -> None:
         spawning = multiprocessing.get_context("spawn")
         self.connection, theirs = spawning.Pipe()
-        self._stalled = stalled
-        self._process = spawning.Process(target=_serve, args=(theirs, dict(features), stalled, apply), daemon=True)
+        self._stalled = work.stalled
+        self._process = spawning.Process(target=_serve, args=(theirs, work), daemon=True)
         self._process.start()
         theirs.close()
-        self.connection.recv()  # it has imported torch
+        self._died = False
         self.give(block)
+        self._heard = math.inf  # until it has imported torch
 
     def give(self, block: range) -> None:
         """Have it run these seeds."""
@@ -139,21 +151,23 @@ class _Process:
         """What it has found since."""
         while self.left and self.connection.poll():
             try:
-                verdict: Verdict = self.connection.recv()
-            except EOFError:
-                self._heard = -1e9
+                said: Verdict | None = self.connection.recv()
+            except (EOFError, ConnectionResetError):
+                self._died = True
                 return
-            self.left = self.left[1:]
             self._heard = time.monotonic()
-            yield verdict
+            if said is not None:
+                self.left = self.left[1:]
+                yield said
 
-    def hung(self) -> Verdict | None:
-        """What to say of the seed that it runs, if that takes too long."""
-        if not self.left or time.monotonic() < self._heard + self._stalled:
+    def lost(self) -> Verdict | None:
+        """What to say of the seed that it runs, if that has killed it or takes too long."""
+        late = time.monotonic() > self._heard + self._stalled
+        if not self.left or not (self._died or late):
             return None
         seed, self.left = self.left[0], self.left[1:]
-        why = "its process died" if not self._process.is_alive() else f"no end in {self._stalled:.0f} s of real time"
-        return Verdict(seed, "FAILED", f"seed {seed}: {why}; where its threads wait is on stderr")
+        why = f"no end in {self._stalled:g} s of real time; where its threads wait is on stderr"
+        return Verdict(seed, "FAILED", f"seed {seed}: {'its process died' if self._died else why}")
 
     def end(self) -> None:
         """End the process."""
@@ -162,25 +176,27 @@ class _Process:
         self._process.join()
 
 
-def _serve(connection: Connection, features: Mapping[str, float], stalled: float, apply: Apply) -> None:
+def _serve(connection: Connection, work: _Work) -> None:
     logging.getLogger("telegrad").setLevel(logging.CRITICAL)  # faults are what is wanted here
-    with apply():
-        connection.send("ready")
+    with work.apply():
+        connection.send(None)  # ready
         while True:
             try:
                 block: range = connection.recv()
             except EOFError:
                 return
             for seed in block:
-                faulthandler.dump_traceback_later(stalled * 0.9)
-                connection.send(_verdict(seed, features))
+                faulthandler.dump_traceback_later(work.stalled * 0.9)
+                connection.send(_verdict(seed, work))
                 faulthandler.cancel_dump_traceback_later()
 
 
-def _verdict(seed: int, features: Mapping[str, float]) -> Verdict:
+def _verdict(seed: int, work: _Work) -> Verdict:
     try:
-        return Verdict(seed, run_seed(seed, features))
+        return Verdict(seed, run_seed(seed, work.features))
     except BaseException as error:  # noqa: BLE001 - reported with its seed; the soak goes on
+        if work.shrinking:
+            return Verdict(seed, "FAILED", f"seed {seed}: {shrunk(seed, work.features)}")
         return Verdict(seed, "FAILED", f"seed {seed}: {''.join(traceback.format_exception(error))}")
 
 
@@ -193,6 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", help=f"features, each in every program: {', '.join(FEATURES)}")
     parser.add_argument("--without", help="features that no program has")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
+    parser.add_argument("--shrink", action="store_true", help="show what is left of a failing seed when it is shrunk")
     parser.add_argument("--stalled", type=float, default=STALLED, help="seconds of real time for one seed")
     options = parser.parse_args(arguments)
     names = [
@@ -202,7 +219,8 @@ def main(arguments: list[str] | None = None) -> int:
     features = chosen(names[0], names[1] or ())
     total: Counter[str] = Counter()
     begin = shown = time.monotonic()
-    verdicts = run_seeds(options.first, options.seeds, features, processes=options.processes, stalled=options.stalled)
+    run = partial(run_seeds, processes=options.processes, stalled=options.stalled, shrinking=options.shrink)
+    verdicts = run(options.first, options.seeds, features)
     for verdict in verdicts:
         total[verdict.summary] += 1
         if verdict.failure:
@@ -212,8 +230,8 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.write(f"{total.total():,} seeds in {shown - begin:.0f} s: {dict(total)}\n")
             sys.stdout.flush()
         if verdict.failure and options.stop:
-            verdicts.close()  # type: ignore[attr-defined]  # a generator
             break
+    verdicts.close()
     sys.stdout.write(f"{total.total():,} seeds in {time.monotonic() - begin:.0f} s: {dict(total)}\n")
     return 1 if total["FAILED"] else 0
 

@@ -90,7 +90,14 @@ class Program:
 
     def has(self, kind: str) -> bool:
         """Whether a step of this kind is in it."""
-        return any(step[0] == kind for body in self.bodies for step in body.steps)
+        return any(step[0] == kind for number in self.reached() for step in self.bodies[number].steps)
+
+    def reached(self) -> list[int]:
+        """The bodies that are called, callers first. Shrinking leaves others."""
+        reached = [0]
+        for number in reached:
+            reached += [step[3] for step in self.bodies[number].steps if step[0] == "call"]
+        return reached
 
     def has_inputs(self) -> bool:
         """Whether a pass is asked for some gradients only."""
@@ -113,8 +120,6 @@ class Program:
 
     def _show(self, number: int, depth: int, lines: list[str]) -> None:
         indent, body = "  " * depth, self.bodies[number]
-        for place in range(LEAVES):
-            lines.append(f"{indent}[{place}] leaf {place}") if depth == 1 else None
         for step in body.steps:
             if step[0] == "call":
                 _, there, sent, inner, modes = step

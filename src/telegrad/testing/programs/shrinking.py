@@ -31,7 +31,7 @@ def _smaller(program: Program) -> Iterator[Program]:
     for number in range(len(program.passes)):
         if len(program.passes) > 1:
             yield replace(program, passes=_without(program.passes, number))
-    reached = _reached(program)
+    reached = program.reached()
     for number in reached:
         for place, step in enumerate(program.bodies[number].steps):
             if step[0] == "call":
@@ -72,11 +72,3 @@ def _with_step(program: Program, number: int, place: int, steps: list[tuple[obje
     body = program.bodies[number]
     made = Body([*body.steps[:place], *steps, *body.steps[place + 1 :]], body.results)
     return replace(program, bodies=[*program.bodies[:number], made, *program.bodies[number + 1 :]])
-
-
-def _reached(program: Program) -> list[int]:
-    """The bodies that are still called, callers first."""
-    reached = [0]
-    for number in reached:
-        reached += [step[3] for step in program.bodies[number].steps if step[0] == "call"]
-    return reached
