@@ -8,7 +8,7 @@ from typing import Any
 
 from telegrad.testing.programs.data import FEATURES, LEAVES, Body, Leaves, Pass, PostHook, Program
 from telegrad.testing.programs.ops import OPS, REENTRANT
-from telegrad.testing.programs.tensors import CASTS, VIEWS, WRAPS
+from telegrad.testing.programs.tensors import CASTS, VIEWS
 
 
 def draw_program(
@@ -50,7 +50,9 @@ def draw_leaves(seed: int, workers: int, has: frozenset[str], *, reachable: int 
     draw = random.Random(f"leaves of {seed}")
     kinds = ["double"] * 6
     if "subclasses" in has:
-        kinds += ["parameter"] * 2 + ["wrapper"]
+        kinds += ["parameter"] * 4
+        if draw.random() < 0.1:
+            kinds += ["wrapper"]  # cannot be sent
     if "dtypes" in has:
         kinds += ["float"] * 2
     if "grad_dtype" in has:
@@ -181,6 +183,6 @@ class _Bodies:
 
 
 _OPS = list(OPS)
-_WRAPS = [kind for kind in WRAPS if kind != "unlinked wrapper"] * 8 + ["unlinked wrapper"]  # it ends the program
+_WRAPS = ["plain subclass", "own reduce", "own wrapper"] * 10 + ["wrapper", "unlinked wrapper"]  # those two are refused
 _SPECIAL = ("subclasses", "dtypes", "autocast", "reentrant", "multi_grad", "views")
 _SILENT = ("hook", "stash", "multi-grad hook")  # steps that add nothing to the environment
