@@ -57,7 +57,8 @@ def multi_grad_hook(log: Log, key: int, tensors: Sequence[torch.Tensor], mode: A
                 log.add(key + index, torch.zeros(()) if grad is None else grad)
 
     def on_any(grad: torch.Tensor | None) -> None:
-        log.add(key, torch.zeros(()))
+        if grad is not None:
+            log.add(key, torch.zeros(()))
 
     return torch.autograd.graph.register_multi_grad_hook(tensors, on_all if mode == "all" else on_any, mode=mode)
 

@@ -31,7 +31,7 @@ class OneProcess:
         self._program = program
         self._got: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what tensors that are no leaves have got
         self._messages: list[set[Node]] = []
-        self._hooked: list[tuple[int, Node]] = []  # what `hooked` was told
+        self._hooked: list[tuple[int, set[Node]]] = []  # what `hooked` was told
         self.may_run: list[set[int]] = []
         """By pass: the hooks that telegrad may call and one process does not; see `siblings`."""
         self.may_fail: set[int] = set()
@@ -57,9 +57,9 @@ class OneProcess:
         if len(nodes) > 1 and self._program.has_inputs():
             self._messages.append(nodes)
 
-    def hooked(self, key: int, tensor: torch.Tensor) -> None:
-        if self._program.has_inputs():
-            self._hooked.append((key, node_of(tensor)))
+    def hooked(self, key: int, tensors: Tensors) -> None:
+        if len(tensors) > 1 or self._program.has_inputs():
+            self._hooked.append((key, {node_of(tensor) for tensor in tensors}))
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
         return action()
@@ -70,6 +70,7 @@ class OneProcess:
             # A tensor that was asked for once collects the gradients of all later passes in torch: take them away.
             for tensor in inner:
                 tensor.grad = None
+        self._note_multi_grad_hooks(roots)
         if inputs is not None:
             self._note_siblings(roots, inputs, retain)
         torch.autograd.backward(roots, grads, retain_graph=retain, inputs=inputs)
@@ -84,14 +85,20 @@ class OneProcess:
         ]
 
     def grad(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors, unused: bool) -> Found:
+        self._note_multi_grad_hooks(roots)
         self._note_siblings(roots, inputs, retain)
         # Of edges: given tensors of a subclass, torch would make all results tensors of it.
         outputs, wanted = [list(map(get_gradient_edge, tensors)) for tensors in (roots, inputs)]
         return list(torch.autograd.grad(outputs, wanted, grads, retain_graph=retain, allow_unused=unused))
 
+    def _note_multi_grad_hooks(self, roots: Tensors) -> None:
+        """Torch calls such a hook twice if one of its tensors is the only root. Telegrad need not."""
+        begin = {node_of(root) for root in roots}
+        self.may_run[-1].update(key for key, nodes in self._hooked if len(nodes) > 1 and not nodes.isdisjoint(begin))
+
     def _note_siblings(self, roots: Tensors, inputs: Tensors, retain: bool) -> None:
         extra = extra_nodes(roots, inputs, self._messages) if self._messages else set()
-        self.may_run[-1].update(key for key, node in self._hooked if node in extra)
+        self.may_run[-1].update(key for key, nodes in self._hooked if not nodes.isdisjoint(extra))
         if extra:
             self.may_fail.add(len(self.may_run) - 1)
             self.may_free |= not retain

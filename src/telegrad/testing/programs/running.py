@@ -33,8 +33,8 @@ class Group(Protocol):
     def sent_together(self, tensors: Tensors) -> None:
         """Note that these go in one message, which one process does not copy."""
 
-    def hooked(self, key: int, tensor: torch.Tensor) -> None:
-        """Note that a hook was put on a tensor."""
+    def hooked(self, key: int, tensors: Tensors) -> None:
+        """Note that a hook was put on these, a multi-grad hook if they are several."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
         """Run it in another thread."""
@@ -158,7 +158,7 @@ class Worker:
             case "hook", place, key:
                 if environment[place].requires_grad and self._may_hook(environment[place]):
                     self.handles.append(environment[place].register_hook(tensor_hook(self.log, key)))
-                    group.hooked(key, environment[place])
+                    group.hooked(key, [environment[place]])
             case "stash", place:
                 self.stash.append(environment[place])
             case "unstash", number:
@@ -177,9 +177,8 @@ class Worker:
                 tensors = [tensor for tensor in _differentiable(environment, places) if self._may_hook(tensor)]
                 if tensors:
                     self.handles.append(multi_grad_hook(self.log, key, tensors, mode))
-                    for tensor in tensors:
-                        for index in range(len(tensors)):  # one that may be called shows in what is noted of all
-                            group.hooked(key + index, tensor)
+                    for index in range(len(tensors)):  # what is called for one shows in what is noted of all
+                        group.hooked(key + index, tensors)
             case "views", direction, there, place, other, kinds, with_history, actions:
                 # One process hands the views themselves over: nobody uses them afterwards.
                 x = environment[other]
