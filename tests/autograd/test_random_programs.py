@@ -1,26 +1,51 @@
-"""Random programs over several workers give the gradients, the None pattern and the hook calls of one process."""
+"""Random programs over several workers give the gradients, None pattern, hook calls and errors of one process."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 
 from telegrad import launch
 from telegrad.testing.processes import check_programs
+from telegrad.testing.programs import FEATURES, chosen
 from telegrad.testing.soak import run_seed
 
 BLOCK = 25
 
 
+def run(first: int, count: int, only: list[str] | None = None) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        try:
+            found[run_seed(seed, chosen(only))] += 1
+        except BaseException as error:
+            option = f" --only {','.join(only)}" if only else ""
+            error.add_note(f"run it alone: python -m telegrad.testing.soak --first {seed} --seeds 1 --shrink{option}")
+            raise
+    return found
+
+
 @pytest.mark.parametrize("block", range(12))
 def test_in_simulation_every_program_equals_one_process(block: int) -> None:
-    probes = 0
-    for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        try:
-            probes += "with a probe" in run_seed(seed)
-        except BaseException as error:
-            error.add_note(f"seed {seed}; run it alone with telegrad.testing.soak.run_seed({seed})")
-            raise
-    assert probes > 0, "programs that need no probe do not show that it works"
+    found = run(block * BLOCK, BLOCK)
+    assert found["equal, with a probe"] > 0, "programs that need no probe do not show that it works"
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_programs_that_all_have_one_feature_equal_one_process(feature: str) -> None:
+    found = run(0, 80, [feature])
+    compared = found["equal, with a probe"] + found["equal, no probe"]
+    assert compared > 60, f"too many ended early: {found}"
+
+
+@pytest.mark.parametrize(
+    "features", [["inputs", "passes"], ["subclasses", "grad_modes"], ["views", "dtypes"]], ids="+".join
+)
+def test_programs_with_features_that_meet_equal_one_process(features: list[str]) -> None:
+    found = run(0, 60, features)
+    compared = found["equal, with a probe"] + found["equal, no probe"]
+    assert compared > 40, f"too many ended early: {found}"
 
 
 @pytest.mark.timeout(180)

@@ -1,30 +1,37 @@
 """Runs random programs on simulated agents, against the oracle in one process.
 
->>> check_seed(0)
+>>> check_seed(0).probes
+0
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from telegrad.autograd.contexts import DistAutogradContext, current
-from telegrad.testing.passes import run_passes
 from telegrad.testing.programs import (
-    LEAVES,
-    Body,
+    FEATURES,
+    Found,
     Log,
     Outcome,
+    Pass,
     Program,
+    Progress,
     Worker,
     differences,
+    draw_leaves,
     draw_program,
+    install_post_hooks,
     make_leaves,
+    refusal,
     run_locally,
 )
+from telegrad.testing.programs.running import Tensors
 from telegrad.testing.simulation import Faults, Simulation
 
 _STATE = ("num_autograd_contexts", "num_current_backward_passes", "sends", "recvs")
@@ -41,63 +48,153 @@ class Stage:
         self.names = names
         self.program = program
         self.log = Log()
-        self.workers = [Worker(leaves[number], self.log) for number in range(program.workers)]
-        self.service = f"body of {id(self)}"
-        for number in range(program.workers):
-            sim[names[number]].register(self.service, self._serve(number))
+        self.workers = [Worker(number, program, leaves[number], self.log, self) for number in range(program.workers)]
+        self._service = f"of {id(self)}"
+        self.context_id = 0
+        for number, worker in enumerate(self.workers):
+            agent = sim[names[number]]
+            for service in ("body", "answer", "use_views", "make_views", "pass"):
+                agent.register(f"{service} {self._service}", getattr(worker, f"serve_{service}"))
 
-    def _serve(self, number: int) -> Callable[..., list[torch.Tensor]]:
-        def serve(body: Body, *arguments: torch.Tensor) -> list[torch.Tensor]:
-            environment = self.workers[number].run(body, arguments, self._call(number), self._in_thread(number))
-            return [environment[place] for place in body.results]
+    # -- what workers ask of their group ----------------------------------------------------------------------------
 
-        return serve
+    def call(self, here: int, there: int, service: str, *args: Any) -> Any:
+        return self.sim[self.names[here]].call(self.names[there], f"@{service} {self._service}", args, timeout=0)
 
-    def _call(self, number: int) -> Callable[[int, Sequence[torch.Tensor], Body], list[torch.Tensor]]:
-        def call(there: int, sent: Sequence[torch.Tensor], body: Body) -> list[torch.Tensor]:
-            result: list[torch.Tensor] = self.sim[self.names[number]].call(
-                self.names[there], f"@{self.service}", (body, *sent), timeout=0
-            )
-            return result
+    def message(self, tensors: Tensors) -> list[torch.Tensor]:
+        return list(tensors)
 
-        return call
+    def sent_together(self, tensors: Tensors) -> None:
+        """Nothing to note: the oracle does."""
 
-    def _in_thread(self, number: int) -> Callable[[Callable[[], Any]], Any]:
-        def run(action: Callable[[], Any]) -> Any:
-            box: list[Any] = []
-            thread = self.sim.scheduler.start(self.names[number], "an op", lambda: box.append(action()))
-            thread.join(None)
-            return box[0]
+    def hooked(self, key: int, tensors: Tensors) -> None:
+        """As above."""
 
-        return run
+    def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
+        box: list[Any] = []
+        thread = self.sim.scheduler.start(self.names[here], "an op", lambda: box.append(action()))
+        thread.join(None)
+        return box[0]
+
+    def backward(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors | None) -> Found:
+        autograd = self._autograd(here)
+        autograd.backward(
+            self.context_id,
+            roots,
+            retain,
+            grad_tensors=grads,
+            inputs=inputs,
+            accumulate=self.program.accumulate,
+        )
+        return [self._gradient(here, tensor) for tensor in inputs or ()]
+
+    def grad(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors, unused: bool) -> Found:
+        found = self._autograd(here).grad(
+            self.context_id, roots, inputs, grads, retain_graph=retain, allow_unused=unused
+        )
+        return list(found)
+
+    # -- the program --------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Run the program, forward and backward, on worker 0's thread."""
-        autograd = self.sim[self.names[0]].autograd
+        autograd = self._autograd(0)
         before = autograd.postman.counts().get("probes", 0)
         context: DistAutogradContext = autograd.contexts.new()
+        self.context_id = context.id
         token = current.set(context)
+        progress = Progress(self.program)
         try:
-            environment = self.workers[0].run(self.program.body, [], self._call(0), self._in_thread(0))
-            wanted, failed = run_passes(self.program, environment, autograd, context)
-            grads = [self._grads_of(number, context.id) for number in range(self.program.workers)]
+            progress.run(self._forward, self._pass, self._look)
         finally:
             current.reset(token)
             autograd.contexts.release(context)
             for worker in self.workers:
                 worker.end()
-        probes = autograd.postman.counts().get("probes", 0) - before
-        return Outcome(grads, dict(self.log.calls), probes, wanted, failed)
+        outcome = progress.outcome(self.log)
+        outcome.probes = autograd.postman.counts().get("probes", 0) - before
+        return outcome
 
-    def _grads_of(self, number: int, context_id: int) -> list[torch.Tensor | None]:
-        context = self.sim[self.names[number]].autograd.contexts.get(context_id)
-        if context is None:
-            return [None] * LEAVES
-        return [context.gradients.get(leaf) for leaf in self.workers[number].leaves]
+    def _forward(self) -> None:
+        self.workers[0].environment = self.workers[0].run(0, [])
+
+    def _pass(self, number: int, one: Pass) -> Found | None:
+        self.log.number = number
+        if one.worker == 0:
+            return self.workers[0].serve_pass(one)
+        found: Found | None = self.call(0, one.worker, "pass", one)
+        return found
+
+    def _look(self) -> list[Found]:
+        return [[self._gradient(worker.number, leaf) for leaf in worker.leaves] for worker in self.workers]
+
+    def _autograd(self, number: int) -> Any:
+        return self.sim[self.names[number]].autograd
+
+    def _gradient(self, number: int, tensor: torch.Tensor) -> torch.Tensor | None:
+        if self.program.accumulate == "grad":
+            return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        context = self._autograd(number).contexts.get(self.context_id)
+        found: torch.Tensor | None = None if context is None else context.gradients.get(tensor)
+        return found
 
 
-def _run_into(outcomes: dict[int, Outcome], number: int, stage: Stage) -> None:
-    outcomes[number] = stage.run()
+@dataclass
+class Checked:
+    """What a check of a seed found, beside that programs were equal to one process."""
+
+    probes: int = 0
+    refusals: list[str] = field(default_factory=list)
+    """What telegrad refused, as its pages say it does."""
+
+
+class _Check:
+    """One simulation, in which one program runs or several do at once."""
+
+    def __init__(self, sim: Simulation, names: Sequence[str], programs: Sequence[Program]) -> None:
+        self._sim = sim
+        self._names = names
+        self._programs = programs
+        self.stages: list[Stage] = []
+        self.outcomes: dict[int, Outcome] = {}
+
+    def run(self) -> None:
+        """The simulation's program."""
+        handles = self._prepare()
+        sim = self._sim
+        threads = [sim.spawn(self._names[0], partial(self._run_stage, number)) for number in range(len(self._programs))]
+        for thread in threads:
+            if not thread.join(sim.scheduler.now + _LONG):
+                passes = [run for agent in sim.agents.values() for run in _passes(agent.autograd)]
+                shown = "\n".join(map(str, self._programs))
+                raise AssertionError(f"it hangs: {passes}\n{sim.scheduler.stacks()}\n{shown}")
+        _wait_until_nothing_is_left(sim)
+        for handle in handles:
+            handle.remove()
+
+    def _prepare(self) -> list[Any]:
+        """Make the stages. Programs that run at once share their leaves, with the hooks that those have."""
+        leaves = self._programs[0].leaves
+        made = make_leaves(leaves)
+        self.stages = [Stage(self._sim, self._names, program, made) for program in self._programs]
+        counted_only = any(program.has("run again") for program in self._programs)
+        first = self.stages[0]
+        return [
+            handle
+            for number in range(len(leaves.kinds))
+            for handle in install_post_hooks(leaves, made, self._log, first, counted_only, number)
+        ]
+
+    def _log(self) -> Log:
+        """The log of the program whose pass runs."""
+        if len(self.stages) == 1:
+            return self.stages[0].log
+        context = current.get()
+        (stage,) = [stage for stage in self.stages if context is not None and stage.context_id == context.id]
+        return stage.log
+
+    def _run_stage(self, number: int) -> None:
+        self.outcomes[number] = self.stages[number].run()
 
 
 def _passes(autograd: Any) -> list[Any]:
@@ -119,34 +216,55 @@ def _wait_until_nothing_is_left(sim: Simulation) -> None:
         sim.sleep(1.0)
 
 
-def check_seed(seed: int, *, faults: Faults | None = None, together: int = 1, resumable: bool = True) -> int:
-    """Run the program of a seed (or `together` of them at once) and compare. Returns how many probes there were."""
-    programs = [
-        draw_program(seed * 1000 + number if together > 1 else seed, leaf_hooks=together == 1)
+def draw_programs(seed: int, together: int, features: Mapping[str, float] = FEATURES) -> list[Program]:
+    """The program of a seed, or `together` of them that share their leaves."""
+    if together == 1:
+        return [draw_program(seed, features=features)]
+    has = draw_program(seed, features=features).features
+    leaves = draw_leaves(seed, 6, has, reachable=2)
+    return [
+        draw_program(seed * 1000 + number, features=dict.fromkeys(sorted(has), 1.0), leaves=leaves)
         for number in range(together)
     ]
-    names = [f"w{number}" for number in range(max(program.workers for program in programs))]
+
+
+def check_seed(
+    seed: int,
+    *,
+    faults: Faults | None = None,
+    together: int = 1,
+    resumable: bool = True,
+    features: Mapping[str, float] = FEATURES,
+) -> Checked:
+    """Run the program of a seed (or `together` of them at once) and raise if it differs from one process."""
+    return check_programs(draw_programs(seed, together, features), seed, faults=faults, resumable=resumable)
+
+
+def check_programs(
+    programs: Sequence[Program], seed: int, *, faults: Faults | None = None, resumable: bool = True
+) -> Checked:
+    """Run programs at once in one simulation, and raise if one differs from one process."""
+    together = len(programs)
+    count = max(program.workers for program in programs) if together == 1 else len(programs[0].leaves.kinds)
+    names = [f"w{number}" for number in range(count)]
     sim = Simulation(seed, names, faults=faults or Faults(longest_delay=0.02), resumable=resumable)
-    outcomes: dict[int, Outcome] = {}
-
-    def main() -> None:
-        stages = [Stage(sim, names, program, make_leaves(program.seed, program.workers)) for program in programs]
-        threads = [
-            sim.spawn(names[0], partial(_run_into, outcomes, number, stage)) for number, stage in enumerate(stages)
-        ]
-        for thread in threads:
-            if not thread.join(sim.scheduler.now + _LONG):
-                passes = [run for name in names for run in _passes(sim[name].autograd)]
-                raise AssertionError(f"it hangs: {passes}\n{sim.scheduler.stacks()}\n{programs}")
-        _wait_until_nothing_is_left(sim)
-
+    check = _Check(sim, names, programs)
     with sim:
-        sim.run(main)
+        sim.run(check.run)
+    checked = Checked()
     for number, program in enumerate(programs):
-        found = differences(outcomes[number], run_locally(program), hooks=program.hooks_are_equal)
-        if found:
-            raise AssertionError("\n".join([*found, str(program)]))
+        got, want = check.outcomes[number], run_locally(program)
+        refused = refusal(got, want)
+        found = differences(got, want, program, until_error=bool(refused))
         # Counted by agent, so only a program that ran alone knows its own.
-        if together == 1 and outcomes[number].probes > len(program.passes):
-            raise AssertionError(f"{outcomes[number].probes} probes in {len(program.passes)} passes\n{program}")
-    return sum(outcome.probes for outcome in outcomes.values())
+        if together == 1 and got.probes > len(program.passes):
+            found.append(f"{got.probes} probes in {len(program.passes)} passes")
+        if found:
+            raise Different("\n".join([*found, str(program)])) from got.error
+        checked.probes += got.probes
+        checked.refusals += [refused] if refused else []
+    return checked
+
+
+class Different(AssertionError):
+    """A program did not do what it does in one process."""

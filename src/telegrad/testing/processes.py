@@ -6,84 +6,150 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from telegrad.autograd.contexts import current
 from telegrad.rpc import dist_autograd
 from telegrad.rpc.api import get_worker_info, get_worker_infos, rpc_sync
-from telegrad.testing.passes import run_passes
 from telegrad.testing.programs import (
-    LEAVES,
-    Body,
+    Found,
     Log,
     Outcome,
+    Pass,
+    Program,
+    Progress,
     Worker,
     differences,
     draw_program,
+    install_post_hooks,
     make_leaves,
+    refusal,
     run_locally,
 )
+from telegrad.testing.programs.hooks import Key
+from telegrad.testing.programs.running import Tensors
 
-_playing: dict[int, Worker] = {}
+_playing: dict[int, _Player] = {}
 """This process's part in each program that is under way."""
+
+
+class _Player:
+    """One worker of one program, and how it reaches the others."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.log = Log()
+        number = get_worker_info().id
+        made = make_leaves(program.leaves)
+        self.worker = Worker(number, program, made[number], self.log, self)
+        counted_only = program.has("run again")
+        self.worker.handles += install_post_hooks(program.leaves, made, lambda: self.log, self, counted_only, number)
+
+    def call(self, here: int, there: int, service: str, *args: Any) -> Any:
+        return rpc_sync(there, serve, (self.program.seed, service, *args))
+
+    def message(self, tensors: Tensors) -> list[torch.Tensor]:
+        return list(tensors)
+
+    def sent_together(self, tensors: Tensors) -> None:
+        """Nothing to note: the oracle does."""
+
+    def hooked(self, key: int, tensors: Tensors) -> None:
+        """As above."""
+
+    def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
+        box: list[Any] = []
+        thread = threading.Thread(target=lambda: box.append(action()))
+        thread.start()
+        thread.join()
+        return box[0]
+
+    def backward(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors | None) -> Found:
+        dist_autograd.backward(
+            _context(), roots, retain, grad_tensors=grads, inputs=inputs, accumulate=self.program.accumulate
+        )
+        return [self._gradient(tensor) for tensor in inputs or ()]
+
+    def grad(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors, unused: bool) -> Found:
+        found = dist_autograd.grad(_context(), roots, inputs, grads, retain_graph=retain, allow_unused=unused)
+        return list(found)
+
+    def gradients(self) -> Found:
+        """Of the leaves here."""
+        return [self._gradient(leaf) for leaf in self.worker.leaves]
+
+    def _gradient(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if self.program.accumulate == "grad":
+            return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        return dist_autograd.get_gradients(_context()).get(tensor)
+
+
+def _context() -> int:
+    context = current.get()
+    assert context is not None
+    return context.id
 
 
 def prepare(seed: int, workers: int) -> None:
     """Take part in the program of a seed."""
-    _playing[seed] = Worker(make_leaves(seed, workers)[get_worker_info().id], Log())
+    _playing[seed] = _Player(draw_program(seed, most_workers=workers))
 
 
-def run_body(seed: int, body: Body, *arguments: torch.Tensor) -> list[torch.Tensor]:
-    """Run a body here."""
-    environment = _run(seed, body, arguments)
-    return [environment[place] for place in body.results]
+def serve(seed: int, service: str, *args: Any) -> Any:
+    """Run a service of the worker here."""
+    return getattr(_playing[seed].worker, f"serve_{service}")(*args)
 
 
-def _run(seed: int, body: Body, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    def call(there: int, sent: Sequence[torch.Tensor], inner: Body) -> list[torch.Tensor]:
-        result: list[torch.Tensor] = rpc_sync(there, run_body, (seed, inner, *sent))
-        return result
-
-    return _playing[seed].run(body, arguments, call, _in_thread)
+def begin_pass(seed: int, number: int) -> None:
+    """Note which pass runs."""
+    _playing[seed].log.number = number
 
 
-def _in_thread(action: Callable[[], Any]) -> Any:
-    box: list[Any] = []
-    thread = threading.Thread(target=lambda: box.append(action()))
-    thread.start()
-    thread.join()
-    return box[0]
+def look(seed: int) -> Found:
+    """The gradients that the program has left here until now."""
+    return _playing[seed].gradients()
 
 
-def finish(seed: int, context: int) -> tuple[list[torch.Tensor | None], dict[int, list[torch.Tensor]]]:
-    """What the program left here: gradients, and calls of hooks."""
-    worker = _playing.pop(seed)
-    worker.end()
-    there = dist_autograd._autograd().contexts.get(context)
-    grads = [None] * LEAVES if there is None else [there.gradients.get(leaf) for leaf in worker.leaves]
-    return [None if grad is None else grad.detach() for grad in grads], dict(worker.log.calls)
+def finish(seed: int) -> dict[Key, list[torch.Tensor]]:
+    """End the program here; returns the calls of hooks."""
+    player = _playing.pop(seed)
+    player.worker.end()
+    return dict(player.log.calls)
 
 
 def check_program(seed: int) -> list[str]:
     """Run the program of a seed on this group, from here, and say how it differs from one process."""
-    program = draw_program(seed, most_workers=len(get_worker_infos()))
-    for worker in range(program.workers):
-        rpc_sync(worker, prepare, (seed, program.workers))
-    with dist_autograd.context() as context:
-        environment = _run(seed, program.body, ())
-        autograd = dist_autograd._autograd()
-        wanted, failed = run_passes(program, environment, autograd, autograd.contexts.retrieve(int(context)))
-        grads: list[list[torch.Tensor | None]] = []
-        hooks: dict[int, list[torch.Tensor]] = {}
-        for worker in range(program.workers):
-            left, calls = rpc_sync(worker, finish, (seed, int(context)))
-            grads.append(left)
-            hooks.update(calls)
-    outcome = Outcome(grads, hooks, 0, [None if grad is None else grad.detach() for grad in wanted], failed)
-    found = differences(outcome, run_locally(program), hooks=program.hooks_are_equal)
-    return [f"seed {seed}: {line}" for line in found]
+    most = len(get_worker_infos())
+    program = draw_program(seed, most_workers=most)
+    workers = range(program.workers)
+    for worker in workers:
+        rpc_sync(worker, prepare, (seed, most))
+    player, progress = _playing[seed], Progress(program)
+
+    def forward() -> None:
+        player.worker.environment = player.worker.run(0, [])
+
+    def one_pass(number: int, one: Pass) -> Found | None:
+        for worker in workers:
+            rpc_sync(worker, begin_pass, (seed, number))
+        found: Found | None = (
+            rpc_sync(one.worker, serve, (seed, "pass", one)) if one.worker else serve(seed, "pass", one)
+        )
+        return found
+
+    with dist_autograd.context():
+        progress.run(forward, one_pass, lambda: [rpc_sync(worker, look, (seed,)) for worker in workers])
+    log = Log()
+    for worker in workers:
+        for key, values in rpc_sync(worker, finish, (seed,)).items():
+            log.calls[key] += values
+    got: Outcome = progress.outcome(log)
+    want = run_locally(program)
+    found = differences(got, want, program, until_error=bool(refusal(got, want)))
+    return [f"seed {seed}: {difference}" for difference in found]
 
 
 def check_programs(first: int, count: int) -> list[str]:

@@ -1,0 +1,240 @@
+"""The oracle: a random program in one process, with torch's own autograd, where a call is a plain function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node, get_gradient_edge
+
+from telegrad.testing.programs.data import Pass, Program
+from telegrad.testing.programs.hooks import Key, Log
+from telegrad.testing.programs.running import (
+    Found,
+    Outcome,
+    Progress,
+    Tensors,
+    Worker,
+    install_post_hooks,
+    make_leaves,
+)
+from telegrad.testing.programs.siblings import extra_nodes, node_of
+from telegrad.testing.programs.tensors import values_of
+
+
+class OneProcess:
+    """All workers in one process."""
+
+    def __init__(self, program: Program) -> None:
+        self.workers: list[Worker] = []
+        self._program = program
+        self._got: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what tensors that are no leaves have got
+        self._messages: list[set[Node]] = []
+        self._hooked: list[tuple[int, set[Node]]] = []  # what `hooked` was told
+        self.may_run: list[set[int]] = []
+        """By pass: the hooks that telegrad may call and one process does not; see `siblings`."""
+        self.may_fail: set[int] = set()
+        """Passes in which telegrad may run such nodes."""
+        self.may_free = False
+        """Whether telegrad may have freed buffers that one process has not, for the same reason."""
+
+    def call(self, here: int, there: int, service: str, *args: Any) -> Any:
+        return getattr(self.workers[there], f"serve_{service}")(*args)
+
+    def message(self, tensors: Tensors) -> list[torch.Tensor]:
+        """New ones, the same one twice still being one; whatever the grad mode."""
+        made: dict[int, torch.Tensor] = {}
+        with torch.enable_grad():
+            for tensor in tensors:
+                if id(tensor) not in made:
+                    made[id(tensor)] = tensor.clone() if tensor.requires_grad else tensor.detach().clone()
+        self.sent_together(list(made.values()))
+        return [made[id(tensor)] for tensor in tensors]
+
+    def sent_together(self, tensors: Tensors) -> None:
+        nodes = {node_of(tensor) for tensor in tensors if tensor.requires_grad}
+        if len(nodes) > 1 and self._program.has_inputs():
+            self._messages.append(nodes)
+
+    def hooked(self, key: int, tensors: Tensors) -> None:
+        if len(tensors) > 1 or self._program.has_inputs():
+            self._hooked.append((key, {node_of(tensor) for tensor in tensors}))
+
+    def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
+        return action()
+
+    def backward(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors | None) -> Found:
+        inner = [tensor for tensor in inputs or () if not tensor.is_leaf]
+        if self._program.accumulate == "context":
+            # A tensor that was asked for once collects the gradients of all later passes in torch: take them away.
+            for tensor in inner:
+                tensor.grad = None
+        self._note_multi_grad_hooks(roots)
+        if inputs is not None:
+            self._note_siblings(roots, inputs, retain)
+        torch.autograd.backward(roots, grads, retain_graph=retain, inputs=inputs)
+        if self._program.accumulate == "grad":
+            return [tensor.grad for tensor in inputs or ()]
+        for tensor in inner:
+            if tensor.grad is not None:
+                before = self._got.get(id(tensor))
+                self._got[id(tensor)] = tensor, tensor.grad if before is None else before[1] + tensor.grad
+        return [
+            tensor.grad if tensor.is_leaf else self._got.get(id(tensor), (None, None))[1] for tensor in inputs or ()
+        ]
+
+    def grad(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors, unused: bool) -> Found:
+        self._note_multi_grad_hooks(roots)
+        self._note_siblings(roots, inputs, retain)
+        # Of edges: given tensors of a subclass, torch would make all results tensors of it.
+        outputs, wanted = [list(map(get_gradient_edge, tensors)) for tensors in (roots, inputs)]
+        return list(torch.autograd.grad(outputs, wanted, grads, retain_graph=retain, allow_unused=unused))
+
+    def _note_multi_grad_hooks(self, roots: Tensors) -> None:
+        """Torch calls such a hook twice if one of its tensors is the only root. Telegrad need not."""
+        begin = {node_of(root) for root in roots}
+        self.may_run[-1].update(key for key, nodes in self._hooked if len(nodes) > 1 and not nodes.isdisjoint(begin))
+
+    def _note_siblings(self, roots: Tensors, inputs: Tensors, retain: bool) -> None:
+        extra = extra_nodes(roots, inputs, self._messages) if self._messages else set()
+        self.may_run[-1].update(key for key, nodes in self._hooked if not nodes.isdisjoint(extra))
+        if extra:
+            self.may_fail.add(len(self.may_run) - 1)
+            self.may_free |= not retain
+
+
+def run_locally(program: Program) -> Outcome:
+    """Run a program in one process."""
+    log, group, progress = Log(), OneProcess(program), Progress(program)
+    made = make_leaves(program.leaves)
+    group.workers = [Worker(number, program, made[number], log, group) for number in range(program.workers)]
+    counted_only = program.has("run again")
+    handles = [
+        handle
+        for worker in group.workers
+        for handle in install_post_hooks(program.leaves, made, lambda: log, group, counted_only, worker.number)
+    ]
+
+    def forward() -> None:
+        group.workers[0].environment = group.workers[0].run(0, [])
+
+    def one_pass(number: int, one: Pass) -> Found | None:
+        log.number = number
+        group.may_run.append(set())
+        if group.may_free:
+            progress.end_comparison()
+        return group.workers[one.worker].serve_pass(one)
+
+    progress.run(forward, one_pass, lambda: [[leaf.grad for leaf in worker.leaves] for worker in group.workers])
+    for worker in group.workers:
+        worker.end()
+    for handle in handles:
+        handle.remove()
+    outcome = progress.outcome(log)
+    outcome.may_fail = group.may_fail
+    outcome.may_run = {(number, key) for number, keys in enumerate(group.may_run) for key in keys}
+    return outcome
+
+
+# -- comparing ----------------------------------------------------------------------------------------------------
+
+
+def tolerance(program: Program) -> float:
+    """How far values may be apart, next to the largest: sums of narrow numbers depend on their order."""
+    narrow = any("float" in kind for row in program.leaves.kinds for kind in row) or program.has("cast")
+    if program.has("matmul"):
+        return 0.05 if narrow else 1e-6
+    return 1e-4 if narrow else 1e-9
+
+
+def _equal(a: torch.Tensor | None, b: torch.Tensor | None, tolerance: float) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    a, b = values_of(a), values_of(b)
+    bound = tolerance * max(1.0, b.abs().max().item())
+    return bool(((a - b).abs() <= bound).all()) or (bool(b.isnan().any()) and torch.equal(a.isnan(), b.isnan()))
+
+
+# Errors of one process that telegrad has no reason to raise, as they appear in torch's words.
+_LIMITS_OF_TORCH = ("A leaf node was passed to _will_engine_execute_node",)
+
+# Errors that telegrad raises where one process goes on, and says so on its pages.
+_REFUSALS = {
+    "a received view was changed in place": "is a view and is being modified inplace",
+    "a subclass cannot keep its history": "that requires grad cannot be sent in an autograd context",
+}
+
+
+def refusal(got: Outcome, want: Outcome) -> str:
+    """Why a program ended early on one side, if that is documented: what both did until then must be equal."""
+    if want.error is not None and any(words in str(want.error) for words in _LIMITS_OF_TORCH):
+        return "torch cannot do it in one process"
+    if want.comparable is not None and len(got.results) >= want.comparable:
+        return "siblings of one message were run"
+    if got.error is not None and (want.error is None or len(want.results) >= len(got.results)):
+        if len(got.results) in want.may_fail:
+            return "siblings of one message were run"
+        return next((name for name, words in _REFUSALS.items() if words in str(got.error)), "")
+    return ""
+
+
+def differences(got: Outcome, want: Outcome, program: Program, until_error: bool = False) -> list[str]:
+    """How two outcomes differ, for people; nothing if they are equal.
+
+    With `until_error` only passes that worked on both sides are compared.
+    """
+    near = tolerance(program)
+    if until_error:
+        worked = min(len(got.results), len(want.results))
+        if want.comparable is not None:
+            worked = min(worked, want.comparable)
+        pairs = list(zip(got.results[:worked], want.results[:worked], strict=True))
+        mine, theirs = ({key: side.hooks[key] for key in side.hooks if key[0] < worked} for side in (got, want))
+        return [*_different_results(pairs, near), *_different_hooks(mine, theirs, want.may_run, near)]
+    if (got.error is None) != (want.error is None) or len(got.results) != len(want.results):
+        return [f"{_ending(got)}, and one process {_ending(want)}"]
+    found = _different_results(list(zip(got.results, want.results, strict=True)), near)
+    for worker, (ours, other) in enumerate(zip(got.grads, want.grads, strict=True)):
+        for leaf, (a, b) in enumerate(zip(ours, other, strict=True)):
+            if not _equal(a, b, near):
+                found.append(f"worker {worker}, leaf {leaf}: {a} instead of {b}")
+    return found + _different_hooks(got.hooks, want.hooks, want.may_run, near)
+
+
+def _different_results(pairs: Sequence[tuple[Found | None, Found | None]], near: float) -> list[str]:
+    found = []
+    for number, (mine, theirs) in enumerate(pairs):
+        if mine is None or theirs is None or len(mine) != len(theirs):
+            if mine is not theirs:
+                found.append(f"pass {number} returned {mine} instead of {theirs}")
+            continue
+        for place, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            if not _equal(a, b, near):
+                found.append(f"pass {number}, wanted tensor {place}: {a} instead of {b}")
+    return found
+
+
+def _different_hooks(
+    got: Mapping[Key, Tensors], want: Mapping[Key, Tensors], may_run: Container[Key], near: float
+) -> list[str]:
+    found = []
+    for key in sorted(set(got) | set(want)):
+        name = f"in pass {key[0]} hook {key[1]:#x}"
+        saw, should = got.get(key, []), want.get(key, [])
+        if key in may_run:
+            continue
+        if len(saw) != len(should):
+            found.append(f"{name} was called {len(saw)} times instead of {len(should)}")
+        elif not all(_equal(a, b, near) for a, b in zip(saw, should, strict=True)):
+            found.append(f"{name} saw {saw} instead of {should}")
+    return found
+
+
+def _ending(outcome: Outcome) -> str:
+    if outcome.error is None:
+        return f"all {len(outcome.results)} passes return"
+    first = str(outcome.error).strip().splitlines()[0][:300]
+    return f"raises {type(outcome.error).__name__} after {len(outcome.results)} passes ({first})"
