@@ -18,7 +18,7 @@ def run_passes(
     """Run them; returns the gradients of inputs, and whether a pass failed because another had freed the graph."""
     wanted: list[torch.Tensor | None] = []
     for number, places in enumerate(program.passes):
-        roots = roots_of(environment, places)
+        roots = roots_of(environment, places, apart=program.multi)
         asked = program.inputs[number]
         inputs = inputs_of(environment, asked)
         if not roots or inputs == []:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import register_multi_grad_hook
 
 LEAVES = 2
 """Leaves that each worker has."""
@@ -54,6 +55,9 @@ class Program:
     """Of each pass; None: it is for all leaves."""
     single: bool
     """Each message has one tensor. Several are the outputs of one node, so that hooks may run more often."""
+
+    multi: bool = False
+    """It has multi-grad hooks."""
 
     @property
     def hooks_are_equal(self) -> bool:
@@ -114,7 +118,8 @@ def draw_program(seed: int, *, most_workers: int = 6, leaf_hooks: bool = True) -
     single = extra.random() < 0.4
     workers = draw.randint(2, most_workers)
     budget = [draw.randint(3, 30)]  # steps in all
-    body = _draw_body(draw, workers, 0, 0, budget, leaf_hooks, 1 if single else 3, depth=0)
+    multi = extra if single and extra.random() < 0.5 else None
+    body = _draw_body(draw, workers, 0, 0, budget, leaf_hooks, 1 if single else 3, multi, depth=0)
     count = _size(body, 0)
     passes = [
         sorted({draw.randrange(count) for _ in range(draw.choice([1, 1, 1, 2, 3]))})
@@ -128,7 +133,7 @@ def draw_program(seed: int, *, most_workers: int = 6, leaf_hooks: bool = True) -
         for place in asked.places if asked is not None else ():
             if place >= LEAVES and extra.random() < 0.6:
                 body.steps.append(("hook", place, extra.getrandbits(48)))
-    return Program(workers, body, passes, seed, inputs, single)
+    return Program(workers, body, passes, seed, inputs, single, multi is not None)
 
 
 def _draw_inputs(draw: random.Random, count: int) -> Inputs | None:
@@ -153,6 +158,7 @@ def _draw_body(
     budget: list[int],
     leaf_hooks: bool,
     most: int,
+    multi: random.Random | None,
     depth: int,
 ) -> Body:
     body, size = Body(), LEAVES + arguments
@@ -167,7 +173,7 @@ def _draw_body(
         if kind < 0.4 and depth < 4:
             there = draw.randrange(workers)
             sent = [draw.randrange(size) for _ in range(draw.randint(1, most))]
-            inner = _draw_body(draw, workers, there, len(sent), budget, leaf_hooks, most, depth + 1)
+            inner = _draw_body(draw, workers, there, len(sent), budget, leaf_hooks, most, multi, depth + 1)
             body.steps.append(("call", there, sent, inner))
             size += len(inner.results)
         elif kind < 0.75:
@@ -182,6 +188,9 @@ def _draw_body(
             body.steps.append(("unstash", draw.randrange(100)))
             size += 1
     body.results = [draw.randrange(size) for _ in range(draw.randint(1, most))]
+    if multi is not None and size > LEAVES and multi.random() < 0.4:
+        places = [multi.randrange(LEAVES, size) for _ in range(multi.randint(1, 3))]
+        body.steps.append(("multi", places, multi.choice(["all", "all", "any"]), multi.getrandbits(48)))
     return body
 
 
@@ -207,6 +216,19 @@ class Log:
             return grad.clamp(-2.0, 2.0)
 
         return run
+
+    def on_all(self, tensors: Sequence[torch.Tensor], mode: Any, key: int) -> Any:
+        """A multi-grad hook that notes what it sees; with "any", which gradient is the first is up to the network."""
+
+        def run(grads: Any) -> None:
+            nothing = torch.zeros(3, dtype=torch.double)
+            seen = [nothing]
+            if mode == "all":
+                seen = [nothing if grad is None else grad.detach().clone() for grad in grads]
+            with self._lock:
+                self.calls[key] += seen
+
+        return register_multi_grad_hook(tensors, run, mode=mode)
 
 
 def make_leaves(seed: int, workers: int) -> list[list[torch.Tensor]]:
@@ -247,6 +269,10 @@ class Worker:
                 case "hook", place, key:
                     if environment[place].requires_grad:
                         self.handles.append(environment[place].register_hook(self.log.hook(key)))
+                case "multi", places, mode, key:
+                    tensors = [environment[place] for place in places if environment[place].grad_fn is not None]
+                    if tensors:  # those of leaves cannot be used with torch.autograd.grad, the oracle
+                        self.handles.append(self.log.on_all(tensors, mode, key))
                 case "stash", place:
                     self.stash.append(environment[place])
                 case "unstash", number:
@@ -289,7 +315,7 @@ def run_locally(program: Program) -> Outcome:
     flat = [leaf for worker in leaves for leaf in worker]
     outcome = Outcome(grads, log.calls)
     for number, places in enumerate(program.passes):
-        roots = roots_of(environment, places)
+        roots = roots_of(environment, places, apart=program.multi)
         asked = program.inputs[number]
         inputs = inputs_of(environment, asked)
         if not roots or inputs == []:
@@ -341,9 +367,13 @@ def _through_a_message(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [made[id(tensor)] for tensor in tensors]
 
 
-def roots_of(environment: Sequence[torch.Tensor], places: Sequence[int]) -> list[torch.Tensor]:
-    """The roots of a pass: those that can be differentiated."""
-    return [environment[place] for place in places if environment[place].requires_grad]
+def roots_of(environment: Sequence[torch.Tensor], places: Sequence[int], *, apart: bool = False) -> list[torch.Tensor]:
+    """The roots of a pass: those that can be differentiated. `apart`: no hook is on them.
+
+    Torch does not count the root of a pass among the tensors of a multi-grad hook, if it is the only one.
+    """
+    there = [environment[place] for place in places if environment[place].requires_grad]
+    return [root * 1 for root in there] if apart else there
 
 
 def inputs_of(environment: Sequence[torch.Tensor], asked: Inputs | None) -> list[torch.Tensor] | None:
