@@ -54,6 +54,38 @@ def test_every_exception_names_a_test_that_there_is_and_a_reason_that_is_allowed
     assert not set(left_out()) & set(differences())
 
 
+def printed_by(program: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_every_suite_that_pytorch_runs_for_rpc_has_a_row() -> None:
+    program = """
+from torch.testing._internal.distributed import rpc_utils
+from conformance.suites import SUITES
+lists = [value for name, value in vars(rpc_utils).items() if name.endswith("_TESTS")]
+ours = {suite.load() for suite in SUITES}
+print({cls for tests in lists for cls in tests} == ours, len(lists))
+tests = [(suite, test) for suite in SUITES for test in suite.tests()]
+needing = sum(suite.needs_cuda(test) for suite, test in tests)
+print(len(tests) - needing, needing)
+"""
+    assert printed_by(program)[-2:] == ["True 5", "465 98"]
+
+
+def test_a_case_can_be_found_by_its_module_and_name() -> None:
+    program = """
+import pickle
+from conformance.suites import SUITES, make_case
+suite = next(suite for suite in SUITES if suite.name == "parameter-server")
+case = make_case(suite, suite.tests()[0])
+print(pickle.loads(pickle.dumps(type(case))) is type(case))
+"""
+    assert printed_by(program)[-1:] == ["True"]
+
+
 def test_at_most_eight_tests_of_autograd_the_optimizer_and_remote_modules_are_left_out() -> None:
     names = {suite.name for suite in SUITES if suite.name.startswith(("autograd", "optimizer", "remote-module"))}
     assert sum(suite in names for suite, _ in left_out()) <= 8

@@ -74,6 +74,47 @@ assert repr(rpc.BackendType.TENSORPIPE) == "BackendType.TENSORPIPE"
     run(program)
 
 
+def test_the_backends_are_current_after_one_was_registered() -> None:
+    program = """
+import telegrad.drop_in
+telegrad.drop_in.install()
+import sys
+import torch.distributed.rpc as rpc
+assert "torch.distributed.rpc._testing" not in sys.modules
+assert [backend.name for backend in rpc.BackendType] == ["TENSORPIPE"]
+import torch.distributed.rpc._testing
+assert isinstance(rpc.BackendType.TENSORPIPE, rpc.backend_registry.BackendType)
+assert "BackendType" in dir(rpc) and rpc.BackendType.FAULTY_TENSORPIPE
+from torch._C._distributed_rpc_testing import FaultyTensorPipeAgent
+assert rpc._testing.FaultyTensorPipeAgent is FaultyTensorPipeAgent
+"""
+    run(program)
+
+
+def test_the_c_modules_are_telegrads_after_install_and_torchs_before() -> None:
+    program = """
+import torch
+from torch._C._distributed_rpc import PyRRef as theirs
+import telegrad.drop_in
+assert torch._C._distributed_rpc.PyRRef is theirs
+telegrad.drop_in.install()
+import torch._C._distributed_autograd
+import torch.distributed.rpc as rpc
+from torch._C._distributed_rpc import PyRRef, _is_current_rpc_agent_set
+assert PyRRef is rpc.PyRRef is torch._C._distributed_rpc.PyRRef is not theirs
+assert torch._C._distributed_autograd.get_gradients is torch.distributed.autograd.get_gradients
+options = rpc.TensorPipeRpcBackendOptions(init_method="tcp://127.0.0.1:0")
+assert not _is_current_rpc_agent_set()
+rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+assert _is_current_rpc_agent_set()
+assert isinstance(rpc.RRef(1), PyRRef) and isinstance(rpc.remote("alone", int), PyRRef)
+assert type(rpc.RRef(1)) is not PyRRef
+rpc.shutdown()
+assert not _is_current_rpc_agent_set()
+"""
+    run(program)
+
+
 def test_a_package_that_was_loaded_before_gets_ours() -> None:
     program = """
 import torch.distributed.optim, torch.distributed.nn
