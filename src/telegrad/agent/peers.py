@@ -20,6 +20,7 @@ from telegrad.errors import (
     UnknownWorker,
     WorkerLost,
 )
+from telegrad.interrupts import shielded
 from telegrad.protocol.verdicts import State
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.transport.buffers import BufferPool
@@ -214,7 +215,8 @@ class Peers:
             owner.executor.unblock()
         self._greeted.append(link)
         try:
-            received = self._greet(link, channel, peer, deadline, fresh)
+            greet = self._greet if link.resumable else self._greet_to_the_end
+            received = greet(link, channel, peer, deadline, fresh)
             channel.attach(link, received)
         except OtherVersion:
             link.close()
@@ -229,6 +231,13 @@ class Peers:
         finally:
             self._greeted.remove(link)
         return True
+
+    @shielded
+    def _greet_to_the_end(
+        self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool
+    ) -> tuple[int, int]:
+        """Not broken off by an interrupt: to the other side, the end of a unix connection is that of this process."""
+        return self._greet(link, channel, peer, deadline, fresh)
 
     def _greet(self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool) -> tuple[int, int]:
         owner = self._owner
