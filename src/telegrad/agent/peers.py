@@ -23,6 +23,7 @@ from telegrad.errors import (
     WorkerLost,
     is_shortage,
 )
+from telegrad.interrupts import shielded
 from telegrad.protocol.verdicts import State
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.transport.buffers import BufferPool
@@ -226,7 +227,8 @@ class Peers:
             # What the system may refuse comes first: a peer that has let us in, and then sees the connection end, would
             # take us for dead.
             owner.poller.add(link, read=False, once=True)
-            received = self._greet(link, channel, peer, deadline, fresh)
+            greet = self._greet if link.resumable else self._greet_to_the_end
+            received = greet(link, channel, peer, deadline, fresh)
             channel.attach(link, received)
         except OtherVersion:
             link.close()
@@ -243,6 +245,13 @@ class Peers:
         finally:
             self._greeted.remove(link)
         return True
+
+    @shielded
+    def _greet_to_the_end(
+        self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool
+    ) -> tuple[int, int]:
+        """Not broken off by an interrupt: to the other side, the end of a unix connection is that of this process."""
+        return self._greet(link, channel, peer, deadline, fresh)
 
     def _greet(self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool) -> tuple[int, int]:
         owner = self._owner

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import weakref
-from _thread import interrupt_main, start_new_thread
+from _thread import start_new_thread
 from collections.abc import Callable
 from time import monotonic, sleep
 from types import FrameType
@@ -102,10 +102,13 @@ class DeferringHandler:
             sleep(_PAUSE)
             unseen = unseen + 1 if self._asked else 0
             there: object = signal.getsignal(self._number)
-            if there is not self:  # then it is for the one that took our place, if there is one
+            if not self._kept:  # it was delivered
+                break
+            if there is not self:  # then it is for the handler that took our place, if there is one
                 self._kept = False
-                interrupt_main(signal.Signals(self._number))
-            elif self._kept and unseen % _UNSEEN == 0:
+                if callable(there):
+                    signal.pthread_kill(main, self._number)
+            elif unseen % _UNSEEN == 0:
                 self._asked = True
                 self._in_its_own_name = signal.getsignal(_ASK) is not _look
                 # A real signal: it ends the system call that the thread may wait in.

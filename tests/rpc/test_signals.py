@@ -1,0 +1,277 @@
+"""Signal handlers that wait: which are wrapped, when what they keep is delivered, and what is put back."""
+
+from __future__ import annotations
+
+import operator
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from telegrad import rpc
+from telegrad.agent.channel import Channel
+from telegrad.rpc import signals
+from telegrad.rpc.signals import DeferringHandler, Installation, wrap_signal_handler
+from telegrad.testing.interruption import PATIENCE, target
+
+pytestmark = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals are handled in the main thread"
+)
+
+
+@pytest.fixture
+def handled() -> Iterator[Installation]:
+    """Python's own handler, wrapped as init_rpc wraps it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    installation = Installation()
+    yield installation
+    installation.undo()
+    signal.signal(signal.SIGINT, before)
+
+
+def run_as(module: str, body: str, **names: Any) -> Callable[..., Any]:
+    """A function `run` that is, to all appearance, of that module."""
+    scope: dict[str, Any] = {"__name__": module, **names}
+    exec(body, scope)
+    return scope["run"]  # type: ignore[no-any-return]
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def interrupted(function: Callable[..., object], *args: Any) -> NoReturn:
+    """Call it; if it is not interrupted itself, what came meanwhile is raised here."""
+    function(*args)
+    threading.Event().wait(PATIENCE)
+    raise AssertionError("the signal was lost")
+
+
+# -- the handler ----------------------------------------------------------------------------------------------
+
+
+def test_what_comes_in_protected_code_is_raised_right_after_it(handled: Installation) -> None:
+    passed: list[str] = []
+    critical = run_as(
+        "telegrad.agent.channel",
+        "def run():\n    press()\n    passed.append('first')\n    press()\n    passed.append('second')\n",
+        press=press,
+        passed=passed,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(critical)
+    assert passed == ["first", "second"]
+
+
+def test_the_end_of_rpc_async_raises_what_came_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeferringHandler, "_ask", lambda self: None)  # nobody asks
+    with target("unix") as there:
+        post = Channel.post
+
+        def pressed(*args: Any, **kwargs: Any) -> bool:
+            press()
+            return post(*args, **kwargs)
+
+        for start in (rpc.rpc_async, rpc.remote):
+            with monkeypatch.context() as patched:
+                patched.setattr(Channel, "post", run_as_channel(pressed))
+                with pytest.raises(KeyboardInterrupt):
+                    start("b", operator.add, (1, 2))
+            signals.keeping.clear()
+        there.check()
+
+
+def run_as_channel(function: Callable[..., Any]) -> Callable[..., Any]:
+    return run_as("telegrad.agent.channel", "def run(*args, **kwargs):\n    return f(*args, **kwargs)\n", f=function)
+
+
+def test_one_who_presses_again_after_a_while_gets_out_of_anything(
+    handled: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "PATIENCE", 0.0)
+    stuck = run_as("telegrad.agent.channel", "def run():\n    press()\n    while True: press()\n", press=press)
+    with pytest.raises(KeyboardInterrupt):
+        stuck()
+
+
+def test_it_is_raised_even_if_no_thread_can_be_started(handled: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(signals, "start_new_thread", refuse)
+    run_as("telegrad.agent.channel", "def run():\n    press()\n", press=press)()
+    with pytest.raises(KeyboardInterrupt):
+        press()
+
+
+def test_handlers_of_the_user_are_deferred_too_and_put_back_at_the_end() -> None:
+    seen: list[str] = []
+
+    def on_alarm(number: int, frame: FrameType | None) -> NoReturn:
+        raise TimeoutError("too late")
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        installation = Installation()
+        critical = run_as(
+            "telegrad.agent.channel",
+            "def run():\n    alarm()\n    seen.append('whole')\n",
+            alarm=lambda: signal.raise_signal(signal.SIGALRM),
+            seen=seen,
+        )
+        with pytest.raises(TimeoutError, match="too late"):
+            interrupted(critical)
+        assert seen == ["whole"]
+        installation.undo()
+        assert signal.getsignal(signal.SIGALRM) is on_alarm
+        assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_that_the_user_installed_meanwhile_stays_and_gets_what_was_kept(handled: Installation) -> None:
+    came = threading.Event()
+
+    def mine(number: int, frame: FrameType | None) -> None:
+        came.set()
+
+    critical = run_as(
+        "telegrad.agent.channel",
+        "def run():\n    press()\n    install()\n",
+        press=press,
+        install=lambda: signal.signal(signal.SIGINT, mine),
+    )
+    critical()
+    assert came.wait(PATIENCE)
+    handled.undo()
+    assert signal.getsignal(signal.SIGINT) is mine
+
+
+def test_where_sigurg_is_taken_the_signal_itself_is_sent_again() -> None:
+    before = signal.signal(signal.SIGURG, lambda *_: None)
+    try:
+        installation = Installation()
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(run_as("telegrad.agent.channel", "def run():\n    press()\n", press=press))
+        installation.undo()
+    finally:
+        signal.signal(signal.SIGURG, before)
+
+
+def test_signals_that_are_ignored_or_have_no_handler_of_python_are_left_alone() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        installation = Installation()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        installation.undo()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_is_wrapped_once() -> None:
+    wrapped = wrap_signal_handler(signal.default_int_handler)
+    assert wrap_signal_handler(wrapped) is wrapped
+
+
+def test_in_a_notebook_it_is_installed_anew_for_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    callbacks: list[Callable[..., None]] = []
+    events = SimpleNamespace(
+        register=lambda name, function: callbacks.append(function),
+        unregister=lambda name, function: callbacks.remove(function),
+    )
+    shell = SimpleNamespace(events=events)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        installation = Installation()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as ipykernel does before each cell
+        callbacks[0](SimpleNamespace(raw_cell="1 + 1"))
+        assert isinstance(signal.getsignal(signal.SIGINT), DeferringHandler)
+        installation.undo()
+        assert not callbacks
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_child_of_a_fork_has_its_own_handlers_back(handled: Installation) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert isinstance(signal.getsignal(signal.SIGINT), DeferringHandler)
+
+
+# -- processes ------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import operator, os, signal, sys, threading
+import telegrad
+from telegrad import rpc
+me = threading.main_thread().ident
+before = signal.getsignal(signal.SIGINT)
+options = telegrad.Options(init_method="file://" + sys.argv[1], transports=("unix",))
+
+def press_when(condition):
+    def run():
+        while not condition():
+            threading.Event().wait(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        may_end.set()
+    threading.Thread(target=run, daemon=True).start()
+
+may_end = threading.Event()
+
+def slow():
+    may_end.wait(20)
+
+def interrupted(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("no KeyboardInterrupt")
+
+# Nobody else comes: init waits.
+press_when(lambda: os.path.exists(sys.argv[1] + ".none"))
+interrupted(rpc.init_rpc, "alone", rank=0, world_size=2,
+            rpc_backend_options=telegrad.Options(init_method="file://" + sys.argv[1] + ".none", transports=("unix",)))
+assert signal.getsignal(signal.SIGINT) is before
+assert os.listdir(os.environ["TELEGRAD_RUNTIME_DIR"]) == [], "the socket is left"
+
+rpc.init_rpc("only", rank=0, world_size=1, rpc_backend_options=options)
+assert rpc.rpc_sync("only", operator.add, (1, 2)) == 3
+may_end.clear()
+press_when(lambda: rpc.default_agent().ending.begun)
+pending = rpc.rpc_async("only", slow)
+interrupted(rpc.shutdown)
+assert signal.getsignal(signal.SIGINT) is before
+rpc.shutdown()
+assert threading.active_count() <= 3
+print("as it should be")
+os._exit(0)
+"""
+
+
+def test_init_and_shutdown_can_be_interrupted_and_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    environment = {**os.environ, "TELEGRAD_RUNTIME_DIR": str(tmp_path / "run"), "TELEGRAD_TOKEN": secrets.token_hex(32)}
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    ended = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "store")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "as it should be" in ended.stdout, ended.stderr
