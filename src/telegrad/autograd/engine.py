@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from telegrad.agent.autocast import entered
 from telegrad.autograd import islands
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.functions import ANCHOR_NODE, ONE, SendRpcBackward, chain_gates
@@ -325,7 +326,10 @@ class PassGraph:
         about = self._about
         create = about.create_graph
         retain = about.retain_graph or create
-        return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
+        if about.autocast is None:
+            return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
+        with entered(about.autocast):
+            return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
 
     def take(self, island: Island, captured: Sequence[torch.Tensor | None]) -> None:
         """Put what `run` captured to where the pass wants it. Without the lock."""

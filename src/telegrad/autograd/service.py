@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from telegrad.agent.agent import Agent
+from telegrad.agent.autocast import current as current_autocast
 from telegrad.agent.channel import Channel
 from telegrad.agent.group import WorkerRecord
 from telegrad.autograd.contexts import Contexts, DistAutogradContext
@@ -38,6 +39,7 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     ResumeReq,
 )
+from telegrad.wire.neutral import autocast_is_enabled
 from telegrad.wire.tensors import build
 
 _GONE = (
@@ -139,7 +141,9 @@ class Autograd:
         timeout: float | None,
     ) -> list[torch.Tensor | None]:
         number = self._agent.me.id << 48 | next(self._passes) & ((1 << 48) - 1)
-        about = PassInfo(context.id, number, retain_graph, create_graph, leaves, self.folding.steps(leaves))
+        steps = self.folding.steps(leaves)
+        autocast = current_autocast() if autocast_is_enabled() and self._agent.carries_autocast else None
+        about = PassInfo(context.id, number, retain_graph, create_graph, leaves, steps, autocast)
         deadline = self._agent.runtime.now() + timeout if timeout else None
         run = PassRun(self.postman, context, about, roots)
         self._take_turn(context, run)
