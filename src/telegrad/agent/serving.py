@@ -17,7 +17,7 @@ from telegrad.agent.autocast import entered
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.coroutines import EventLoop, InGradMode
-from telegrad.agent.error_texts import sendable, text_of, traceback_of
+from telegrad.agent.error_texts import explain, sendable, text_of, traceback_of
 from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.keeper import Keeper, Placed
@@ -356,6 +356,7 @@ class Serving:
             raise
 
     def _pack_failure(self, channel: Channel, served: Served, error: BaseException) -> Any:
+        explain(error)
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__") in _CALLS_IT:
             trace = trace.tb_next
