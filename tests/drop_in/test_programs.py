@@ -60,6 +60,8 @@ if rank == 0:
         dist_autograd.backward(context, [loss])
         print("here", dist_autograd.get_gradients(context)[x].tolist())
         print("there", server.rpc_sync().gradient(context).tolist())
+    with torch.autocast("cpu", torch.bfloat16):  # which torch's calls do not carry
+        print("there", rpc.rpc_sync("worker1", torch.mm, (torch.ones(2, 2), torch.ones(2, 2))).dtype)
     print("later", server.rpc_async().later("worker0", torch.ones(1)).wait().item())
     assert server.owner() == rpc.get_worker_info("worker1") and not server.is_owner()
 rpc.shutdown()
@@ -67,7 +69,12 @@ rpc.shutdown()
 
 
 def test_a_training_program_runs_unchanged(tmp_path: Path) -> None:
-    assert run_workers(TRAINING, tmp_path) == ["here [3.0, 3.0]", "later 4.0", "there [1.0, 1.0]"]
+    assert run_workers(TRAINING, tmp_path) == [
+        "here [3.0, 3.0]",
+        "later 4.0",
+        "there [1.0, 1.0]",
+        "there torch.float32",
+    ]
 
 
 # Each of these lines is a difference that docs/migrating.md names; tests/drop_in/test_drop_in_options.py has the last.

@@ -89,6 +89,8 @@ class Agent:
         self.references: Any = None
         """What `telegrad.rpc` keeps the references of this agent in."""
         self.listeners: list[Listener] = []
+        self.carries_autocast = True
+        """Whether calls and passes carry the autocast of their caller."""
         self.closed = ""
         """Why the agent cannot be used; empty while it can."""
         self.draining = False

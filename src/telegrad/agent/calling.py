@@ -9,6 +9,7 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from telegrad.agent.answers import read_answer, read_failure
+from telegrad.agent.autocast import current as current_autocast
 from telegrad.agent.calls import Call, Waiter, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.deadlines import Deadlines
@@ -26,7 +27,8 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
 from telegrad.wire.frames import Message, Outgoing, pack
-from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Request, Visit, encode_head
+from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Request, RequestInAutocast, Visit, encode_head
+from telegrad.wire.neutral import autocast_is_enabled
 from telegrad.wire.tensors import lay_out
 
 _log = logging.getLogger("telegrad")
@@ -47,6 +49,7 @@ class CallingOwner(Protocol):
     recorder: Recorder | None
     keeper: Keeper | None
     draining: bool
+    carries_autocast: bool
 
     def activity_ended(self) -> None:
         """A call has ended while a shutdown waits for quiet."""
@@ -181,14 +184,20 @@ class Calling:
             call.recorded = recorder.outgoing(scope, peer.record, encoded, request=True)
         if encoded.references and owner.keeper is not None:
             call.forks = owner.keeper.outgoing(peer.record.id, encoded.references)
-        # The deadline travels as what is left of it: clocks differ between hosts.
-        left = max(1e-3, call.deadline - owner.runtime.now()) if call.deadline is not None else 0.0
+        left = 0.0
+        if call.deadline is not None:
+            # The deadline travels as what is left of it: clocks differ between hosts.
+            left = call.deadline - owner.runtime.now()
+            if left < 1e-3:
+                left = 1e-3  # 0 would be none
         descriptors = () if layout is None else layout.descriptors
         nested = call.parent is not None
-        head = encode_head(
-            Request(call.id, name, left, nested, descriptors, call.recorded, call.forks, creation, visit)
-        )
-        return pack(head, encoded.data, layout, call.channel.room)
+        what = (call.id, name, left, nested, descriptors, call.recorded, call.forks, creation, visit)
+        if autocast_is_enabled() and owner.carries_autocast:
+            request: Request = RequestInAutocast(*what, current_autocast())
+        else:
+            request = Request(*what)
+        return pack(encode_head(request), encoded.data, layout, call.channel.room)
 
     def _take_credit(self, call: Call) -> None:
         """Wait until the peer takes another request of this size."""

@@ -15,7 +15,7 @@ from telegrad.agent.recorder import Scope
 from telegrad.errors import CallCancelled
 from telegrad.waiting import Event
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, AutogradMetadata, ForkInfo, Turn, Visit
+from telegrad.wire.messages import Answer, Autocast, AutogradMetadata, ForkInfo, Turn, Visit
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -97,6 +97,8 @@ class Served(msgspec.Struct, eq=False):
     """Of a call of a method, or of `to_here`."""
     turn: Turn | None = None
     """Of a call of an ordered object, until it waits for its turn there."""
+    autocast: Autocast | None = None
+    """The caller's."""
 
     @property
     def caller(self) -> str:

@@ -10,18 +10,24 @@ from typing import Any, TypeVar
 
 import torch
 
+from telegrad.agent.autocast import entered
 from telegrad.agent.executor import Executor
 from telegrad.waiting import Runtime
+from telegrad.wire.messages import Autocast
 
 T = TypeVar("T")
 
 
 class InGradMode(Coroutine[Any, Any, T]):
-    """A coroutine that begins in this grad mode. What it sets is its own: others run on its thread meanwhile."""
+    """A coroutine that begins in this grad mode and runs in this autocast.
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], mode: bool) -> None:
+    What it sets of grad mode is its own: others run on its thread meanwhile.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], mode: bool, autocast: Autocast | None = None) -> None:
         self._coroutine = coroutine
         self._mode = mode
+        self._autocast = autocast
 
     def send(self, value: Any) -> Any:
         """Go on until it next waits."""
@@ -42,7 +48,10 @@ class InGradMode(Coroutine[Any, Any, T]):
         before = torch.is_grad_enabled()
         torch.set_grad_enabled(self._mode)
         try:
-            return go(*args)
+            if self._autocast is None:
+                return go(*args)
+            with entered(self._autocast):
+                return go(*args)
         finally:
             self._mode = torch.is_grad_enabled()
             torch.set_grad_enabled(before)

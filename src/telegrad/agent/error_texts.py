@@ -29,3 +29,13 @@ def sendable(text: str) -> str:
     'name \\ud800'
     """
     return text.encode(errors="backslashreplace").decode()
+
+
+def explain(error: BaseException) -> None:
+    """Add what telegrad knows of an error of torch's that a received tensor caused."""
+    if type(error) is RuntimeError and "storage that is not resizable" in text_of(error):
+        error.add_note(
+            "A tensor that was received lies in the memory of its message, which cannot grow or be freed: call "
+            "clone() on it before resize_(), before it is the out= of an operation with a larger result, and before "
+            "its storage is resized."
+        )

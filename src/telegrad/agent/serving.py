@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 
 from telegrad.agent import coroutines
+from telegrad.agent.autocast import entered
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.coroutines import EventLoop, InGradMode
-from telegrad.agent.error_texts import sendable, text_of, traceback_of
+from telegrad.agent.error_texts import explain, sendable, text_of, traceback_of
 from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.keeper import Keeper, Placed
@@ -110,6 +111,8 @@ class Serving:
         )
         if request.visit is not None:
             served.visit, served.turn = request.visit, request.visit.turn
+        if request.autocast is not None:
+            served.autocast = request.autocast
         self.active[channel, request.call] = served
         if self._early:
             with self._lock:
@@ -229,7 +232,12 @@ class Serving:
             if name.startswith("@"):
                 function, deferred = self._services.get(name) or self._unknown(name)
                 if deferred:
-                    function(partial(self._answer, channel, served, creation), *values[0], **values[1])
+                    function = partial(function, partial(self._answer, channel, served, creation))
+                    if request.autocast is None:
+                        function(*values[0], **values[1])
+                    else:
+                        with entered(request.autocast):
+                            function(*values[0], **values[1])
                     return
                 args, kwargs = values
             elif name:
@@ -240,7 +248,11 @@ class Serving:
                 served.function = getattr(function, "__qualname__", repr(function))
             if served.cancelled:
                 served.check()
-            result = function(*args, **kwargs)
+            if request.autocast is None:
+                result = function(*args, **kwargs)
+            else:
+                with entered(request.autocast):
+                    result = function(*args, **kwargs)
             # Or what was sent would live until the answer has left, and its memory go back with the next one only.
             del args, kwargs, values, attachments
         except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
@@ -283,7 +295,7 @@ class Serving:
             answer(value, error)
 
         mode = served.autograd is None or served.autograd.grad_mode
-        cancel = served.on_cancel = self._loop.run(InGradMode(coroutine, mode), done)
+        cancel = served.on_cancel = self._loop.run(InGradMode(coroutine, mode, served.autocast), done)
         if served.cancelled:
             cancel()
         if served.answered:
@@ -356,6 +368,7 @@ class Serving:
             raise
 
     def _pack_failure(self, channel: Channel, served: Served, error: BaseException) -> Any:
+        explain(error)
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__") in _CALLS_IT:
             trace = trace.tb_next

@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from telegrad.agent.autocast import entered
 from telegrad.autograd import anomaly, islands
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.functions import (
@@ -421,10 +422,16 @@ class PassGraph:
         about = self._about
         create = about.create_graph
         retain = about.retain_graph or create
-        if about.check_nan and not anomaly.is_checking():
-            with anomaly.nan_checked([start_of(output) for output in outputs]):
-                return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
-        return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
+        inner = partial(run_backward, tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
+        check_nan = about.check_nan and not anomaly.is_checking()
+        if about.autocast is None and not check_nan:
+            return inner()
+        with contextlib.ExitStack() as modes:
+            if about.autocast is not None:
+                modes.enter_context(entered(about.autocast))
+            if check_nan:
+                modes.enter_context(anomaly.nan_checked([start_of(output) for output in outputs]))
+            return inner()
 
     def take(self, island: Island, captured: Sequence[torch.Tensor | None]) -> None:
         """Put what `run` captured to where the pass wants it. Without the lock."""

@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from telegrad.agent.agent import Agent
+from telegrad.agent.autocast import current as current_autocast
 from telegrad.agent.channel import Channel
 from telegrad.agent.group import WorkerRecord
 from telegrad.autograd import anomaly
@@ -40,6 +41,7 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     ResumeReq,
 )
+from telegrad.wire.neutral import autocast_is_enabled
 from telegrad.wire.tensors import build
 
 _GONE = (
@@ -140,7 +142,9 @@ class Autograd:
     ) -> list[torch.Tensor | None]:
         number = self._agent.me.id << 48 | next(self._passes) & ((1 << 48) - 1)
         check_nan = torch.is_anomaly_enabled() and anomaly.is_checking()
-        about = PassInfo(context.id, number, retain_graph, create_graph, leaves, self.folding.steps(leaves), check_nan)
+        steps = self.folding.steps(leaves)
+        autocast = current_autocast() if autocast_is_enabled() and self._agent.carries_autocast else None
+        about = PassInfo(context.id, number, retain_graph, create_graph, leaves, steps, check_nan, autocast)
         deadline = self._agent.runtime.now() + timeout if timeout else None
         run = PassRun(self.postman, context, about, roots)
         self._take_turn(context, run)

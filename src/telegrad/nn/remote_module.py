@@ -110,17 +110,13 @@ class RemoteModule(torch.nn.Module):
         return future.then(lambda done: guarded(done.value(), self._shown(), args, kwargs))
 
     def _call(self, proxy: Proxy, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the module, with the modes that this thread has for such devices."""
+        """Call a method of the module, in this thread's grad mode."""
         args, kwargs = moved(args, "cpu"), moved(kwargs, "cpu")
-        kind = self.device.partition(":")[0]
-        autocast = None
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
         grad = torch.is_grad_enabled()
         # In a context the call itself says that there is no grad.
-        if name == "__call__" and self.device == "cpu" and autocast is None and (grad or in_a_context()):
+        if name == "__call__" and self.device == "cpu" and (grad or in_a_context()):
             return proxy.__call__(*args, **kwargs)  # the module's: a proxy has none
-        return call_through(proxy, there.call, name, self.device, args, kwargs, grad, autocast)
+        return call_through(proxy, there.call, name, self.device, args, kwargs, grad)
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         return call_through(self.module_rref.rpc_sync(), function, *args)

@@ -14,8 +14,6 @@ from telegrad.rpc.api import default_agent, get_worker_info
 from telegrad.rpc.dist_autograd import get_gradients
 from telegrad.rpc.rref import RRef
 
-Autocast = tuple[str, torch.dtype, bool]
-"""The kind of device, the dtype to cast to, and whether casts of weights are kept."""
 State = tuple[dict[str, Any], dict[str, dict[str, Any]]]
 """The state of a module, and torch's notes on it (versions), by the names of the submodules."""
 
@@ -56,18 +54,12 @@ def call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     grad: bool = True,
-    autocast: Autocast | None = None,
 ) -> Any:
-    """Call a method on the module's device, in the caller's modes; the result comes on the CPU, or is `Itself`."""
+    """Call a method on the module's device, in the caller's grad mode; the result comes on the CPU, or is `Itself`."""
     on_cpu = device == "cpu"
     if not on_cpu:
         args, kwargs = moved(args, device), moved(kwargs, device)
-    with contextlib.ExitStack() as modes:
-        if not grad:
-            modes.enter_context(torch.no_grad())
-        if autocast is not None:
-            kind, dtype, cached = autocast
-            modes.enter_context(torch.autocast(kind, dtype, cache_enabled=cached))
+    with contextlib.nullcontext() if grad else torch.no_grad():
         result = getattr(module, name)(*args, **kwargs)
     if result is module:
         return Itself

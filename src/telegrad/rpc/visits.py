@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from telegrad.agent.agent import Agent
+from telegrad.agent.autocast import current as current_autocast
+from telegrad.agent.autocast import entered
 from telegrad.agent.calls import Served, serving
 from telegrad.agent.channel import Channel
 from telegrad.agent.serving import AT_ONCE, DEFERRED
@@ -55,11 +57,11 @@ class Visits:
         return served, visit, self._host.find_for(served.worker.id, visit.rref)
 
     def _later(self, task: Callable[[], None]) -> None:
-        """Run `task` on another thread, in the context and grad mode of this one."""
-        context, grad = copy_context(), torch.is_grad_enabled()
+        """Run `task` on another thread, in the context, grad mode and autocast of this one."""
+        context, grad, autocast = copy_context(), torch.is_grad_enabled(), current_autocast()
 
         def run() -> None:
-            with torch.set_grad_enabled(grad):
+            with torch.set_grad_enabled(grad), entered(autocast):
                 context.run(task)
 
         self._agent.executor.submit(run)
@@ -145,11 +147,11 @@ class Visits:
 
 
 def _as_now(function: Callable[..., None]) -> Callable[..., None]:
-    """The function, to be called by any thread, in the context and grad mode that there are now."""
-    context, grad = copy_context(), torch.is_grad_enabled()
+    """The function, to be called by any thread, in the context, grad mode and autocast that there are now."""
+    context, grad, autocast = copy_context(), torch.is_grad_enabled(), current_autocast()
 
     def run(*args: Any) -> None:
-        with torch.set_grad_enabled(grad):
+        with torch.set_grad_enabled(grad), entered(autocast):
             # A copy of the copy: a context can be entered only once at a time.
             context.copy().run(function, *args)
 

@@ -174,6 +174,7 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> 
     What is described is the same as without this; it is only found faster.
     """
     descriptors, moves, places, size = [], [], [], 0
+    several = share and len(attachments) > 1
     for x in attachments:
         if type(x) not in _UNINTERCEPTED or x.layout is not _STRIDED_LAYOUT or not x.is_cpu or x.is_nested:
             return False
@@ -189,13 +190,14 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> 
             return False
         if not address:
             return False
-        places.append((address, nbytes))
+        if several:
+            places.append((address, nbytes))
         descriptors.append(
             TensorDescriptor(STRIDED, code, size, shape, x.stride() if 1 in shape else (), x.requires_grad)
         )
         moves.append((size, x, nbytes))
         size += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    if share and len(places) > 1:
+    if several:
         places.sort()
         end = 0
         for address, nbytes in places:

@@ -6,6 +6,8 @@ A message's values travel outside its struct, as pickled data and a region of te
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from telegrad.errors import ProtocolError
@@ -22,6 +24,15 @@ class AutogradMetadata(msgspec.Struct, frozen=True, array_like=True):
     """Which attachments need one, in the order of the send's tensors."""
     grad_mode: bool = True
     """Whether the caller had grad mode on; if not, the function runs without it, too."""
+
+
+class Autocast(msgspec.Struct, frozen=True, array_like=True):
+    """The autocast of a thread."""
+
+    devices: tuple[tuple[str, int], ...]
+    """For each kind of device that it is for, the dtype to cast to (as in `telegrad.wire.descriptors`)."""
+    cache: bool
+    """Whether casts of weights are kept."""
 
 
 ForkId = tuple[int, int]
@@ -85,6 +96,14 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
     creation: Creation | None = None
     visit: Visit | None = None
 
+    autocast: ClassVar[Autocast | None] = None
+
+
+class RequestInAutocast(Request, frozen=True, array_like=True, tag=30):
+    """A request of a caller that is in autocast: the function runs in the same. Other requests need no room for it."""
+
+    autocast: Autocast | None = None  # type: ignore[misc]  # a field here, None in all other requests
+
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The function returned; the data is its result."""
@@ -142,6 +161,8 @@ class PassInfo(msgspec.Struct, frozen=True, array_like=True):
     steps: tuple[StepInPass, ...] = ()
     check_nan: bool = False
     """The caller is in anomaly mode: a node that returns NaN is an error."""
+    autocast: Autocast | None = None
+    """In which backward was called."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
@@ -303,6 +324,7 @@ class RRefBackwardResp(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 Head = (
     Request
+    | RequestInAutocast
     | Reply
     | Failure
     | Cancel

@@ -7,7 +7,7 @@ none of it, which costs less to find out than to leave it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import _C  # the thread's mode stacks have no public interface
@@ -16,13 +16,15 @@ _is_grad_enabled = torch.is_grad_enabled
 _is_inference_mode_enabled = torch.is_inference_mode_enabled
 _function_modes = _C._len_torch_function_stack
 _dispatch_modes = _C._len_torch_dispatch_stack
+autocast_is_enabled: Callable[[], bool] = _C._is_any_autocast_enabled
+"""Whether the calling thread is in autocast, for whatever device."""
 
 
 def thread_is_neutral() -> bool:
     """Whether the calling thread has torch's initial state, so that there is nothing to leave."""
     return (
         _is_grad_enabled() and not _is_inference_mode_enabled() and not _function_modes() and not _dispatch_modes()
-    ) and not _C._is_any_autocast_enabled()
+    ) and not autocast_is_enabled()
 
 
 def nothing_intercepts() -> bool:
@@ -31,7 +33,7 @@ def nothing_intercepts() -> bool:
         not _is_inference_mode_enabled()
         and not _function_modes()
         and not _dispatch_modes()
-        and not _C._is_any_autocast_enabled()
+        and not autocast_is_enabled()
     )
 
 
@@ -45,7 +47,7 @@ def neutral() -> Iterator[None]:
             stack.callback(_C._push_on_torch_dispatch_stack, _C._pop_torch_dispatch_stack(None))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        if _C._is_any_autocast_enabled():
+        if autocast_is_enabled():
             accelerator = torch.accelerator.current_accelerator()
             for device in {"cpu", accelerator.type if accelerator else "cpu"}:
                 stack.enter_context(torch.autocast(device, enabled=False))
