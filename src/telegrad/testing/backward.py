@@ -67,7 +67,7 @@ class Stage:
     def sent_together(self, tensors: Tensors) -> None:
         """Nothing to note: the oracle does."""
 
-    def hooked(self, key: int, tensors: Tensors) -> None:
+    def hooked(self, key: int, tensors: Tensors, mode: str = "") -> None:
         """As above."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
