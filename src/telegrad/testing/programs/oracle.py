@@ -116,11 +116,10 @@ def run_locally(program: Program) -> Outcome:
     log, group, progress = Log(), OneProcess(program), Progress(program)
     made = make_leaves(program.leaves)
     group.workers = [Worker(number, program, made[number], log, group) for number in range(program.workers)]
-    counted_only = program.has("run again")
     handles = [
         handle
         for worker in group.workers
-        for handle in install_post_hooks(program.leaves, made, lambda: log, group, counted_only, worker.number)
+        for handle in install_post_hooks(program.leaves, made, lambda: log, group, program.counts_only, worker.number)
     ]
 
     def forward() -> None:

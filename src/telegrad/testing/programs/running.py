@@ -274,5 +274,15 @@ class Progress:
         return Outcome(self.grads, self.results, hooks, self.error, comparable=self.comparable)
 
 
+def left_in_context(program: Program, tensor: torch.Tensor, found: torch.Tensor | None) -> torch.Tensor | None:
+    """All gradients of a tensor, of which `found` is in the context.
+
+    A backward inside a pass with inputs= accumulates into ``.grad``, as in one process; no other pass does.
+    """
+    if not (tensor.is_leaf and program.has_inputs() and program.has("run again")) or tensor.grad is None:
+        return found
+    return tensor.grad if found is None else tensor.grad + found
+
+
 def _kept(grad: torch.Tensor | None) -> torch.Tensor | None:
     return None if grad is None else grad.detach().clone()
