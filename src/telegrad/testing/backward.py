@@ -31,7 +31,7 @@ from telegrad.testing.programs import (
     refusal,
     run_locally,
 )
-from telegrad.testing.programs.running import Tensors
+from telegrad.testing.programs.running import Tensors, left_in_context
 from telegrad.testing.simulation import Faults, Simulation
 
 _STATE = ("num_autograd_contexts", "num_current_backward_passes", "sends", "recvs")
@@ -67,7 +67,7 @@ class Stage:
     def sent_together(self, tensors: Tensors) -> None:
         """Nothing to note: the oracle does."""
 
-    def hooked(self, key: int, tensors: Tensors) -> None:
+    def hooked(self, key: int, tensors: Tensors, mode: str = "") -> None:
         """As above."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
@@ -136,7 +136,7 @@ class Stage:
             return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
         context = self._autograd(number).contexts.get(self.context_id)
         found: torch.Tensor | None = None if context is None else context.gradients.get(tensor)
-        return found
+        return left_in_context(self.program, tensor, found)
 
 
 @dataclass
@@ -177,12 +177,11 @@ class _Check:
         leaves = self._programs[0].leaves
         made = make_leaves(leaves)
         self.stages = [Stage(self._sim, self._names, program, made) for program in self._programs]
-        counted_only = any(program.has("run again") for program in self._programs)
         first = self.stages[0]
         return [
             handle
             for number in range(len(leaves.kinds))
-            for handle in install_post_hooks(leaves, made, self._log, first, counted_only, number)
+            for handle in install_post_hooks(leaves, made, self._log, first, self._programs[0].counts_only, number)
         ]
 
     def _log(self) -> Log:

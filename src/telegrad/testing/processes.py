@@ -30,7 +30,7 @@ from telegrad.testing.programs import (
     run_locally,
 )
 from telegrad.testing.programs.hooks import Key
-from telegrad.testing.programs.running import Tensors
+from telegrad.testing.programs.running import Tensors, left_in_context
 
 _playing: dict[int, _Player] = {}
 """This process's part in each program that is under way."""
@@ -45,8 +45,9 @@ class _Player:
         number = get_worker_info().id
         made = make_leaves(program.leaves)
         self.worker = Worker(number, program, made[number], self.log, self)
-        counted_only = program.has("run again")
-        self.worker.handles += install_post_hooks(program.leaves, made, lambda: self.log, self, counted_only, number)
+        self.worker.handles += install_post_hooks(
+            program.leaves, made, lambda: self.log, self, program.counts_only, number
+        )
 
     def call(self, here: int, there: int, service: str, *args: Any) -> Any:
         return rpc_sync(there, serve, (self.program.seed, service, *args))
@@ -57,7 +58,7 @@ class _Player:
     def sent_together(self, tensors: Tensors) -> None:
         """Nothing to note: the oracle does."""
 
-    def hooked(self, key: int, tensors: Tensors) -> None:
+    def hooked(self, key: int, tensors: Tensors, mode: str = "") -> None:
         """As above."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
@@ -84,7 +85,7 @@ class _Player:
     def _gradient(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if self.program.accumulate == "grad":
             return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
-        return dist_autograd.get_gradients(_context()).get(tensor)
+        return left_in_context(self.program, tensor, dist_autograd.get_gradients(_context()).get(tensor))
 
 
 def _context() -> int:

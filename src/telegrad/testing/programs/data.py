@@ -92,6 +92,11 @@ class Program:
         """Whether a step of this kind is in it."""
         return any(step[0] == kind for number in self.reached() for step in self.bodies[number].steps)
 
+    @property
+    def counts_only(self) -> bool:
+        """Whether post-accumulate hooks note calls without values: which come first is up to the engine."""
+        return "reentrant" in self.features
+
     def reached(self) -> list[int]:
         """The bodies that are called, callers first. Shrinking leaves others."""
         reached = [0]

@@ -27,6 +27,8 @@ def draw_program(
     has = frozenset(name for name, weight in features.items() if draw.random() < weight)
     workers = draw.randint(2, most_workers)
     shared = leaves is not None
+    if shared and "inputs" in has:
+        has -= {"reentrant"}  # a backward inside a pass with inputs= leaves gradients in .grad, which all share
     if leaves is None:
         leaves = draw_leaves(seed, workers, has)
     bodies = _Bodies(draw, workers, has, leaf_hooks=not shared)

@@ -33,8 +33,8 @@ class Group(Protocol):
     def sent_together(self, tensors: Tensors) -> None:
         """Note that these go in one message, which one process does not copy."""
 
-    def hooked(self, key: int, tensors: Tensors) -> None:
-        """Note that a hook was put on these, a multi-grad hook if they are several."""
+    def hooked(self, key: int, tensors: Tensors, mode: str = "") -> None:
+        """Note that a hook was put on these; `mode` is that of a multi-grad hook."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
         """Run it in another thread."""
@@ -178,7 +178,7 @@ class Worker:
                 if tensors:
                     self.handles.append(multi_grad_hook(self.log, key, tensors, mode))
                     for index in range(len(tensors)):  # what is called for one shows in what is noted of all
-                        group.hooked(key + index, tensors)
+                        group.hooked(key + index, tensors, mode)
             case "views", direction, there, place, other, kinds, with_history, actions:
                 # One process hands the views themselves over: nobody uses them afterwards.
                 x = environment[other]
@@ -272,6 +272,16 @@ class Progress:
         failed = len(self.results) if self.error is not None else None
         hooks = log.without_pass(failed)
         return Outcome(self.grads, self.results, hooks, self.error, comparable=self.comparable)
+
+
+def left_in_context(program: Program, tensor: torch.Tensor, found: torch.Tensor | None) -> torch.Tensor | None:
+    """All gradients of a tensor, of which `found` is in the context.
+
+    A backward inside a pass with inputs= accumulates into ``.grad``, as in one process; no other pass does.
+    """
+    if not (tensor.is_leaf and program.has_inputs() and program.has("run again")) or tensor.grad is None:
+        return found
+    return tensor.grad if found is None else tensor.grad + found
 
 
 def _kept(grad: torch.Tensor | None) -> torch.Tensor | None:

@@ -52,6 +52,8 @@ def _smaller(program: Program) -> Iterator[Program]:
                 less = replace(one, roots=rest) if name == "roots" else replace(one, wanted=rest)
                 yield replace(program, passes=[*program.passes[:number], less, *program.passes[number + 1 :]])
     leaves = program.leaves
+    if program.shares_leaves:
+        return
     for index in range(len(leaves.hooks)):
         yield replace(program, leaves=replace(leaves, hooks=_without(leaves.hooks, index)))
     for worker, row in enumerate(leaves.kinds):
