@@ -19,6 +19,7 @@ from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.functions import ANCHOR_NODE, ONE, SendRpcBackward, chain_gates
 from telegrad.autograd.gradients import AccumulateThrough
 from telegrad.autograd.islands import Island
+from telegrad.autograd.slots import Wait
 from telegrad.autograd.torch_private import (
     profiled,
     run_backward,
@@ -61,6 +62,7 @@ class PassGraph:
         "_numbers",
         "_seen",
         "_through",
+        "_wait",
         "captured",
         "fed",
         "islands",
@@ -78,6 +80,7 @@ class PassGraph:
         lock: Lock,
         through: AccumulateThrough,
         accumulate_hooks: bool,
+        wait: Wait,
     ) -> None:
         self._context = context
         self._about = about
@@ -85,6 +88,7 @@ class PassGraph:
         self._lock = lock
         self._through = through
         self._hooks = accumulate_hooks
+        self._wait = wait  # for .grad of leaves
         self._numbers = itertools.count()
         self._seen: set[Node] = set()
         self.roots = roots
@@ -198,6 +202,10 @@ class PassGraph:
         add, grads = self._context.gradients.add, fed.grads
         for index, leaf in zip(fed.reached, leaves, strict=True):
             if leaf.requires_grad:  # else it was frozen since
+                grad, dtype = grads[index], leaf.grad_dtype
+                if grad is not None and dtype is not None and grad.dtype is not dtype:
+                    grads[index] = grad.to(dtype)  # as the engine does
+                del grad  # or it would not be the context's alone
                 add(leaf, grads, index)
         return True
 
@@ -306,7 +314,7 @@ class PassGraph:
             if island.reached:
                 edges.append(_ANCHOR)
             if through:
-                with self._through.into(self._context.gradients, list(island.leaves)):
+                with self._through.into(self._context.gradients, list(island.leaves), self._wait):
                     self._backward(outputs, grads, edges, True)
                 return ()
             return self._backward(outputs, grads, edges, False)
