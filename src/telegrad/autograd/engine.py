@@ -62,7 +62,6 @@ class PassGraph:
         "_numbers",
         "_seen",
         "_through",
-        "_wait",
         "captured",
         "fed",
         "islands",
@@ -80,7 +79,6 @@ class PassGraph:
         lock: Lock,
         through: AccumulateThrough,
         accumulate_hooks: bool,
-        wait: Wait,
     ) -> None:
         self._context = context
         self._about = about
@@ -88,7 +86,6 @@ class PassGraph:
         self._lock = lock
         self._through = through
         self._hooks = accumulate_hooks
-        self._wait = wait  # for .grad of leaves
         self._numbers = itertools.count()
         self._seen: set[Node] = set()
         self.roots = roots
@@ -210,14 +207,21 @@ class PassGraph:
         return True
 
     def run(
-        self, island: Island, waiting: Sequence[Entry], wait_for: Callable[[SendRpcBackward], None]
+        self,
+        island: Island,
+        waiting: Sequence[Entry],
+        wait_for: Callable[[SendRpcBackward], None],
+        wait_for_slot: Wait,
     ) -> Sequence[torch.Tensor | None]:
-        """Run an island; returns what was captured, for `take`. Gates call `wait_for`. Without the lock."""
+        """Run an island; returns what was captured, for `take`. Without the lock.
+
+        Gates call `wait_for`, and who needs ``.grad`` of a leaf `wait_for_slot`.
+        """
         entered = self._entered(island, waiting)
         if entered is not None:
             for node, outputs_reached in island.reached.items():
                 self.reached[node.recv.message] = outputs_reached
-            return self._run(island, *entered)
+            return self._run(island, *entered, wait_for_slot)
         outputs: list[torch.Tensor] = []
         grads: list[torch.Tensor | None] = []
         gates: list[tuple[Callable[[], None], Sequence[torch.Tensor]]] = []
@@ -253,8 +257,8 @@ class PassGraph:
             self.reached[node.recv.message] = outputs_reached
         if gates:
             with torch.autograd.set_multithreading_enabled(False), _compiled_autograd_off():
-                return self._run(island, outputs, grads)
-        return self._run(island, outputs, grads)
+                return self._run(island, outputs, grads, wait_for_slot)
+        return self._run(island, outputs, grads, wait_for_slot)
 
     def _entered(
         self, island: Island, waiting: Sequence[Entry]
@@ -298,6 +302,7 @@ class PassGraph:
         island: Island,
         outputs: Sequence[torch.Tensor | GradientEdge],
         grads: Sequence[torch.Tensor | None],
+        wait: Wait,
     ) -> Sequence[torch.Tensor | None]:
         leaves = self._about.leaves
         if leaves == INTO_GRAD:
@@ -314,7 +319,7 @@ class PassGraph:
             if island.reached:
                 edges.append(_ANCHOR)
             if through:
-                with self._through.into(self._context.gradients, list(island.leaves), self._wait):
+                with self._through.into(self._context.gradients, list(island.leaves), wait):
                     self._backward(outputs, grads, edges, True)
                 return ()
             return self._backward(outputs, grads, edges, False)

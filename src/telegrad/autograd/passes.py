@@ -83,9 +83,7 @@ class PassRun:
         # protects everything below, and failure
         self._lock = lock = threading.Lock()
         self._state: Pass[Ticket] = Pass(postman.me)
-        self._graph = PassGraph(
-            context, about, roots, lock, postman.accumulate_through, postman.accumulate_hooks, self.wait_for_slot
-        )
+        self._graph = PassGraph(context, about, roots, lock, postman.accumulate_through, postman.accumulate_hooks)
         self._gates: dict[int, Event] = {}
         self._todo: deque[Effect[Ticket]] = deque()
         self._wake: Wakeup | None = None
@@ -340,7 +338,7 @@ class PassRun:
         agent, served = acting.set(self._postman.agent), serving.set(None)
         try:
             if self.failure is None:
-                captured = graph.run(island, start.waiting, self._wait_for)
+                captured = graph.run(island, start.waiting, self._wait_for, self.wait_for_slot)
                 if captured and self.failure is None:  # else nobody will ask for them, and another pass may have begun
                     graph.take(island, captured)
                 del captured
