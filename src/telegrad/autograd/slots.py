@@ -85,6 +85,11 @@ class Slots:
             for request in self._requests:
                 request.event.set()
 
+    def waiting(self) -> int:
+        """How many threads wait for slots."""
+        with self._lock:
+            return len(self._requests)
+
     # -- what the current thread has --------------------------------------------------------------------------------
 
     def add(self, part: Part, wait: Wait) -> None:
