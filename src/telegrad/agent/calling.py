@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -234,6 +235,10 @@ class Calling:
         """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
         if call.answer is not None or call.error is not None:
             return True
+        executor = self._owner.executor
+        if executor.current.held is not None:
+            # Not for each wait in here alone: a thread that reads for others must not wait in between for what it held.
+            return executor.without_held(partial(self.wait, call, deadline))
         until = call.deadline if deadline is None else deadline
         if deadline is not None and call.deadline is not None:
             until = min(deadline, call.deadline)

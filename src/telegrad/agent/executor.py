@@ -27,6 +27,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -36,6 +37,7 @@ from telegrad.waiting import Event, Runtime, Thread
 
 _log = logging.getLogger("telegrad")
 
+T = TypeVar("T")
 Task = Callable[[], object]
 
 PARKED_FOR = 10.0  # seconds after which a runner that has nothing to do ends
@@ -60,9 +62,20 @@ class Owed(partial[object]):
     """A task that somebody may wait for whatever happens: it runs even if the executor is being stopped."""
 
 
+class Holding(Protocol):
+    """What a thread has for itself alone, and must not keep from others while it waits."""
+
+    def suspend(self) -> None:
+        """Let others have it."""
+
+    def resume(self) -> None:
+        """Have it again. May wait, and raises if there is no point in that any more."""
+
+
 class _Runner(threading.local):
     """What the current thread is to this executor."""
 
+    held: Holding | None = None
     mine = False
     counted = False  # its task counts as a user function that runs
     number = 0
@@ -79,7 +92,7 @@ class Executor:
         self._poll = poll
         self._name = name
         self._most_running = most_running
-        self._current = _Runner()
+        self.current = self._current = _Runner()
         # protects everything below
         self._lock = threading.Lock()
         self._urgent: deque[Task] = deque()  # never waits for user functions to end
@@ -327,6 +340,8 @@ class Executor:
         """Wait for `event`: the one way to wait on a thread that may be a runner."""
         if event.is_set():
             return True
+        if self._current.held is not None:
+            return self.without_held(partial(self.wait, event, deadline))
         if not self._current.mine:
             return event.wait(deadline)
         self.block()
@@ -338,6 +353,24 @@ class Executor:
     def pause(self) -> None:
         """Wait for a moment: the system refused something, and may grant it then."""
         self.wait(self._never, self._runtime.now() + AGAIN)
+
+    def hold(self, held: Holding | None) -> None:
+        """Have the current thread let go of this whenever it waits."""
+        self._current.held = held
+
+    def without_held(self, wait: Callable[[], T]) -> T:
+        """Wait while others may have what this thread holds."""
+        current = self._current
+        held, current.held = current.held, None
+        assert held is not None
+        try:
+            held.suspend()
+            try:
+                return wait()
+            finally:
+                held.resume()
+        finally:
+            current.held = held
 
     def block(self) -> None:
         """This thread is about to wait for something that only others can bring about."""
@@ -360,6 +393,8 @@ class Executor:
 
     def wait_for_link(self, link: Link, deadline: float | None) -> int:
         """Wait until `link` can be read. A runner serves meanwhile, through another, if there is anything to serve."""
+        if self._current.held is not None:
+            return self.without_held(partial(self.wait_for_link, link, deadline))
         if not self._current.mine:
             return link.wait(deadline)
         with self._lock:

@@ -29,6 +29,7 @@ from telegrad.autograd.functions import (
 from telegrad.autograd.gradients import AccumulateThrough
 from telegrad.autograd.inputs import Found, Needs, noting
 from telegrad.autograd.islands import Island
+from telegrad.autograd.slots import Wait
 from telegrad.autograd.torch_private import (
     profiled,
     run_backward,
@@ -229,18 +230,29 @@ class PassGraph:
         add, grads = self._context.gradients.add, fed.grads
         for index, leaf in zip(fed.reached, leaves, strict=True):
             if leaf.requires_grad:  # else it was frozen since
+                grad, dtype = grads[index], leaf.grad_dtype
+                if grad is not None and dtype is not None and grad.dtype is not dtype:
+                    grads[index] = grad.to(dtype)  # as the engine does
+                del grad  # or it would not be the context's alone
                 add(leaf, grads, index)
         return True
 
     def run(
-        self, island: Island, waiting: Sequence[Entry], wait_for: Callable[[SendRpcBackward], None]
+        self,
+        island: Island,
+        waiting: Sequence[Entry],
+        wait_for: Callable[[SendRpcBackward], None],
+        wait_for_slot: Wait,
     ) -> Sequence[torch.Tensor | None]:
-        """Run an island; returns what was captured, for `take`. Gates call `wait_for`. Without the lock."""
+        """Run an island; returns what was captured, for `take`. Without the lock.
+
+        Gates call `wait_for`, and who needs ``.grad`` of a leaf `wait_for_slot`.
+        """
         entered = self._entered(island, waiting)
         if entered is not None:
             for node, outputs_reached in island.reached.items():
                 self.reached[node.recv.message] = outputs_reached
-            return self._run(island, *entered, island.reached)
+            return self._run(island, *entered, island.reached, wait_for_slot)
         outputs: list[torch.Tensor] = []
         grads: list[torch.Tensor | None] = []
         gates: list[tuple[Callable[[], None], Sequence[torch.Tensor]]] = []
@@ -278,8 +290,8 @@ class PassGraph:
             self.reached[node.recv.message] = outputs_reached
         if gates:
             with torch.autograd.set_multithreading_enabled(False), _compiled_autograd_off():
-                return self._run(island, outputs, grads, reached)
-        return self._run(island, outputs, grads, reached)
+                return self._run(island, outputs, grads, reached, wait_for_slot)
+        return self._run(island, outputs, grads, reached, wait_for_slot)
 
     def _entered(
         self, island: Island, waiting: Sequence[Entry]
@@ -326,6 +338,7 @@ class PassGraph:
         outputs: Sequence[torch.Tensor | GradientEdge],
         grads: Sequence[torch.Tensor | None],
         reached: dict[Any, set[int]],
+        wait: Wait,
     ) -> Sequence[torch.Tensor | None]:
         leaves = self._about.leaves
         if leaves == INTO_GRAD:
@@ -343,11 +356,11 @@ class PassGraph:
             if island.reached:
                 edges.append(_ANCHOR)
             if through:
-                with self._through.into(self._context.gradients, list(island.leaves)):
+                with self._through.into(self._context.gradients, list(island.leaves), wait):
                     self._backward(outputs, grads, edges, True)
                 return ()
             return self._backward(outputs, grads, edges, False)
-        return self._run_needed(island, outputs, grads, reached)
+        return self._run_needed(island, outputs, grads, reached, wait)
 
     def _run_needed(
         self,
@@ -355,6 +368,7 @@ class PassGraph:
         outputs: Sequence[torch.Tensor | GradientEdge],
         grads: Sequence[torch.Tensor | None],
         reached: dict[Any, set[int]],
+        wait: Wait,
     ) -> Sequence[torch.Tensor | None]:
         """Run what leads to inputs, as torch does: the nodes between the outputs, the inputs, and needed recvs."""
         roots, numbers = self.roots, sorted(island.wanted)
@@ -381,7 +395,7 @@ class PassGraph:
         if roots.into == INTO_GRAD:
             self._backward(outputs, grads, [*tensors.values(), *onward], True)
             return ()
-        with noting(inner) as noted, self._through.into(self._context.gradients, list(island.leaves)):
+        with noting(inner) as noted, self._through.into(self._context.gradients, list(island.leaves), wait):
             self._backward(outputs, grads, [*edges, *onward], True)
         return [noted.get(number) for number in numbers]
 

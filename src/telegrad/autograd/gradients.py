@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from telegrad.autograd.slots import Installed, Slots, Wait
 from telegrad.autograd.torch_private import (
     has_post_accumulate_hooks,
     nobody_else_holds,
@@ -47,13 +48,29 @@ class Gradients:
             if ours and id(leaf) not in self._grads:
                 self._grads[id(leaf)] = leaf, grad
                 return
-        # Whatever mode the thread is in: with create_graph a gradient has a graph, which copy and sum must not lose.
-        with torch.enable_grad():
-            if not ours:
+        if not ours:
+            # Whatever mode the thread is in: with create_graph a gradient has a graph, which copies and sums must keep.
+            with torch.enable_grad():
                 grad = grad.clone() if grad.layout != torch.strided else _clone_like(grad, leaf)
+        self.add_back(leaf, grad)
+
+    def take_out(self, leaf: torch.Tensor) -> torch.Tensor | None:
+        """Remove a gradient: whoever has it may change it, until `add_back`."""
+        with self._lock:
+            _, grad = self._grads.pop(id(leaf), (leaf, None))
+            return grad
+
+    def add_back(self, leaf: torch.Tensor, grad: torch.Tensor) -> None:
+        """Add a gradient that belongs to the caller alone."""
+        while True:
             with self._lock:
-                there = self._grads.get(id(leaf))
-                self._grads[id(leaf)] = leaf, grad if there is None else _sum(there[1], grad)
+                there = self._grads.pop(id(leaf), None)
+                if there is None:
+                    self._grads[id(leaf)] = leaf, grad
+                    return
+            # Without the lock: gradients may be of a class whose sum runs code of the user's.
+            with torch.enable_grad():
+                grad = _sum(there[1], grad)
 
     def replace(self, leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
         """Set what AccumulateGrad made of it."""
@@ -133,36 +150,28 @@ def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return one + other
 
 
-def run_hooks_on_context(gradients: Gradients, leaf: torch.Tensor) -> None:
-    """Run post-accumulate hooks of a leaf, which see the context's gradient as ``.grad``."""
-    if has_post_accumulate_hooks(leaf):
-        own, leaf.grad = leaf.grad, gradients.get(leaf)
-        try:
-            run_post_accumulate_hooks(leaf)
-            gradients.replace(leaf, leaf.grad)
-        finally:
-            leaf.grad = own
-
-
 class AccumulateThrough:
     """Lets the engine execute AccumulateGrad into a context, with all hooks that it has.
 
-    A pair of hooks on that one node swaps ``.grad`` for the context's gradient and back, under a lock of the leaf.
+    A pair of hooks on that one node installs the context's gradient in ``.grad`` and puts it back (see `slots`).
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # protects _locks
-        # By identity: a WeakKeyDictionary would compare leaves with ==, which torch does element by element.
-        self._locks: MutableMapping[torch.Tensor, threading.Lock] = WeakTensorKeyDictionary()
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self._lock = threading.Lock()  # protects _placed
         self.finished_later: Callable[[torch.Tensor], bool] = lambda leaf: False
         """Which leaves have a gradient that somebody finishes after AccumulateGrad, as DistributedDataParallel does."""
+        # By identity: a WeakKeyDictionary would compare leaves with ==, which torch does element by element.
         self._placed: MutableMapping[torch.Tensor, Gradients] = WeakTensorKeyDictionary()
         self.copies_shared = False
         """Copy a gradient that several leaves get for each of them, as torch.distributed.autograd does; the engine
         gives it itself to the last one."""
+        self.inner: set[int] = set()
+        """Threads that run a backward inside a backward whose gradients go into ``.grad``. Without a lock: each thread
+        adds and removes itself."""
 
     @contextmanager
-    def into(self, gradients: Gradients, nodes: Sequence[Any]) -> Iterator[None]:
+    def into(self, gradients: Gradients, nodes: Sequence[Any], wait: Wait) -> Iterator[None]:
         """While this is open, AccumulateGrad of these nodes, run by this thread, adds to `gradients`."""
         given: set[int] | None = set() if self.copies_shared else None
         swaps = []
@@ -170,7 +179,7 @@ class AccumulateThrough:
             if self.finished_later(node.variable):
                 self._place(node.variable, gradients)
             else:
-                swaps.append(_Swap(node, gradients, self.lock_of(node.variable), given))
+                swaps.append(_Swap(node, gradients, self, wait, given))
         try:
             yield
         finally:
@@ -185,52 +194,71 @@ class AccumulateThrough:
             before.take_back(leaf)  # of a context that has not heard yet that it has ended
         gradients.place(leaf)
 
-    def lock_of(self, leaf: torch.Tensor) -> threading.Lock:
-        """Held by whoever has swapped the leaf's ``.grad`` for another."""
-        with self._lock:
-            return self._locks.setdefault(leaf, threading.Lock())
+    def run_hooks(self, gradients: Gradients, leaf: torch.Tensor, wait: Wait) -> None:
+        """Run post-accumulate hooks of a leaf, which see the context's gradient as ``.grad``."""
+        if has_post_accumulate_hooks(leaf):
+            installed = Installed([leaf], gradients)
+            self.slots.add(installed, wait)
+            try:
+                run_post_accumulate_hooks(leaf)
+            finally:
+                self.slots.remove(installed)
 
 
 class _Swap:
     """The hooks on one AccumulateGrad node, for one run of the engine."""
 
-    def __init__(self, node: Any, gradients: Gradients, lock: threading.Lock, given: set[int] | None) -> None:
+    def __init__(
+        self, node: Any, gradients: Gradients, through: AccumulateThrough, wait: Wait, given: set[int] | None
+    ) -> None:
         self._leaf: torch.Tensor = node.variable
         self._gradients = gradients
         self._given = given
         """Where the gradients lie that leaves got in this run."""
         self._shared = 0
-        self._lock = lock
+        self._through = through
+        self._wait = wait
         self._thread = threading.get_ident()
-        self._swapped = False
-        self._own: torch.Tensor | None = None
+        self._installed: Installed | None = None
+        self._depth = 0  # a hook may run a backward that comes here again
         self._handles = [node.register_prehook(self._before), node.register_hook(self._after)]
 
+    def _is_mine(self) -> bool:
+        """Whether this is the run, and neither one of another context nor one inside this that goes into ``.grad``."""
+        thread = threading.get_ident()
+        return thread == self._thread and thread not in self._through.inner
+
     def _before(self, grads: Any) -> None:
-        if threading.get_ident() == self._thread:  # else it is a pass of another context
-            self._lock.acquire()
-            self._own, self._swapped = self._leaf.grad, True
-            self._leaf.grad = self._gradients.get(self._leaf)
+        if self._is_mine():
+            self._depth += 1
+            # A backward inside this one may have it there already.
+            if self._depth == 1 and not self._through.slots.has(self._leaf, self._gradients):
+                installed = Installed([self._leaf], self._gradients)
+                self._through.slots.add(installed, self._wait)
+                self._installed = installed
             if self._given is not None and grads[0] is not None and grads[0].layout == torch.strided:
                 place = grads[0].untyped_storage().data_ptr()
                 self._shared = place if place in self._given else 0
                 self._given.add(place)
 
     def _after(self, inputs: Any, outputs: Any) -> None:
-        if threading.get_ident() == self._thread and self._swapped:
+        if self._is_mine():
             grad = self._leaf.grad
             if self._shared and grad is not None and grad.untyped_storage().data_ptr() == self._shared:
-                grad = grad.clone()
-            self._gradients.replace(self._leaf, grad)
-            self._back()
+                self._leaf.grad = grad.clone()
+            self._depth -= 1
+            if not self._depth:
+                self._put_back()
 
-    def _back(self) -> None:
-        self._leaf.grad, self._own, self._swapped = self._own, None, False
-        self._lock.release()
+    def _put_back(self) -> None:
+        installed, self._installed = self._installed, None
+        if installed is not None:
+            self._through.slots.remove(installed)
 
     def end(self) -> None:
-        """Remove the hooks; what an error left swapped is put back."""
+        """Remove the hooks; what an error left installed is put back."""
         for handle in self._handles:
             handle.remove()
-        if self._swapped:
-            self._back()
+        if self._installed is not None:
+            self._installed.changes_table = False
+            self._put_back()

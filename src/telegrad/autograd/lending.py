@@ -1,7 +1,7 @@
-"""Lends the gradients of a context to optimizers: for the time of a step they stand in ``.grad``.
+"""Lends the gradients of a context to optimizers: they are installed in ``.grad`` during a step.
 
-Optimizers look at ``.grad``, and gradients of passes are kept in contexts, several of which may have some for the same
-leaf. So they are lent one context at a time: on one worker steps run one after the other, whoever asked for them.
+On one worker steps run one after the other, whoever asked for them. Hooks of passes use ``.grad``, too: `slots` keeps
+them apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.agent.calls import serving
 from telegrad.autograd.contexts import Contexts
-from telegrad.autograd.gradients import AccumulateThrough, Gradients
+from telegrad.autograd.gradients import Gradients
+from telegrad.autograd.slots import Installed, Slots
 from telegrad.errors import DeadlineExceeded, TelegradError
 from telegrad.waiting import Event
 
@@ -23,15 +24,12 @@ from telegrad.waiting import Event
 class Lending:
     """One agent's."""
 
-    def __init__(self, agent: Agent, contexts: Contexts, accumulate_through: AccumulateThrough) -> None:
+    def __init__(self, agent: Agent, contexts: Contexts, slots: Slots) -> None:
         self._contexts = contexts
-        self._through = accumulate_through
+        self._slots = slots
+        self._agent = agent
         self.turns = Turns(agent)
         """The time of one step."""
-
-    def loan(self, leaves: Sequence[torch.Tensor]) -> Loan:
-        """What is needed to lend gradients to these leaves, each of them named once, as often as wanted."""
-        return Loan(self, leaves, [self._through.lock_of(leaf) for leaf in leaves])
 
     def gradients_of(self, context_id: int) -> Gradients:
         """What a context has on this worker; nothing, if the worker took no part in it."""
@@ -42,80 +40,73 @@ class Lending:
             raise TelegradError(f"context {int(context_id):#x} has been left: its gradients are gone")
         return Gradients()
 
+    def loan(self, leaves: Sequence[torch.Tensor]) -> Loan:
+        """What is needed to lend gradients to these leaves, each of them named once, as often as wanted."""
+        return Loan(self, leaves)
+
+    def lend(self, installed: Installed) -> None:
+        """Install gradients for a step, whose turn it is."""
+        self._slots.add(installed, self.wait)
+
+    def take_back(self, installed: Installed) -> None:
+        """End that."""
+        self._slots.remove(installed)
+
+    def wait(self, event: Event) -> None:
+        """Wait for ``.grad`` of leaves, until the deadline of the call that is served, if any."""
+        served = serving.get()
+        if not self._agent.executor.wait(event, served.deadline if served is not None else None):
+            raise DeadlineExceeded(
+                f"post-accumulate hooks of other passes used .grad of the parameters on worker {self._agent.me.name!r} "
+                "until the deadline of this step",
+                worker=self._agent.me.name,
+            )
+
 
 class Loan:
     """Some leaves that steps are taken on."""
 
-    def __init__(self, lending: Lending, leaves: Sequence[torch.Tensor], locks: Sequence[threading.Lock]) -> None:
+    def __init__(self, lending: Lending, leaves: Sequence[torch.Tensor]) -> None:
         self._lending = lending
         self._leaves = list(leaves)
-        # Passes that run hooks of a leaf swap its .grad, too. They hold one such lock at a time, and we take ours in
-        # a turn that only one thread has: so nobody waits in a circle.
-        self._locks = list(locks)
 
     def of(self, context_id: int | None) -> _Lent:
         """In this block ``.grad`` of the leaves is the context's gradient, or None; without a context, as it is.
 
         What the block sets ``.grad`` to, is the context's gradient afterwards. The leaf's own is put back.
         """
-        return _Lent(self._lending, self._leaves, self._locks, context_id)
+        return _Lent(self._lending, self._leaves, context_id)
 
 
 class _Lent:
     """The block of `Loan.of`. (Not a generator: those cost six calls more, on every step.)"""
 
-    __slots__ = ("_context", "_gradients", "_leaves", "_lending", "_lent", "_locks", "_own")
+    __slots__ = ("_context", "_installed", "_leaves", "_lending")
 
-    def __init__(
-        self,
-        lending: Lending,
-        leaves: Sequence[torch.Tensor],
-        locks: Sequence[threading.Lock],
-        context_id: int | None,
-    ) -> None:
+    def __init__(self, lending: Lending, leaves: Sequence[torch.Tensor], context_id: int | None) -> None:
         self._lending = lending
         self._leaves = leaves
-        self._locks = locks
         self._context = context_id
-        self._gradients: Gradients | None = None
-        self._own: list[torch.Tensor | None] = []
-        self._lent: list[torch.Tensor | None] = []
+        self._installed: Installed | None = None
 
     def __enter__(self) -> None:
-        self._lending.turns.take()
-        held = 0
+        lending = self._lending
+        lending.turns.take()
         try:
-            for lock in self._locks:
-                lock.acquire()
-                held += 1
-            if self._context is not None:
-                self._gradients = gradients = self._lending.gradients_of(self._context)
-                for leaf in self._leaves:
-                    grad = gradients.get(leaf)
-                    self._lent.append(grad)
-                    self._own.append(leaf.grad)
-                    leaf.grad = grad
+            gradients = None if self._context is None else lending.gradients_of(self._context)
+            installed = Installed(self._leaves, gradients)
+            lending.lend(installed)
         except BaseException:
-            for leaf, before in zip(self._leaves, self._own, strict=False):
-                leaf.grad = before
-            self._let_go(held)
+            lending.turns.pass_on()
             raise
+        self._installed = installed
 
     def __exit__(self, *_: object) -> None:
         try:
-            gradients = self._gradients
-            if gradients is not None:
-                for leaf, grad, before in zip(self._leaves, self._lent, self._own, strict=True):
-                    if leaf.grad is not grad:
-                        gradients.replace(leaf, leaf.grad)
-                    leaf.grad = before
+            if self._installed is not None:
+                self._lending.take_back(self._installed)
         finally:
-            self._let_go(len(self._locks))
-
-    def _let_go(self, held: int) -> None:
-        for lock in self._locks[:held]:
-            lock.release()
-        self._lending.turns.pass_on()
+            self._lending.turns.pass_on()
 
 
 class Turns:

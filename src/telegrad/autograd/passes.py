@@ -28,6 +28,7 @@ from telegrad.autograd.functions import Recv, SendRpcBackward
 from telegrad.autograd.inputs import Found
 from telegrad.autograd.islands import Island
 from telegrad.autograd.postman import Postman, Ticket
+from telegrad.autograd.reentrant import InnerLeaves
 from telegrad.errors import ResourceExhausted, TelegradError
 from telegrad.interrupts import shielded
 from telegrad.protocol.backward import Answer, Begin, Done, Effect, Pass, Probe, Report, Resume, Start, Stuck
@@ -80,7 +81,7 @@ class PassRun:
         self.about = about
         self.failure: Exception | None = None
         self._begun_here = roots is not None
-        self._postman = postman
+        self.postman = self._postman = postman
         # protects everything below, and failure
         self._lock = lock = threading.Lock()
         self._state: Pass[Ticket] = Pass(postman.me)
@@ -95,14 +96,18 @@ class PassRun:
         self._asked: dict[int, Answered] = {}  # messages that are not answered
         self._over = False
         self._driver = 0  # the thread inside backward()
+        self._deadline: float | None = None  # of the driver
+        self._slot_waits: dict[int, Event] = {}  # threads that wait for .grad of a leaf, by thread
         # Gradients that wait for the end of their island, by message. Without the lock, by single operations.
         self._last: dict[int, _Letter | None] = {}
+        # Leaves of backward passes inside this one, by the thread of the island. Without the lock, as above.
+        self.inner: dict[int, InnerLeaves] = {}
 
     # -- where the pass begins ----------------------------------------------------------------------------------
 
     def drive(self, deadline: float | None) -> list[torch.Tensor | None]:
         """Run the pass, on the thread that called backward. Returns, when it is over everywhere, what was wanted."""
-        self._driver = get_ident()
+        self._driver, self._deadline = get_ident(), deadline
         try:
             self._drive(deadline)
             return self._graph.captured
@@ -361,7 +366,7 @@ class PassRun:
         agent, served = acting.set(self._postman.agent), serving.set(None)
         try:
             if self.failure is None:
-                captured = graph.run(island, start.waiting, self._wait_for)
+                captured = graph.run(island, start.waiting, self._wait_for, self.wait_for_slot)
                 if captured and self.failure is None:  # else nobody will ask for them, and another pass may have begun
                     graph.take(island, captured)
                 del captured
@@ -371,6 +376,8 @@ class PassRun:
             self.fail(error)
             interrupt = None if isinstance(error, Exception) else error
         finally:
+            if self.inner:
+                self._end_inner()
             running.reset(here)
             current.reset(inside)
             acting.reset(agent)
@@ -378,6 +385,11 @@ class PassRun:
         self._island_ended(island)
         if interrupt is not None and get_ident() in (self._driver, threading.main_thread().ident):
             raise interrupt  # Ctrl-C in an island that the user's own thread ran, be it of somebody else's pass
+
+    def _end_inner(self) -> None:
+        inner = self.inner.pop(get_ident(), None)
+        if inner is not None:
+            inner.end()
 
     def _island_ended(self, island: Island) -> None:
         self._graph.forget(island)
@@ -411,6 +423,20 @@ class PassRun:
             if self.failure is not None:
                 raise PassAborted("the pass has failed")
             send.set_grads(self._graph.fed[send.message].grads)
+
+    def wait_for_slot(self, event: Event) -> None:
+        """In an island: wait until a leaf's ``.grad`` may be used."""
+        thread = get_ident()
+        with self._lock:
+            if self.failure is None:
+                self._slot_waits[thread] = event
+        try:
+            if self.failure is None and not self._postman.wait(event, self._deadline):
+                self.fail(self._postman.too_late(self.about, self._state.owed))
+        finally:
+            self._slot_waits.pop(thread, None)
+        if self.failure is not None:
+            raise PassAborted("the pass has failed")
 
     # -- gradients out ------------------------------------------------------------------------------------------
 
@@ -461,6 +487,12 @@ class PassRun:
             self._last[recv.message] = letter  # `_island_ended` sends it
         elif not self._post(letter):
             raise PassAborted("the pass has failed")
+
+    def release_held(self) -> None:
+        """Send what waits for the end of its island: the engine is about to call something of the user's."""
+        for message, letter in list(self._last.items()):
+            if letter is not None and self._last.pop(message, None) is not None and not self._post(letter):
+                raise PassAborted("the pass has failed")
 
     def _post(self, letter: _Letter, word: LastWord | None = None) -> bool:
         """Send gradients, and with them an answer; False: that failed, and so has the pass."""
@@ -514,7 +546,7 @@ class PassRun:
             if self.failure is not None or self._over:
                 return
             self.failure = error if told and isinstance(error, Exception) else self._postman.as_failure(error, worker)
-            gates = list(self._gates.values())
+            gates = [*self._gates.values(), *self._slot_waits.values()]
             self._gates.clear()
             effects = self._state.abort()
             wake = self._wake

@@ -15,6 +15,7 @@ from telegrad.agent.channel import Channel
 from telegrad.agent.error_texts import text_of, traceback_of
 from telegrad.autograd.contexts import DistAutogradContext
 from telegrad.autograd.gradients import AccumulateThrough
+from telegrad.autograd.slots import Slots
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, TelegradError, WorkerLost
 from telegrad.protocol.backward import Report
 from telegrad.waiting import Event, Runtime
@@ -41,9 +42,12 @@ class Postman:
         self.agent = agent
         self._record = record
         self.me = agent.me.id
-        self.accumulate_through = AccumulateThrough()
+        self.slots = Slots(agent.runtime, agent.executor, agent.me.name)
+        self.accumulate_through = AccumulateThrough(self.slots)
         self.accumulate_hooks = False
         """Run hooks on AccumulateGrad nodes, too, in passes into a context."""
+        self.inner_into_grad = False
+        """Leave gradients of a backward inside a pass in ``.grad``, as torch.distributed.autograd does."""
         self._lock = threading.Lock()  # protects _counts
         self._counts: Counter[str] = Counter()
 

@@ -19,11 +19,11 @@ from telegrad.autograd.contexts import Contexts, DistAutogradContext
 from telegrad.autograd.engine import Roots
 from telegrad.autograd.folding import Folding
 from telegrad.autograd.functions import ONE, Recv
-from telegrad.autograd.gradients import run_hooks_on_context
 from telegrad.autograd.lending import Lending
 from telegrad.autograd.passes import PassRun, running
 from telegrad.autograd.postman import Postman
 from telegrad.autograd.record import AutogradRecorder
+from telegrad.autograd.watched_engine import watch_engine
 from telegrad.errors import TelegradError, UnknownWorker, WorkerLost
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import (
@@ -60,9 +60,10 @@ class Autograd:
         self.contexts = Contexts(agent.me.id, first, self._released, self._ask_owner)
         self.recorder = AutogradRecorder(self.contexts, self._propagate)
         self.postman = Postman(agent, self.recorder.record)
-        self.lending = Lending(agent, self.contexts, self.postman.accumulate_through)
+        self.lending = Lending(agent, self.contexts, self.postman.slots)
         self.folding = Folding(self.contexts.new_message)
         self._passes = itertools.count(first)
+        watch_engine()
         self._turns = threading.Lock()  # protects the passes of every context; taken before locks of passes
         agent.recorder = self.recorder
         agent.autograd = self
@@ -105,7 +106,7 @@ class Autograd:
         for index, tensor in enumerate(inputs or ()):
             if captured[index] is not None:  # else the engine has accumulated it, or there is none
                 context.gradients.add(tensor, captured, index)
-                run_hooks_on_context(context.gradients, tensor)
+                self.postman.accumulate_through.run_hooks(context.gradients, tensor, self.lending.wait)
 
     def grad(
         self,
@@ -351,6 +352,8 @@ class Autograd:
             self._agent.tell(context.owner, AdoptAutogradContext(context.id))
 
     def _on_lost(self, record: WorkerRecord, reason: str) -> None:
+        if self._agent.closed:
+            self.postman.slots.close()
         for context in self.contexts.all():
             if record.id in context.workers():
                 with context.lock:

@@ -24,7 +24,7 @@ from telegrad.errors import TelegradError
 from telegrad.optim import checkpoint
 from telegrad.optim.clipping import clip
 from telegrad.optim.everywhere import Begin, on_all
-from telegrad.optim.hyperparameters import Dirty, Hyperparameters, same
+from telegrad.optim.hyperparameters import Dirty, Hyperparameters, same, with_given_tensors, without_tensors
 from telegrad.optim.placement import by_owner, checked_groups
 from telegrad.optim.share import Built, GroupOfOwner, Push, Share, State, build
 from telegrad.optim.stepping import must_be_annotated
@@ -116,7 +116,8 @@ class DistributedOptimizer(Optimizer):
                 "defaults": built[0].defaults,
                 "state": defaultdict(dict),
                 "param_groups": [
-                    {"params": group["params"], **made_groups[number]} for number, group in enumerate(groups)
+                    {"params": group["params"], **with_given_tensors(made_groups[number], group, kwargs)}
+                    for number, group in enumerate(groups)
                 ],
             }
         )
@@ -130,7 +131,8 @@ class DistributedOptimizer(Optimizer):
             values = self._dirty.values(self.param_groups)
             if self._encoded is None or self._encoded[0] != self._last or not same(values, self._encoded[1]):
                 self._last = next(self._numbers)
-                encoded = payload.encode(Push(self._last, values))
+                plain_values = {number: without_tensors(changed) for number, changed in values.items()}
+                encoded = payload.encode(Push(self._last, plain_values))
                 if encoded.attachments:
                     raise TelegradError("with step_in_backward, hyperparameters are numbers and other plain values")
                 self._encoded = self._last, values, bytes(encoded.data)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ _ABSENT = object()
 
 
 def plain(group: Mapping[str, Any]) -> Hyperparameters:
-    """A copy of a group without its parameters. A learning rate that is a tensor travels as a number."""
+    """A copy of a group without its parameters."""
     found = {}
     for key, value in group.items():
         if key != "params":
@@ -23,8 +24,55 @@ def plain(group: Mapping[str, Any]) -> Hyperparameters:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.item() if value.dim() == 0 else value.detach().clone()
+        return value.detach().clone()
     return list(value) if isinstance(value, list) else value
+
+
+def with_given_tensors(group: Hyperparameters, *given: Mapping[str, Any]) -> Hyperparameters:
+    """A group whose tensors are those that the user gave, where they were: who changes one later changes the group's."""
+    return {
+        key: next((own[key] for own in given if isinstance(own.get(key), torch.Tensor)), value)
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in group.items()
+    }
+
+
+def separate(groups: Iterable[dict[str, Any]]) -> None:
+    """Give each group tensors of its own: torch lets groups share a default, and here each is set by itself."""
+    seen: set[int] = set()
+    for group in groups:
+        for key, value in group.items():
+            if isinstance(value, torch.Tensor):
+                if id(value) in seen:
+                    value = group[key] = value.detach().clone()
+                seen.add(id(value))
+
+
+@dataclass
+class _Numbers:
+    """A tensor as numbers."""
+
+    dtype: str
+    values: Any
+
+
+def without_tensors(values: Hyperparameters) -> Hyperparameters:
+    """These with tensors as numbers, for where tensors cannot go."""
+    return {
+        key: _Numbers(str(value.dtype).removeprefix("torch."), value.tolist())
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in values.items()
+    }
+
+
+def with_tensors(values: Hyperparameters) -> Hyperparameters:
+    """What `without_tensors` was given."""
+    return {
+        key: torch.tensor(value.values, dtype=getattr(torch, value.dtype)) if isinstance(value, _Numbers) else value
+        for key, value in values.items()
+    }
 
 
 class Dirty:
@@ -56,7 +104,12 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)
+        return (
+            isinstance(one, torch.Tensor)
+            and isinstance(other, torch.Tensor)
+            and one.dtype == other.dtype
+            and torch.equal(one, other)
+        )
     return type(one) is type(other) and bool(one == other)
 
 
@@ -67,5 +120,12 @@ def put(group: dict[str, Any], values: Hyperparameters) -> None:
         if isinstance(there, torch.Tensor) and isinstance(value, int | float) and not isinstance(value, bool):
             with torch.no_grad():
                 there.fill_(value)
+        elif isinstance(there, torch.Tensor) and isinstance(value, torch.Tensor) and _fits(there, value):
+            with torch.no_grad():
+                there.copy_(value)
         else:
             group[key] = value
+
+
+def _fits(there: torch.Tensor, value: torch.Tensor) -> bool:
+    return there.shape == value.shape and there.dtype == value.dtype

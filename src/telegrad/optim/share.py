@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from telegrad.autograd.folding import steps_of_this_pass
-from telegrad.optim.hyperparameters import Hyperparameters, plain, put
+from telegrad.optim.hyperparameters import Hyperparameters, plain, put, separate, with_tensors
 from telegrad.optim.stepping import run_step
 from telegrad.rpc.api import default_agent
 from telegrad.rpc.rref import RRef
@@ -144,6 +144,7 @@ class Share:
                 for number, (leaf, group) in enumerate(zip(self.leaves, numbers, strict=True))
             ]
             self._fold(folded)
+        separate(group for part in self._parts for group in part.optimizer.param_groups)
 
     def _fold(self, folded: int) -> None:
         handles: list[RemovableHandle] = []
@@ -183,7 +184,7 @@ class Share:
         self._pushed = push.number
         for part in self._parts:
             for own, group in zip(part.optimizer.param_groups, part.groups, strict=True):
-                put(own, push.groups.get(group, {}))
+                put(own, with_tensors(push.groups.get(group, {})))
 
     # -- what the optimizer asks for --------------------------------------------------------------------------------
 

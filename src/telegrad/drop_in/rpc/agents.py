@@ -75,6 +75,7 @@ class TensorPipeAgent(RpcAgent):
         agent.serving.on_failure = self._print_failure
         postman = agent.autograd.postman
         postman.accumulate_hooks = True
+        postman.inner_into_grad = True
         postman.accumulate_through.copies_shared = True
         postman.accumulate_through.finished_later = is_averaged
 
