@@ -37,7 +37,7 @@ from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.transport.slabs import SlabPool
 from telegrad.waiting import Runtime
-from telegrad.wire.frames import Message
+from telegrad.wire.frames import Frame, Message
 from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, Visit, decode_head
 
 _log = logging.getLogger("telegrad")
@@ -238,9 +238,9 @@ class Agent:
             return
         raise ProtocolError(f"worker {channel.peer!r} sent a {type(head).__name__} in the wrong direction")
 
-    def undelivered(self, channel: Channel, head: bytes | memoryview, cause: Exception) -> bool:
+    def undelivered(self, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
         """A message came that this worker cannot take; False: nobody can be told."""
-        return undelivered.report(self, channel, head, cause)
+        return undelivered.report(self, channel, frame, message, cause)
 
     def _cancel_served(self, cancelled: Iterable[Served]) -> None:
         for served in cancelled:

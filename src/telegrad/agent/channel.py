@@ -24,7 +24,7 @@ from telegrad.protocol.session import Session
 from telegrad.protocol.verdicts import Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
 from telegrad.transport.base import Link, LinkClosed, Ready
 from telegrad.transport.slabs import SharedMemory
-from telegrad.wire.assembling import Assembler, Unread, head_of
+from telegrad.wire.assembling import Assembler, Unread
 from telegrad.wire.frames import (
     ABOUT_SLABS,
     BULK,
@@ -356,7 +356,7 @@ class Channel:
                         session.lost(f"it broke the protocol: {error}")
                     raise
                 except Exception as error:  # noqa: BLE001 - we failed, not the peer
-                    self._not_taken(head_of(frame) if message is None else message.head, error)
+                    self._not_taken(frame, message, error)
             elif verdict is _GAP:
                 raise ProtocolError(f"frame {sequence} of lane {lane} came before those in front of it")
             return
@@ -379,14 +379,13 @@ class Channel:
         if kind == Kind.GOODBYE:
             self.owner.channel_left(self, cause)
 
-    def _not_taken(self, head: bytes | memoryview, error: Exception) -> None:
+    def _not_taken(self, frame: Frame, message: Message | None, error: Exception) -> None:
         """A message came, and this worker could not take it."""
-        if self.owner.undelivered(self, head, error):
-            return
-        with self.lock:
-            self.session.lost(f"worker {self.owner.me.name!r} could not take a message of it: {error!r}")
-        if self.link is not None:
-            self.link_ended(self.link, "this worker could not take a message")
+        if not self.owner.undelivered(self, frame, message, error):
+            with self.lock:
+                self.session.lost(f"worker {self.owner.me.name!r} could not take a message of it: {error!r}")
+            if self.link is not None:
+                self.link_ended(self.link, "this worker could not take a message")
 
     def place(self, sequence: int, length: int) -> memoryview | None:
         """Where the next chunk belongs; None if it came before."""

@@ -9,7 +9,7 @@ from telegrad.agent.group import WorkerRecord
 from telegrad.transport.base import Poller
 from telegrad.transport.slabs import SlabPool
 from telegrad.waiting import Event, Runtime
-from telegrad.wire.frames import Limits, Message
+from telegrad.wire.frames import Frame, Limits, Message
 
 if TYPE_CHECKING:
     from telegrad.agent.channel import Channel
@@ -40,7 +40,7 @@ class ChannelOwner(Protocol):
     def deliver(self, channel: Channel, message: Message) -> None:
         """Take a message that arrived. Must be short."""
 
-    def undelivered(self, channel: Channel, head: bytes | memoryview, cause: Exception) -> bool:
+    def undelivered(self, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
         """A message came that this worker cannot take; False: nobody can be told."""
 
     def channel_lost(self, channel: Channel, reason: str) -> None:

@@ -13,12 +13,12 @@ from functools import partial
 from typing import Protocol
 
 from telegrad.agent.channel import Channel
-from telegrad.agent.executor import Executor
+from telegrad.agent.executor import AGAIN, Executor
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.handshake import NONCE_SIZE, Acceptor, Rejected
 from telegrad.agent.peers import Peers, send_greeting
 from telegrad.agent.settings import AgentSettings
-from telegrad.errors import AuthenticationError, ProtocolError, UnknownWorker
+from telegrad.errors import AuthenticationError, ProtocolError, UnknownWorker, is_shortage
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Ready
 from telegrad.waiting import Runtime
 from telegrad.wire.messages import decode_greeting
@@ -191,8 +191,11 @@ class Guest:
             self.end()
         except (AuthenticationError, ProtocolError, UnknownWorker) as error:
             self._refuse(str(error))
-        except Exception as error:  # noqa: BLE001 - we failed: the other side sees the end, and tries again
-            self._refuse(f"this worker failed: {error!r}")
+        except Exception as error:  # noqa: BLE001 - we failed
+            if is_shortage(error) and self._acceptor.proof is None:  # nothing was read, and later it may be
+                self._owner.executor.at(self._owner.runtime.now() + AGAIN, partial(self.on_ready, Ready.READ))
+            else:  # the other side sees the end, and tries again
+                self._refuse(f"this worker failed: {error!r}")
 
     def _admit(self) -> None:
         hello, proof = self._acceptor.hello, self._acceptor.proof

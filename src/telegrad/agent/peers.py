@@ -28,7 +28,7 @@ from telegrad.protocol.verdicts import State
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Event
-from telegrad.wire.frames import Kind
+from telegrad.wire.frames import Frame, Kind
 from telegrad.wire.messages import Greeting, Hello, Proof, decode_greeting
 
 _log = logging.getLogger("telegrad")
@@ -266,17 +266,30 @@ class Peers:
         )
         send_greeting(link, opener.start())
         while True:
-            if not owner.executor.wait_for_link(link, deadline) & Ready.READ and owner.runtime.now() >= deadline:
+            ready = owner.executor.wait_for_link(link, deadline)
+            if owner.runtime.now() >= deadline and not ready & Ready.READ:
                 raise TimeoutError(f"no answer within {owner.settings.connect_timeout:g} s")
-            for frame in link.receive():
-                try:
-                    answer = opener.take(decode_greeting(frame.body))
-                except Rejected as error:
-                    send_greeting(link, error.greeting)
+            try:
+                for frame in link.receive():
+                    answer = self._next_greeting(link, opener, frame)
+                    if answer is not None:
+                        return answer
+            except Exception as error:
+                # Nothing was read. To end here would not do: the peer may have let us in, and would take us for dead.
+                if not is_shortage(error) or owner.runtime.now() >= deadline:
                     raise
-                if isinstance(answer, tuple):
-                    return answer
-                send_greeting(link, answer)
+                owner.executor.pause()
+
+    def _next_greeting(self, link: Link, opener: Opener, frame: Frame) -> tuple[int, int] | None:
+        try:
+            answer = opener.take(decode_greeting(frame.body))
+        except Rejected as error:
+            send_greeting(link, error.greeting)
+            raise
+        if isinstance(answer, tuple):
+            return answer
+        send_greeting(link, answer)
+        return None
 
     def _way_to(self, record: WorkerRecord) -> tuple[Transport, str]:
         """The best transport and address that both sides have."""

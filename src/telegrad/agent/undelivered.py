@@ -2,7 +2,7 @@
 
 The peer did nothing wrong, so it stays. The one call that the message belongs to fails, with the cause: a request is
 answered with the error, and a call whose answer is lost ends with it. Of a message that belongs to no call (one of a
-backward pass, say) nobody could be told, so the session is given up.
+backward pass, say) nobody could be told: the channel tries for some seconds, and then gives the session up.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Protocol
 
 from telegrad.agent.calling import Calling
 from telegrad.agent.channel import Channel
+from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.serving import Serving
 from telegrad.errors import CallError, ResourceExhausted, is_shortage
+from telegrad.wire.assembling import head_of
+from telegrad.wire.frames import Frame, Message
 from telegrad.wire.messages import Cancel, Failure, Reply, Request, call_of
 
 _log = logging.getLogger("telegrad")
@@ -23,16 +26,24 @@ _REQUEST, _CANCEL = (kind.__struct_config__.tag for kind in (Request, Cancel))
 _ANSWERS = frozenset(kind.__struct_config__.tag for kind in (Reply, Failure))
 
 
+_TRIES = 100  # to take a message for which there is no memory, and whose loss nobody could be told
+
+
 class UndeliveredOwner(Protocol):
     """What this needs of its agent."""
 
     me: WorkerRecord
+    executor: Executor
     calling: Calling
     serving: Serving
 
+    def deliver(self, channel: Channel, message: Message) -> None:
+        """Take a message that arrived on a channel."""
 
-def report(owner: UndeliveredOwner, channel: Channel, head: bytes | memoryview, cause: Exception) -> bool:
-    """Fail the call that a message belongs to; False: it belongs to none, and nobody can be told."""
+
+def report(owner: UndeliveredOwner, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
+    """Fail the call that a message belongs to; False: it belongs to none, and cannot be taken later either."""
+    head = head_of(frame) if message is None else message.head
     me, peer = owner.me.name, channel.peer
     if not is_shortage(cause):
         _log.error("worker %r cannot take a message of worker %r", me, peer, exc_info=cause)
@@ -45,7 +56,18 @@ def report(owner: UndeliveredOwner, channel: Channel, head: bytes | memoryview, 
     if not channel.outgoing and tag == _REQUEST:
         owner.serving.refuse(channel, call, _error(f"worker {me!r} cannot take a call from", channel, cause, call))
         return True
-    return tag == _CANCEL
+    return tag == _CANCEL or (message is not None and is_shortage(cause) and _taken_later(owner, channel, message))
+
+
+def _taken_later(owner: UndeliveredOwner, channel: Channel, message: Message) -> bool:
+    for _ in range(_TRIES):
+        owner.executor.pause()
+        try:
+            owner.deliver(channel, message)
+        except MemoryError:
+            continue
+        return True
+    return False
 
 
 def _error(what: str, channel: Channel, cause: Exception, call: int) -> Exception:
