@@ -32,6 +32,8 @@ class Kept:
     def set(self, value: object, error: Exception | None = None, call_error: CallError | None = None) -> None:
         """Here it is; only the first counts."""
         with self._lock:
+            if self.ready and self.error is not None:
+                self.call_error = call_error or self.call_error  # which is why the function was cancelled, if it was
             if self.ready:
                 return
             self.value, self.error, self.call_error, self.ready = value, error, call_error, True

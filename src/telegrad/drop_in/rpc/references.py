@@ -14,7 +14,7 @@ from telegrad.drop_in.rpc.agents import get_current_agent, is_current_agent_set
 from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.futures import Future
 from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
-from telegrad.errors import CallError, DeadlineExceeded, NotInitialized, ReferenceGone, TelegradError
+from telegrad.errors import CallCancelled, CallError, DeadlineExceeded, NotInitialized, ReferenceGone, TelegradError
 from telegrad.protocol.references import LIFE, Id, Ref
 from telegrad.rpc import rref as telegrad_rref
 from telegrad.rpc.references import References
@@ -68,13 +68,14 @@ class PyRRef(telegrad_rref.RRef[T]):
         self._check_creation()
         try:
             return super().to_here(timeout)
-        except CallError:
-            self._check_creation()  # it may have failed meanwhile
+        except CallError as error:
+            # It may have failed meanwhile; and of one to oneself, that the function was cancelled may be known sooner.
+            self._check_creation(error if self._use is None and isinstance(error, CallCancelled) else None)
             raise
 
-    def _check_creation(self) -> None:
+    def _check_creation(self, error: CallError | None = None) -> None:
         """Raise an error, with torch's text, if the call that was to make the value was not answered."""
-        error = self._book.creation_error(self)
+        error = self._book.creation_error(self) or error
         if error is not None:
             raise type(error)(_creation_text(error), worker=error.worker, elapsed=error.elapsed) from error
 
