@@ -66,6 +66,9 @@ class EventLoop:
         self._lock = threading.Lock()  # protects _loop and _closed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self.blocked_for: int | None = None
+        """The context of a backward pass that a coroutine waits for without awaiting it: nothing runs here meanwhile.
+        Only the loop's own thread sets it."""
 
     def run(
         self, coroutine: Coroutine[Any, Any, Any], done: Callable[[object, BaseException | None], None]
@@ -94,6 +97,10 @@ class EventLoop:
 
         loop.call_soon_threadsafe(start)
         return lambda: None if loop.is_closed() else _threadsafe(loop, lambda: [task.cancel() for task in tasks])
+
+    def runs_here(self, loop: object) -> bool:
+        """Whether `loop` is this one."""
+        return loop is self._loop
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:

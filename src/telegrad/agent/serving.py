@@ -75,7 +75,7 @@ class Serving:
     def __init__(self, owner: ServingOwner, loop: EventLoop) -> None:
         self._owner = owner
         self._agent = owner.as_agent()
-        self._loop = loop
+        self.loop = loop
         self._lock = threading.Lock()  # protects the three below; `active` only where it and _leaving must agree
         self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
         self._leaving: set[Served] = set()  # those whose answers are being made and sent
@@ -294,12 +294,23 @@ class Serving:
                 error = CallCancelled(f"{served.function} was cancelled: {served.cancelled or 'by itself'}")
             answer(value, error)
 
+        if served.autograd is not None and served.autograd.context == self.loop.blocked_for:
+            coroutine.close()
+            answer(None, self._never_runs(served))
+            return
         mode = served.autograd is None or served.autograd.grad_mode
-        cancel = served.on_cancel = self._loop.run(InGradMode(coroutine, mode, served.autocast), done)
+        cancel = served.on_cancel = self.loop.run(InGradMode(coroutine, mode, served.autocast), done)
         if served.cancelled:
             cancel()
         if served.answered:
             served.on_cancel = None  # see _answer, which came before it was set
+
+    def _never_runs(self, served: Served) -> TelegradError:
+        return TelegradError(
+            f"worker {self._owner.me.name!r} cannot run {served.function}: a coroutine there blocks the event loop in "
+            f"backward() of context {served.autograd.context if served.autograd else 0:#x}, and that pass needs this "
+            "call. Run the pass on a thread of its own: await asyncio.to_thread(telegrad.autograd.backward, ...)"
+        )
 
     def _unknown(self, name: str) -> NoReturn:
         known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"
@@ -412,7 +423,7 @@ class Serving:
 
     def close(self) -> None:
         """End what runs in the event loop."""
-        self._loop.close()
+        self.loop.close()
 
     def cancel_all(self, channel: Channel, reason: str) -> list[Served]:
         """The caller is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from asyncio import _get_running_loop  # a C function; the public one raises where no loop runs
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,9 +150,15 @@ class Autograd:
         deadline = self._agent.runtime.now() + timeout if timeout else None
         run = PassRun(self.postman, context, about, roots)
         self._take_turn(context, run)
+        loop = self._agent.serving.loop
+        blocks = (running_loop := _get_running_loop()) is not None and loop.runs_here(running_loop)
+        if blocks:
+            loop.blocked_for = context.id
         try:
             return run.drive(deadline)
         finally:
+            if blocks:
+                loop.blocked_for = None
             if run.failure is not None:
                 run.let_go()
             else:
