@@ -216,7 +216,7 @@ INPUTS = st.frozensets(st.integers(0, 19), min_size=1, max_size=6)
 
 
 @given(graphs(), SEEDS, INPUTS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_exactly_what_leads_to_inputs_runs_and_the_end_is_told_once(
     graph: Graph, seed: int, inputs: frozenset[int]
 ) -> None:
