@@ -171,9 +171,7 @@ _LIMITS_OF_TORCH = ("A leaf node was passed to _will_engine_execute_node",)
 _REFUSALS = {
     "a received view was changed in place": "is a view and is being modified inplace",
     "a wrapper subclass was sent": "a Wrapper that requires grad cannot be sent in an autograd context",
-    "a subclass was sent that leaves its history out": (
-        "a Unlinked that requires grad cannot be sent in an autograd context"
-    ),
+    "a subclass left its history out": "a Unlinked that requires grad cannot be sent in an autograd context",
 }
 
 
