@@ -29,7 +29,7 @@ from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
 from telegrad.wire.lending import pack_place
 
 MAGIC = b"tg"
-VERSION = 4
+VERSION = 5
 HEADER = struct.Struct("<2sBBIQQQ")
 HEADER_SIZE = HEADER.size
 _unpack_header = HEADER.unpack_from
