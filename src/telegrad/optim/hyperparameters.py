@@ -29,7 +29,7 @@ def _plain(value: Any) -> Any:
 
 
 def with_given_tensors(group: Hyperparameters, *given: Mapping[str, Any]) -> Hyperparameters:
-    """A group whose tensors are those that the user gave, where they were: who changes one later changes the group's."""
+    """A group with the tensors that the user gave, so that a later change of them is one of the group."""
     return {
         key: next((own[key] for own in given if isinstance(own.get(key), torch.Tensor)), value)
         if isinstance(value, torch.Tensor)
