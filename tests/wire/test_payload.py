@@ -417,6 +417,25 @@ def test_a_parameter_that_is_an_argument_too_is_an_attachment_of_its_own(pack: A
     assert type(carried(encoded)) is type(pack(model))
 
 
+@dataclasses.dataclass(eq=False)
+class ModuleOfFields(nn.Module):
+    weight: nn.Parameter
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_parameters" in self.__dict__:
+            super().__setattr__(name, value)
+
+
+def test_the_fields_of_a_module_that_is_a_dataclass_are_no_arguments() -> None:
+    encoded = encode([ModuleOfFields(nn.Parameter(torch.ones(1)))])
+    assert encoded.own_leaves == {0}
+    assert len(encoded.attachments) == 1
+
+
 def test_a_list_that_contains_itself_and_a_module_arrives() -> None:
     model = nn.Linear(2, 2)
     cycle: list[Any] = [model]

@@ -54,7 +54,7 @@ def set_apart(value: Any, own: Container[int]) -> Any:
             for key, item in zip(part, items, strict=True):
                 made[key] = item
             return made
-        if dataclasses.is_dataclass(cls):
+        if dataclasses.is_dataclass(cls) and not isinstance(part, torch.nn.Module):
             return _with_fields(
                 part, {f.name: replaced(getattr(part, f.name, None), depth + 1) for f in dataclasses.fields(cls)}
             )
