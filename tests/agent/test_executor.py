@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -12,11 +13,12 @@ from contextlib import closing
 import pytest
 
 from telegrad.agent.executor import PARKED_FOR, Executor, Owed
+from telegrad.errors import ResourceExhausted
 from telegrad.testing.scheduler import Scheduler, SimRuntime
 from telegrad.transport.base import Poller, Ready
 from telegrad.transport.memory import MemoryNetwork, MemoryTransport
 from telegrad.transport.sockets import SocketLink, SocketPoller
-from telegrad.waiting import Event, RealRuntime, Runtime
+from telegrad.waiting import Event, RealRuntime, Runtime, Thread
 from telegrad.wire.frames import Kind
 
 PATIENCE = 20.0
@@ -635,3 +637,128 @@ def test_nothing_runs_after_stop(served: Served) -> None:
     served.executor.submit(ran.set)
     assert served.executor.thread_count() == 0
     assert not ran.is_set()
+
+
+# -- shortages ------------------------------------------------------------------------------------------------
+
+
+class Short(RealRuntime):
+    """A system that has no threads, or no memory for events, while `threads` or `events` says so."""
+
+    def __init__(self) -> None:
+        self.threads = self.events = False
+        self.refused = threading.Event()
+
+    def start_thread(self, name: str, target: Callable[[], None]) -> Thread:
+        if self.threads:
+            self.refused.set()
+            raise RuntimeError("can't start new thread")
+        return super().start_thread(name, target)
+
+    def event(self) -> Event:
+        if self.events:
+            self.refused.set()
+            raise MemoryError
+        return super().event()
+
+
+@pytest.fixture
+def short() -> Iterator[tuple[Served, Short]]:
+    with closing(SocketPoller()) as poller:
+        runtime = Short()
+        served = Served(runtime, poller)
+        served.executor.start()
+        yield served, runtime
+        runtime.threads = runtime.events = False
+        assert served.executor.stop(soon()) == []
+
+
+def test_a_runner_that_could_not_be_started_is_started_when_there_are_threads_again(
+    short: tuple[Served, Short],
+) -> None:
+    served, runtime = short
+    go, meet = served.event(), threading.Barrier(3)
+    runtime.threads = True
+    served.executor.submit(lambda: go.wait(soon()))  # the one runner is busy, and there is no other
+    ran = [served.event() for _ in range(3)]
+    for event in ran:
+        served.executor.submit(in_turn(lambda: meet.wait(PATIENCE), event.set))
+    assert runtime.refused.wait(PATIENCE)
+    runtime.threads = False
+    assert all(event.wait(soon()) for event in ran)  # which takes three at one time, beside the busy one
+    go.set()
+
+
+def test_a_task_that_waits_while_no_thread_can_be_started_is_woken_and_the_next_one_runs(
+    short: tuple[Served, Short],
+) -> None:
+    served, runtime = short
+    inner, outer = served.event(), served.event()
+    runtime.threads = True
+    served.executor.submit(in_turn(lambda: served.executor.wait(inner, soon()), outer.set))
+    assert runtime.refused.wait(PATIENCE)
+    served.executor.submit(inner.set)  # nobody is there to run it
+    runtime.threads = False
+    assert outer.wait(soon())
+
+
+def test_the_first_runner_that_cannot_be_started_is_an_error_with_its_cause() -> None:
+    with closing(SocketPoller()) as poller:
+        runtime = Short()
+        served = Served(runtime, poller)
+        runtime.threads = True
+        with pytest.raises(ResourceExhausted, match="worker 'w' cannot start a thread: can't start new thread"):
+            served.executor.start()
+        assert served.executor.thread_count() == 0
+        assert served.executor.stop(soon()) == []
+
+
+def test_the_watchdog_and_the_runners_outlive_a_lack_of_memory(
+    short: tuple[Served, Short], caplog: pytest.LogCaptureFixture
+) -> None:
+    served, runtime = short
+    begun, go = served.event(), served.event()
+    ran = [served.event() for _ in range(4)]
+    runtime.events = True
+    served.executor.submit(in_turn(begun.set, lambda: go.wait(soon())))  # wakes the watchdog, which needs an event
+    assert begun.wait(soon())
+    assert runtime.refused.wait(PATIENCE)
+    runtime.events = False
+    for event in ran:
+        served.executor.submit(event.set)
+    assert all(event.wait(soon()) for event in ran)  # beside the slow one: the watchdog called another runner
+    go.set()
+
+
+def test_an_exception_while_polling_ends_no_polling(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    failed, seen = served.event(), served.event()
+
+    def fail_once(item: object) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        seen.set()
+
+    served.on_ready = fail_once
+    ours, theirs = socket.socketpair()
+    with theirs, closing(SocketLink(ours, peer="p", resumable=False)) as link:
+        served.poller.add(link, read=True)
+        theirs.send(b"x")
+        assert seen.wait(soon())
+        served.poller.remove(link)
+    assert "polling failed; it goes on" in caplog.text
+
+
+def test_a_timer_whose_task_met_a_shortage_is_tried_again(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[int] = []
+    done = served.event()
+
+    def need_memory() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise MemoryError
+        done.set()
+
+    served.executor.at(served.runtime.now(), need_memory)
+    assert done.wait(soon())
+    assert len(tries) == 3
