@@ -156,17 +156,18 @@ class Peers:
 
     def _open_first(self, peer: Peer, deadline: float | None) -> Channel:
         owner = self._owner
-        transport, _ = self._way_to(peer.record)
-        channel = self.make_channel(
-            owner,
-            peer.record,
-            outgoing=True,
-            resumable=transport.resumable,
-            session_id=owner.runtime.random_bits(63),
-            settings=owner.settings.session,
-            allocate=owner.buffers.take,
-        )
+        channel: Channel | None = None
         try:
+            transport, _ = self._way_to(peer.record)
+            channel = self.make_channel(
+                owner,
+                peer.record,
+                outgoing=True,
+                resumable=transport.resumable,
+                session_id=owner.runtime.random_bits(63),
+                settings=owner.settings.session,
+                allocate=owner.buffers.take,
+            )
             while True:
                 now = owner.runtime.now()
                 if deadline is not None and now >= deadline:
@@ -191,12 +192,12 @@ class Peers:
             raise
         finally:
             with peer.lock:
-                if channel.link is not None and not peer.gone:
+                if channel is not None and channel.link is not None and not peer.gone:
                     peer.outgoing = channel
                 opening, peer.opening = peer.opening, None
             if opening is not None:
                 opening.set()
-            if peer.gone:
+            if channel is not None and peer.gone:
                 channel.close(peer.gone)
 
     def connect(self, channel: Channel, peer: Peer, *, fresh: bool = False) -> bool:
