@@ -23,7 +23,10 @@ from one_process import (
 from torch.utils.checkpoint import CheckpointFunction
 
 from telegrad import autograd, rpc
+from telegrad.autograd.contexts import current
+from telegrad.autograd.passes import running
 from telegrad.errors import BackwardError
+from telegrad.testing.group import local_group
 
 weights: dict[str, torch.Tensor] = {}
 made: list[weakref.ref[torch.Tensor]] = []
@@ -343,3 +346,31 @@ def test_as_torch_does_it_they_are_in_grad_and_what_the_pass_reaches_itself_in_t
         assert_equal(context.gradients[x], -2 * w.detach())
     assert_equal(w.grad, -x.detach())
     assert x.grad is None
+
+
+class Breaks(torch.autograd.Function):
+    """Runs a backward, and spoils the leaf, so that its gradient cannot be put back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        with torch.enable_grad():
+            (weights["w"] * 3).sum().backward()
+        weights["w"].data = torch.ones(4)
+        return grads[0]
+
+
+def test_gradients_that_cannot_be_put_back_fail_the_pass_and_leave_no_trace_on_its_thread() -> None:
+    weights["w"] = torch.ones(3, requires_grad=True)
+    weights["w"].grad = torch.zeros(3)
+    with local_group() as group:
+        service = group["a"].autograd
+        context = service.contexts.new()
+        with pytest.raises(RuntimeError):
+            service.backward(context.id, [Breaks.apply(leaf()).sum()])
+        assert running.get() is None
+        assert current.get() is None
+        service.contexts.release(context)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from telegrad.agent.calls import Call
@@ -96,7 +96,8 @@ class Channel:
             worker=peer,
         )
         self._allocate = allocate
-        self._assembler = Assembler(owner.limits, allocate, f"worker {owner.me.name!r}, called by worker {peer!r}")
+        whose = "reading an answer of" if outgoing else "called by"
+        self._assembler = Assembler(owner.limits, allocate, f"worker {owner.me.name!r}, {whose} worker {peer!r}")
         self._reading = False
         self._armed = False
         self._spent = False  # the poller has reported the link, which it does once
@@ -114,23 +115,23 @@ class Channel:
         loan = memory.take(size) if memory is not None else None
         return self._allocate(size) if loan is None else loan
 
-    def post(self, frames: Iterable[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
+    def post(self, frames: Sequence[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
         """Send the frames of one message. Raises WorkerLost if the peer is gone.
 
         A request that is not nested has a `charge`, its size. False: there are no credits for it, and it was not sent.
         `unwaited`: it is a request whose answer no thread waits for.
         """
-        link, begun = None, False
-        try:
-            with self.lock:
-                session, link, memory = self.session, self.link, self.memory
-                if charge and not self.credits.ask(charge):
-                    return False
+        numbered, failed = 0, None
+        with self.lock:
+            session, link, memory = self.session, self.link, self.memory
+            if charge and not self.credits.ask(charge):
+                return False
+            try:
                 for frame in frames:
-                    begun = True
                     kind, body, loan = frame
-                    self.sent += len(body) if loan is None else len(body) + len(loan.view)
                     sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, len(body))
+                    numbered += 1
+                    self.sent += len(body) if loan is None else len(body) + len(loan.view)
                     if link is None:
                         continue
                     if memory is None:
@@ -140,18 +141,32 @@ class Channel:
                             memory.hand_over(loan)
                         given_back = memory.riding() if memory.dead else _NONE
                         link.send(kind, body, sequence, *given_back)
-                begun = False
-                if unwaited:
-                    self.unwaited += 1
-                    if not self._reading and not self._armed:
-                        self._have_polled()
-                return True
-        except TelegradError:
-            raise
-        except BaseException as error:
-            if begun:
-                self._broken_off(link, "sending", error)
-            raise
+            except BaseException as error:
+                if not numbered or isinstance(error, TelegradError):
+                    raise
+                failed = error
+                self._number_rest(frames[numbered:])
+            if unwaited:
+                self.unwaited += 1
+                if not self._reading and not self._armed:
+                    self._have_polled()
+        if failed is not None:
+            self._broken_off(link, "sending", failed)
+            if not is_shortage(failed) or session.state.is_over:
+                raise failed
+        return True
+
+    def _number_rest(self, frames: Sequence[Outgoing]) -> None:
+        """Sending was broken off: the message is sent whole over the next link, if there may be one.
+
+        Without the rest of its frames, those of the next message would come in the middle of it. Called with the lock
+        held.
+        """
+        try:
+            for frame in frames:
+                self.session.send(lane_of(frame.kind), frame, len(frame.body))
+        except MemoryError as error:
+            self.session.lost(f"this worker has no memory to send the rest of a message: {error!r}")
 
     def take_credit(self, size: int, wake: Callable[[], None]) -> bool:
         """Take credits for a request. If there are none, `wake` is called when there may be."""

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import msgspec
 
 from telegrad.agent.channel import Channel
-from telegrad.agent.executor import Executor
+from telegrad.agent.executor import AGAIN, Executor
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.peers import Peers
-from telegrad.errors import AuthenticationError, NotInitialized, WorkerLost
+from telegrad.errors import AuthenticationError, NotInitialized, WorkerLost, is_shortage
 from telegrad.transport.base import Link, Ready
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Event, Runtime
@@ -130,6 +130,14 @@ class OneWay:
             channel.post(pack(encode_head(head), data, None, channel.room))
         except (WorkerLost, NotInitialized, AuthenticationError) as error:
             _log.debug("%s for worker %d was not sent: %s", type(head).__name__, to, error)
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            # The peer may wait for it without a deadline, so it is sent when the shortage is over.
+            _log.warning("%s for worker %d is sent later: %s", type(head).__name__, to, error)
+            executor = self._owner.executor
+            again = partial(executor.submit, partial(self._tell, to, head, data, channel), urgent=True)
+            executor.at(self._owner.runtime.now() + AGAIN, again)
 
     # -- receiving --------------------------------------------------------------------------------------------
 

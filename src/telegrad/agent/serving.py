@@ -308,8 +308,8 @@ class Serving:
     def _never_runs(self, served: Served) -> TelegradError:
         return TelegradError(
             f"worker {self._owner.me.name!r} cannot run {served.function}: a coroutine there blocks the event loop in "
-            f"backward() of context {served.autograd.context if served.autograd else 0:#x}, and that pass needs this "
-            "call. Run the pass on a thread of its own: await asyncio.to_thread(telegrad.autograd.backward, ...)"
+            f"backward() of context {served.autograd.context if served.autograd else 0:#x}, and that pass may need "
+            "this call. Run the pass on a thread of its own: await asyncio.to_thread(telegrad.autograd.backward, ...)"
         )
 
     def _unknown(self, name: str) -> NoReturn:

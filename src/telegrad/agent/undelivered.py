@@ -15,14 +15,15 @@ from telegrad.agent.channel import Channel
 from telegrad.agent.executor import Executor
 from telegrad.agent.group import WorkerRecord
 from telegrad.agent.serving import Serving
-from telegrad.errors import CallError, ResourceExhausted, is_shortage
+from telegrad.errors import CallError, ProtocolError, ResourceExhausted, is_shortage
 from telegrad.wire.assembling import head_of
 from telegrad.wire.frames import Frame, Message
-from telegrad.wire.messages import Cancel, Failure, Reply, Request, call_of
+from telegrad.wire.messages import Cancel, Failure, Reply, Request, RequestInAutocast, call_of
 
 _log = logging.getLogger("telegrad")
 
-_REQUEST, _CANCEL = (kind.__struct_config__.tag for kind in (Request, Cancel))
+_CANCEL = Cancel.__struct_config__.tag
+_REQUESTS = frozenset(kind.__struct_config__.tag for kind in (Request, RequestInAutocast))
 _ANSWERS = frozenset(kind.__struct_config__.tag for kind in (Reply, Failure))
 
 
@@ -53,7 +54,7 @@ def report(owner: UndeliveredOwner, channel: Channel, frame: Frame, message: Mes
             channel, call, _error(f"worker {me!r} cannot take the answer of", channel, cause, call)
         )
         return True
-    if not channel.outgoing and tag == _REQUEST:
+    if not channel.outgoing and tag in _REQUESTS:
         owner.serving.refuse(channel, call, _error(f"worker {me!r} cannot take a call from", channel, cause, call))
         return True
     return tag == _CANCEL or (message is not None and is_shortage(cause) and _taken_later(owner, channel, message))
@@ -66,6 +67,8 @@ def _taken_later(owner: UndeliveredOwner, channel: Channel, message: Message) ->
             owner.deliver(channel, message)
         except MemoryError:
             continue
+        except ProtocolError:  # its head was cut: it cannot be read, and that is our fault
+            return False
         return True
     return False
 

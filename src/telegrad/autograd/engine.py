@@ -436,16 +436,22 @@ class PassGraph:
         about = self._about
         create = about.create_graph
         retain = about.retain_graph or create
-        inner = partial(run_backward, tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
-        check_nan = about.check_nan and not anomaly.is_checking()
-        if about.autocast is None and not check_nan:
-            return inner()
+        if about.autocast is None and not about.check_nan:
+            return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
+        run = partial(run_backward, tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
+        return self._in_modes(run, outputs)
+
+    def _in_modes(
+        self, run: Callable[[], Sequence[torch.Tensor | None]], outputs: Sequence[torch.Tensor | GradientEdge]
+    ) -> Sequence[torch.Tensor | None]:
+        """Run the engine in the autocast and anomaly modes of the pass. The engine may be interrupted, they may not."""
+        about = self._about
         with contextlib.ExitStack() as modes:
             if about.autocast is not None:
                 modes.enter_context(entered(about.autocast))
-            if check_nan:
+            if about.check_nan and not anomaly.is_checking():
                 modes.enter_context(anomaly.nan_checked([start_of(output) for output in outputs]))
-            return inner()
+            return _run_engine(run)
 
     def take(self, island: Island, captured: Sequence[torch.Tensor | None]) -> None:
         """Put what `run` captured to where the pass wants it. Without the lock."""
@@ -481,6 +487,11 @@ def start_of(tensor: torch.Tensor | GradientEdge) -> islands.Start:
     if node is not None:  # get_gradient_edge would make a node to own this one; the tensor does, for as long as we need
         return node, tensor.output_nr
     return get_gradient_edge(tensor).node, 0
+
+
+@interruptible
+def _run_engine(run: Callable[[], Sequence[torch.Tensor | None]]) -> Sequence[torch.Tensor | None]:
+    return run()
 
 
 def _raise_from_zero(nodes: Iterable[Node]) -> None:

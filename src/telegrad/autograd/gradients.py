@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -183,8 +183,9 @@ class AccumulateThrough:
         try:
             yield
         finally:
-            for swap in swaps:
-                swap.end()
+            with ExitStack() as ends:  # all of them, whatever one raises
+                for swap in swaps:
+                    ends.callback(swap.end)
 
     def _place(self, leaf: torch.Tensor, gradients: Gradients) -> None:
         with self._lock:

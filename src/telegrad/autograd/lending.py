@@ -52,13 +52,14 @@ class Lending:
         """End that."""
         self._slots.remove(installed)
 
-    def wait(self, event: Event) -> None:
-        """Wait for ``.grad`` of leaves, until the deadline of the call that is served, if any."""
+    def wait(self, event: Event, until: float | None = None) -> None:
+        """Wait for ``.grad`` of leaves, until a deadline and that of the call that is served, if there are any."""
         served = serving.get()
-        if not self._agent.executor.wait(event, served.deadline if served is not None else None):
+        deadlines = [until, served.deadline if served is not None else None]
+        if not self._agent.executor.wait(event, min([each for each in deadlines if each is not None], default=None)):
             raise DeadlineExceeded(
                 f"post-accumulate hooks of other passes used .grad of the parameters on worker {self._agent.me.name!r} "
-                "until the deadline of this step",
+                "until the deadline of this step or pass",
                 worker=self._agent.me.name,
             )
 

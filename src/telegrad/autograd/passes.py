@@ -376,12 +376,16 @@ class PassRun:
             self.fail(error)
             interrupt = None if isinstance(error, Exception) else error
         finally:
-            if self.inner:
-                self._end_inner()
-            running.reset(here)
-            current.reset(inside)
-            acting.reset(agent)
-            serving.reset(served)
+            try:
+                if self.inner:
+                    self._end_inner()
+            except Exception as error:  # noqa: BLE001 - as above
+                self.fail(error)
+            finally:
+                running.reset(here)
+                current.reset(inside)
+                acting.reset(agent)
+                serving.reset(served)
         self._island_ended(island)
         if interrupt is not None and get_ident() in (self._driver, threading.main_thread().ident):
             raise interrupt  # Ctrl-C in an island that the user's own thread ran, be it of somebody else's pass

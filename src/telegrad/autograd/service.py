@@ -6,6 +6,7 @@ import itertools
 import threading
 from asyncio import _get_running_loop  # a C function; the public one raises where no loop runs
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,11 +104,13 @@ class Autograd:
             inputs = list({id(tensor): tensor for tensor in _listed(inputs)}.values())
             start.inputs = _edges(inputs)
             start.tensors_in, start.into, leaves = inputs, leaves, NOWHERE
+        until = self._agent.runtime.now() + timeout if timeout else None
         captured = self._run(context, start, retain_graph or create_graph, create_graph, leaves, timeout)
         for index, tensor in enumerate(inputs or ()):
             if captured[index] is not None:  # else the engine has accumulated it, or there is none
                 context.gradients.add(tensor, captured, index)
-                self.postman.accumulate_through.run_hooks(context.gradients, tensor, self.lending.wait)
+                wait = partial(self.lending.wait, until=until)
+                self.postman.accumulate_through.run_hooks(context.gradients, tensor, wait)
 
     def grad(
         self,

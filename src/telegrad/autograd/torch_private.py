@@ -37,6 +37,7 @@ _missing = [
         ("Tensor._post_accumulate_grad_hooks", hasattr(torch.Tensor, "_post_accumulate_grad_hooks")),
         ("Node._sequence_nr", hasattr(_C._FunctionBase, "_sequence_nr")),
         ("Node._set_sequence_nr", hasattr(_C._FunctionBase, "_set_sequence_nr")),
+        ("torch._C._current_graph_task_id", hasattr(_C, "_current_graph_task_id")),
         ("torch._C._autograd._profiler_enabled", hasattr(_C._autograd, "_profiler_enabled")),
         ("torch._C._FunctionBase.apply", hasattr(_C._FunctionBase, "apply")),
         ("torch._C._are_functorch_transforms_active", hasattr(_C, "_are_functorch_transforms_active")),
@@ -141,6 +142,9 @@ def run_post_accumulate_hooks(leaf: torch.Tensor) -> None:
         hook(leaf)
 
 
+engine_task: Callable[[], int] = _C._current_graph_task_id
+"""The run of the engine whose node the current thread executes."""
+NO_TASK = -1
 profiled: Callable[[], bool] = _C._autograd._profiler_enabled
 """Whether a profiler watches this thread."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from telegrad.autograd.passes import PassRun, running
 from telegrad.autograd.reentrant import InnerLeaves, reached_leaves
-from telegrad.autograd.torch_private import EngineBase, run_backward, use_engine
+from telegrad.autograd.torch_private import NO_TASK, EngineBase, engine_task, run_backward, use_engine
 from telegrad.wire.messages import INTO_CONTEXT
 
 
@@ -23,7 +23,8 @@ class WatchedEngine(EngineBase):
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a backward; inside an island, with its gradients where they belong."""
         run = running.get()
-        if run is None or run.about.leaves != INTO_CONTEXT:
+        # A context variable may have been copied to a thread that runs no island: a callback of a future.
+        if run is None or run.about.leaves != INTO_CONTEXT or engine_task() == NO_TASK:
             return run_backward(*args, **kwargs)
         return _run_inside(run, *args, **kwargs)
 

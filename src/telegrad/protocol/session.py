@@ -154,9 +154,9 @@ class Session:
         if not self._may_send:
             raise self._why_nothing_is_sent()
         sequence = self._sent[lane] + 1
-        self._sent[lane] = sequence
         if self._keeping:
-            self._kept[lane].append((frame, size))
+            self._kept[lane].append((frame, size))  # before it counts: there may be no memory for it
+        self._sent[lane] = sequence
         return sequence
 
     def acks(self) -> tuple[int, int]:

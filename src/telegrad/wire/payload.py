@@ -357,7 +357,6 @@ class _Reducers(dict[type, Any]):
             return self._wrapper
         return self._subclass if cls.__torch_dispatch__ == torch.Tensor.__torch_dispatch__ else self._dispatching
 
-    @interruptible
     def _by_its_class(self, reduce: Callable[[Any], Any], x: torch.Tensor) -> Any:
         """A subclass that says itself how it is pickled."""
         check_not_dual(x)
@@ -365,7 +364,7 @@ class _Reducers(dict[type, Any]):
         if needs_edge and is_jagged(x):
             return from_jagged, jagged_parts(x)
         with recorded():
-            reduced = reduce(x)
+            reduced = _reduced(reduce, x)
         as_torch = as_torch_pickles(x, reduced)
         if as_torch is not None:
             cls, state, rest = as_torch
@@ -450,6 +449,12 @@ def _refuse_proxy(proxy: torch.fx.Proxy) -> NoReturn:
 
 def _as_it_came(x: object) -> object:
     return x
+
+
+@interruptible
+def _reduced(reduce: Callable[[Any], Any], x: torch.Tensor) -> Any:
+    """What the class itself says of its pickling."""
+    return reduce(x)
 
 
 def _as_parameter(x: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,7 @@ from telegrad.drop_in.rpc.references import (
 )
 from telegrad.drop_in.rpc.texts import NOT_INITIALIZED, as_torch
 from telegrad.errors import CallError, PayloadError
+from telegrad.rpc.signals import deliver_kept, keeping
 from telegrad.rpc.worker_info import WorkerInfo
 
 P = ParamSpec("P")
@@ -131,6 +132,8 @@ def rpc_async(
     future = _invoke_rpc(to, func, RPCExecMode.ASYNC, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
+    if keeping:
+        deliver_kept()
     return future
 
 
@@ -167,6 +170,8 @@ def remote(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: fl
         raise as_torch(error, call.agent) from error
     if event is not None:
         made._set_profiling_future(made._get_future())
+    if keeping:
+        deliver_kept()
     return made
 
 
