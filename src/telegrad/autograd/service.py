@@ -103,6 +103,10 @@ class Autograd:
             # Each once, as torch does.
             inputs = list({id(tensor): tensor for tensor in _listed(inputs)}.values())
             start.inputs = _edges(inputs)
+            if leaves == INTO_GRAD:
+                for tensor in inputs:
+                    if not tensor.is_leaf:
+                        tensor.retain_grad()  # as torch does, reached or not
             start.tensors_in, start.into, leaves = inputs, leaves, NOWHERE
         until = self._agent.runtime.now() + timeout if timeout else None
         captured = self._run(context, start, retain_graph or create_graph, create_graph, leaves, timeout)
