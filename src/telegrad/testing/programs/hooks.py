@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.hooks import unserializable_hook
 
 Key = tuple[int, int]
 """The number of a pass, and the key of a hook."""
@@ -43,9 +42,7 @@ def tensor_hook(log: Log, key: int) -> Callable[[torch.Tensor | None], torch.Ten
         log.add(key, grad)
         return grad * 0.5 if grad.is_complex() else grad.clamp(-2.0, 2.0)
 
-    # Torch warns of other hooks on a subclass that is pickled by its own __reduce_ex__.
-    marked: Callable[[torch.Tensor | None], torch.Tensor | None] = unserializable_hook(run)  # type: ignore[no-untyped-call]
-    return marked
+    return run
 
 
 def multi_grad_hook(log: Log, key: int, tensors: Sequence[torch.Tensor], mode: Any) -> Any:

@@ -26,7 +26,8 @@ from telegrad.testing.programs.tensors import values_of
 class OneProcess:
     """All workers in one process."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, progress: Progress) -> None:
+        self._progress = progress
         self.workers: list[Worker] = []
         self._program = program
         self._got: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what tensors that are no leaves have got
@@ -109,11 +110,14 @@ class OneProcess:
         if extra:
             self.may_fail.add(len(self.may_run) - 1)
             self.may_free |= not retain
+            if self._program.has("run again"):
+                self._progress.end_comparison()  # a backward inside such a node leaves gradients
 
 
 def run_locally(program: Program) -> Outcome:
     """Run a program in one process."""
-    log, group, progress = Log(), OneProcess(program), Progress(program)
+    log, progress = Log(), Progress(program)
+    group = OneProcess(program, progress)
     made = make_leaves(program.leaves)
     group.workers = [Worker(number, program, made[number], log, group) for number in range(program.workers)]
     handles = [
