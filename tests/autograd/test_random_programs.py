@@ -11,9 +11,6 @@ from telegrad.testing.processes import check_programs
 from telegrad.testing.programs import FEATURES, chosen
 from telegrad.testing.soak import run_seed
 
-# Torch warns of hooks on a subclass that is pickled by its own __reduce_ex__. They stay where they are, as they should.
-pytestmark = pytest.mark.filterwarnings("ignore:backward hook .* will not be serialized:UserWarning")
-
 BLOCK = 25
 
 

@@ -20,6 +20,7 @@ import io
 import pickle
 import reprlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
@@ -454,7 +455,11 @@ def _as_it_came(x: object) -> object:
 @interruptible
 def _reduced(reduce: Callable[[Any], Any], x: torch.Tensor) -> Any:
     """What the class itself says of its pickling."""
-    return reduce(x)
+    if not x._backward_hooks:
+        return reduce(x)
+    with warnings.catch_warnings():  # that hooks are not pickled: they stay where they are, and are called there
+        warnings.filterwarnings("ignore", message="backward hook")
+        return reduce(x)
 
 
 def _as_parameter(x: torch.Tensor) -> torch.Tensor:
