@@ -54,10 +54,15 @@ def test_a_split_model_can_be_compiled(places: dict[str, str], backend: str) -> 
         torch.testing.assert_close(results(compiled, names, x), want)
 
 
-def test_compiling_a_split_model_into_one_graph_is_an_error_that_says_why() -> None:
-    model = split(Model(), {"encoder": "b"})
-    with pytest.raises(Exception, match="telegrad talks to other workers, which cannot be part of a compiled graph"):
-        torch.compile(model, backend="eager", fullgraph=True)(torch.randn(3, 4))
+def test_a_remote_module_itself_can_be_compiled() -> None:
+    module = RemoteModule("b", torch.nn.Linear, (4, 4))
+    x = torch.randn(3, 4, requires_grad=True)
+    got = []
+    for one in (module, torch.compile(module, backend="eager")):
+        with autograd.context() as context:
+            context.backward(one(x).sum())
+            got.append(context.gradients[x])
+    torch.testing.assert_close(got[1], got[0])
 
 
 def test_a_model_can_be_compiled_before_it_is_split() -> None:

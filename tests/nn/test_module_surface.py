@@ -132,13 +132,26 @@ def test_a_remote_module_can_be_assigned_because_it_is_no_copy(net: RemoteModule
     assert net.partner(torch.ones(2)).shape == (2,)
 
 
-@pytest.mark.parametrize("name", ["on", "device", "module_rref", "is_scriptable", "forward", "train", "_private"])
+@pytest.mark.parametrize("name", ["on", "device", "module_rref", "is_scriptable", "forward", "train", "_label"])
 def test_what_belongs_to_the_handle_cannot_be_assigned(net: RemoteModule, name: str) -> None:
     with pytest.raises(TelegradError, match=name):
         setattr(net, name, None)
     with pytest.raises(TelegradError, match=name):
         delattr(net, name)
     assert net(torch.ones(2)).shape == (2,)
+
+
+def test_private_names_reach_the_module_and_are_looked_up_only_then(group: Group, net: RemoteModule) -> None:
+    there(group["b"], net)._seen = 1
+    assert not hasattr(net, "_seen")
+    net._seen = 2
+    assert net._seen == there(group["b"], net)._seen == 2
+    there(group["b"], net)._seen = 3
+    assert net._seen == 3
+    assert copy.copy(net)._seen == 3
+    del net._seen
+    assert not hasattr(net, "_seen")
+    assert not hasattr(there(group["b"], net), "_seen")
 
 
 class Counted(RemoteModule):

@@ -28,6 +28,9 @@ _DTYPES = (
 _OF_THE_HANDLE = frozenset(torch.nn.Module().__dict__) - {"training"}
 """What torch keeps in every module; of a RemoteModule this is the handle's own. Mode and all else is the module's."""
 
+_NAMES_IT = frozenset({"on", "device", "module_rref", "is_scriptable", "_label", "_assigned"})
+"""What names the module, and belongs to the handle."""
+
 
 class RemoteModule(torch.nn.Module):
     """A module that is made on another worker and stays there; what is called here runs there, and gradients flow back.
@@ -53,6 +56,8 @@ class RemoteModule(torch.nn.Module):
         module_rref: RRef[torch.nn.Module]
         is_scriptable: bool
         """Whether torch.jit.script can compile it: the drop-in's only, if it was given an interface."""
+
+    _assigned = frozenset[str]()  # private names that were assigned through this object
 
     def __init__(
         self,
@@ -128,8 +133,10 @@ class RemoteModule(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # Torch looks at modules for private names, and would take this one for what the module there is.
-            if name.startswith("_") or "module_rref" not in self.__dict__:
+            # Torch looks at modules for private names, and would take this one for what the module there is. So of
+            # those only what was assigned through this object is looked up there.
+            hidden = name.startswith("_") and name not in self._assigned
+            if hidden or "module_rref" not in self.__dict__:
                 raise
         kind, value = self._run(there.look, name)
         if kind == "module":
@@ -159,6 +166,8 @@ class RemoteModule(torch.nn.Module):
                 "on the worker)"
             )
         self._run(there.assign, name, value)
+        if name.startswith("_"):
+            self.__dict__["_assigned"] = self._assigned | {name}
 
     def __delattr__(self, name: str) -> None:
         """Delete an attribute of the module, there."""
@@ -166,20 +175,16 @@ class RemoteModule(torch.nn.Module):
             super().__delattr__(name)
         else:
             self._run(there.delete, name)
+            if name in self._assigned:
+                self.__dict__["_assigned"] = self._assigned - {name}
 
     def _is_local(self, name: str) -> bool:
         """Whether an attribute is this object's own, and not the module's; raises for what must not be changed."""
         if "module_rref" not in self.__dict__ or name in _OF_THE_HANDLE or name.startswith("__"):
             return True
-        if name in ("on", "device", "module_rref", "is_scriptable"):
+        if name in _NAMES_IT:
             raise TelegradError(f"{name!r} of {self._shown()} cannot be changed; use to() to move it to another device")
         if not hasattr(type(self), name):
-            if name.startswith("_"):
-                raise TelegradError(
-                    f"{name!r} of {self._shown()} is a private name, and those are not looked up on the worker: use "
-                    "apply() to run a function there that sets it. A subclass of RemoteModule declares what is its own "
-                    "in its class body"
-                )
             return False
         if inspect.isroutine(inspect.getattr_static(type(self), name)):
             raise TelegradError(
@@ -402,7 +407,7 @@ class RemoteModule(torch.nn.Module):
 
     def _kept(self) -> dict[str, Any]:
         """What this object has of its own, beside what names the module."""
-        named = {"on", "device", "module_rref", "is_scriptable", "_label"}
+        named = _NAMES_IT - {"_assigned"}
         return {
             name: value
             for name, value in self.__dict__.items()
