@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from telegrad.agent.coroutines import InGradMode
+from telegrad.errors import RemoteError
+from telegrad.testing.group import local_group
 
 
 async def toggle(steps: int) -> list[bool]:
@@ -67,3 +69,30 @@ def test_one_that_is_cancelled_before_it_has_begun_leaves_no_warning() -> None:
 
     asyncio.run(main())
     gc.collect()
+
+
+async def leave(error: BaseException) -> None:
+    await asyncio.sleep(0)
+    raise error
+
+
+async def one() -> int:
+    return 1
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise SystemExit(8)
+
+
+@pytest.mark.parametrize("error", [SystemExit(4), KeyboardInterrupt()])
+def test_a_coroutine_that_exits_fails_its_call_only(error: BaseException) -> None:
+    with local_group() as group:
+        with pytest.raises(RemoteError, match=type(error).__name__):
+            group["a"].call("b", leave, (error,), timeout=20)
+        assert group["a"].call("b", one, (), timeout=20) == 1
+
+
+def test_a_result_whose_pickling_exits_fails_its_call() -> None:
+    with local_group() as group, pytest.raises(RemoteError, match="SystemExit"):
+        group["a"].call("b", Unpicklable, (), timeout=20)

@@ -271,3 +271,28 @@ def test_a_pass_may_begin_on_the_callee(group: Group) -> None:
         assert_equal(remotely("b", sums, x, context), x.detach())
         assert_equal(context.gradients[x], weights["w"].detach())
         assert_equal(gradients_on(group["b"], context)[weights["w"]], x.detach())
+
+
+class Plain(torch.Tensor):
+    """A subclass that adds nothing."""
+
+
+@pytest.mark.parametrize("kind", [Plain, torch.nn.Parameter])
+def test_a_leaf_of_a_subclass_is_an_input_like_any_other(group: Group, kind: type[torch.Tensor]) -> None:
+    def make() -> torch.Tensor:
+        x = torch.arange(3.0).as_subclass(Plain)
+        return torch.nn.Parameter(x) if kind is torch.nn.Parameter else x.requires_grad_()
+
+    with autograd.context() as context:
+        x = make()
+        (got,) = autograd.grad(context, (remotely("b", torch.sin, x) + x * 2).sum(), [x])
+        assert_equal(got.as_subclass(torch.Tensor), torch.arange(3.0).cos() + 2)
+    with autograd.context() as context:
+        x = make()
+        autograd.backward(context, [remotely("b", torch.sin, x).sum()], inputs=[x])
+        assert_equal(autograd.get_gradients(context)[x].as_subclass(torch.Tensor), torch.arange(3.0).cos())
+    with autograd.context() as context:
+        x = make()
+        autograd.backward(context, [remotely("b", torch.sin, x).sum()], inputs=[x], accumulate="grad")
+        assert x.grad is not None
+        assert_equal(x.grad.as_subclass(torch.Tensor), torch.arange(3.0).cos())

@@ -21,7 +21,7 @@ from one_process import (
 from torch import nn
 
 from telegrad import autograd, rpc
-from telegrad.autograd.gradients import Gradients
+from telegrad.autograd.gradients import Gradients, add_up
 from telegrad.autograd.torch_private import run_backward
 
 weights: dict[str, torch.Tensor] = {}
@@ -454,3 +454,11 @@ def test_a_gradient_that_is_a_view_of_what_others_hold_is_copied(held: str) -> N
     assert kept.data_ptr() != place
     assert torch.equal(kept, captured[0])
     assert other is not None
+
+
+@pytest.mark.parametrize("sparse_first", [True, False])
+def test_a_sparse_and_a_dense_gradient_add_up_in_either_order(sparse_first: bool) -> None:
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2, 3), (4, 3), check_invariants=True)
+    dense = torch.ones(4, 3)
+    total = add_up(sparse, dense) if sparse_first else add_up(dense, sparse)
+    assert torch.equal(total, sparse.to_dense() + dense)

@@ -18,6 +18,14 @@ from telegrad.wire.messages import Autocast
 T = TypeVar("T")
 
 
+class _Exit(Exception):
+    """Stands for an exception that asyncio would raise in the loop, which would end it for everybody."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class InGradMode(Coroutine[Any, Any, T]):
     """A coroutine that begins in this grad mode and runs in this autocast.
 
@@ -52,6 +60,8 @@ class InGradMode(Coroutine[Any, Any, T]):
                 return go(*args)
             with entered(self._autocast):
                 return go(*args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise _Exit(error) from None
         finally:
             self._mode = torch.is_grad_enabled()
             torch.set_grad_enabled(before)
@@ -85,10 +95,11 @@ class EventLoop:
         def ended(task: asyncio.Task[Any]) -> None:
             if task.cancelled():
                 done(None, asyncio.CancelledError())
-            elif task.exception() is not None:
-                done(None, task.exception())
-            else:
-                done(task.result(), None)
+                return
+            error = task.exception()
+            if isinstance(error, _Exit):
+                error = error.error
+            done(None if error is not None else task.result(), error)
 
         def start() -> None:
             task = loop.create_task(coroutine, context=context)

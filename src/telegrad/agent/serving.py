@@ -339,10 +339,11 @@ class Serving:
             self._owner.keeper.not_in_turn(served.turn, channel.worker.id)
         try:
             try:
-                frames = (
-                    self._pack_failure(channel, served, error) if error else self._pack_reply(channel, served, value)
-                )
-            except Exception as failure:  # noqa: BLE001 - it cannot be sent, or there is no memory: the caller is told
+                if error is None:
+                    frames = self._pack_reply(channel, served, value)
+                else:
+                    frames = self._pack_failure(channel, served, error)
+            except BaseException as failure:  # noqa: BLE001 - whatever pickling raises belongs to the caller
                 frames = self._pack_failure(channel, served, failure)
             if served.charge:
                 with channel.lock:

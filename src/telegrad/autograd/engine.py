@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 from telegrad.agent.autocast import entered
 from telegrad.autograd import anomaly, islands
@@ -26,11 +26,12 @@ from telegrad.autograd.functions import (
     new_anchor,
     own_anchor,
 )
-from telegrad.autograd.gradients import AccumulateThrough
+from telegrad.autograd.gradients import AccumulateThrough, add_up
 from telegrad.autograd.inputs import Found, Needs, noting
 from telegrad.autograd.islands import Island
 from telegrad.autograd.slots import Wait
 from telegrad.autograd.torch_private import (
+    gradient_edge,
     profiled,
     run_backward,
     sequence_number,
@@ -44,7 +45,7 @@ from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, NOWHERE, PassInfo
 # The constructor of a named tuple is a Python function, and dear for what is done once per leaf.
 _edge: Callable[[tuple[Node | None, int, None]], GradientEdge] = partial(tuple.__new__, GradientEdge)
 _ANCHOR = GradientEdge(ANCHOR_NODE, 0)
-_UNREACHED = get_gradient_edge(new_anchor())  # in no graph
+_UNREACHED = gradient_edge(new_anchor())  # in no graph
 
 
 class Roots(msgspec.Struct, eq=False):
@@ -466,7 +467,7 @@ class PassGraph:
         with self._lock, torch.enable_grad():
             for number, grad in zip(sorted(island.wanted), captured, strict=False):
                 there = self.captured[number]
-                self.captured[number] = grad if there is None else there if grad is None else there + grad
+                self.captured[number] = grad if there is None else there if grad is None else add_up(there, grad)
 
     def forget(self, island: Island) -> None:
         """Let go of the gradients that an island has used. Without the lock."""
@@ -484,9 +485,9 @@ def start_of(tensor: torch.Tensor | GradientEdge) -> islands.Start:
     if isinstance(tensor, GradientEdge):
         return tensor.node, tensor.output_nr
     node = tensor.grad_fn
-    if node is not None:  # get_gradient_edge would make a node to own this one; the tensor does, for as long as we need
+    if node is not None:  # gradient_edge would make a node to own this one; the tensor does, for as long as we need
         return node, tensor.output_nr
-    return get_gradient_edge(tensor).node, 0
+    return gradient_edge(tensor).node, 0
 
 
 @interruptible

@@ -70,7 +70,7 @@ class Gradients:
                     return
             # Without the lock: gradients may be of a class whose sum runs code of the user's.
             with torch.enable_grad():
-                grad = _sum(there[1], grad)
+                grad = add_up(there[1], grad)
 
     def replace(self, leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
         """Set what AccumulateGrad made of it."""
@@ -144,7 +144,8 @@ def _clone_like(grad: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
     return grad.clone(memory_format=torch.contiguous_format)
 
 
-def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def add_up(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The sum of two gradients, of which one may be sparse."""
     if one.is_sparse and not other.is_sparse:
         return other + one  # torch knows dense + sparse, and not the other way
     return one + other

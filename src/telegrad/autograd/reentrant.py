@@ -19,6 +19,7 @@ from torch.utils.weak import TensorWeakRef
 from telegrad.autograd.functions import ANCHOR_NODE
 from telegrad.autograd.gradients import Gradients
 from telegrad.autograd.slots import Slots, Wait
+from telegrad.autograd.torch_private import gradient_edge
 
 _ACCUMULATE = type(ANCHOR_NODE)
 
@@ -114,5 +115,5 @@ def _node(end: torch.Tensor | GradientEdge) -> Node | None:
     if isinstance(end, torch.Tensor):
         if not end.requires_grad:
             return None  # the engine says so
-        return end.grad_fn or torch.autograd.graph.get_gradient_edge(end).node
+        return end.grad_fn or gradient_edge(end).node
     return end.node

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.autocast import current as current_autocast
@@ -25,6 +25,7 @@ from telegrad.autograd.lending import Lending
 from telegrad.autograd.passes import PassRun, running
 from telegrad.autograd.postman import Postman
 from telegrad.autograd.record import AutogradRecorder
+from telegrad.autograd.torch_private import gradient_edge
 from telegrad.autograd.watched_engine import watch_engine
 from telegrad.errors import TelegradError, UnknownWorker, WorkerLost
 from telegrad.wire.frames import Message
@@ -405,7 +406,7 @@ def _edges(inputs: Sequence[torch.Tensor] | torch.Tensor) -> list[GradientEdge]:
     for number, tensor in enumerate(inputs):
         if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
             raise TelegradError(f"One of the differentiated Tensors does not require grad: inputs[{number}]")
-    return [get_gradient_edge(tensor) for tensor in inputs]
+    return [gradient_edge(tensor) for tensor in inputs]
 
 
 def _check_roots(roots: Sequence[torch.Tensor] | torch.Tensor, grads: Sequence[torch.Tensor | None] | None) -> Roots:

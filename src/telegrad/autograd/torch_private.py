@@ -37,6 +37,7 @@ _missing = [
         ("Tensor._post_accumulate_grad_hooks", hasattr(torch.Tensor, "_post_accumulate_grad_hooks")),
         ("Node._sequence_nr", hasattr(_C._FunctionBase, "_sequence_nr")),
         ("Node._set_sequence_nr", hasattr(_C._FunctionBase, "_set_sequence_nr")),
+        ("torch._C.DisableTorchFunctionSubclass", hasattr(_C, "DisableTorchFunctionSubclass")),
         ("torch._C._current_graph_task_id", hasattr(_C, "_current_graph_task_id")),
         ("torch._C._autograd._profiler_enabled", hasattr(_C._autograd, "_profiler_enabled")),
         ("torch._C._FunctionBase.apply", hasattr(_C._FunctionBase, "apply")),
@@ -140,6 +141,12 @@ def run_post_accumulate_hooks(leaf: torch.Tensor) -> None:
     """Call what `register_post_accumulate_grad_hook` registered, as AccumulateGrad does."""
     for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
         hook(leaf)
+
+
+def gradient_edge(tensor: torch.Tensor) -> GradientEdge:
+    """Where the gradient of a tensor goes. Torch asks a view of a leaf, and gets another node from most subclasses."""
+    with _C.DisableTorchFunctionSubclass():
+        return graph.get_gradient_edge(tensor)
 
 
 engine_task: Callable[[], int] = _C._current_graph_task_id

@@ -14,6 +14,7 @@ from typing import Any
 from telegrad.autograd.passes import PassRun, running
 from telegrad.autograd.reentrant import InnerLeaves, reached_leaves
 from telegrad.autograd.torch_private import NO_TASK, EngineBase, engine_task, run_backward, use_engine
+from telegrad.interrupts import interruptible
 from telegrad.wire.messages import INTO_CONTEXT
 
 
@@ -53,6 +54,7 @@ def watch_engine() -> None:
 _ENGINE = WatchedEngine()
 
 
+@interruptible
 def _call_back(run: PassRun, callback: Callable[[], None]) -> None:
     run.release_held()
     callback()
