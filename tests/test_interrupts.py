@@ -301,6 +301,8 @@ def test_ctrl_c_in_an_island_that_the_main_thread_runs_for_somebody_else_is_not_
         _driver=0,
         _postman=SimpleNamespace(agent=None),
         _wait_for=None,
+        wait_for_slot=None,
+        inner={},
         _island_ended=lambda island: ended.append(island),
     )
     failed: list[BaseException] = []
