@@ -301,8 +301,6 @@ def test_the_children_of_a_fork_neither_hold_nor_use_the_agents_sockets() -> Non
 
 EXIT_SCRIPT = """
 import sys, threading, operator, signal, telegrad
-telegrad.init_rpc()
-me = telegrad.get_worker_info().name
 held = threading.Semaphore(0)
 def hold():
     held.release()
@@ -310,6 +308,8 @@ def hold():
 def are_held(count):
     for _ in range(count):
         held.acquire()
+telegrad.init_rpc()  # after what the other one calls
+me = telegrad.get_worker_info().name
 if me == "worker0":
     def wait():
         try:
