@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ class _FaultyChannel(Channel):
         self._count = threading.Lock()  # protects _breaks
         self._breaks = 0  # how many connections are still to break before what waits in the session goes out
 
-    def post(self, frames: Iterable[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
+    def post(self, frames: Sequence[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
         """See `Channel.post`."""
         frames = tuple(frames)
         head = decode_head(_head_of(frames[0]))
@@ -106,7 +106,13 @@ class _FaultyChannel(Channel):
         calling = self.agent.calling
         calling._forget(call, self.agent.peers.find(call.worker))
         self.calls[call.id] = call  # only then can it end
+        on_done = None
+        if call.at_once:  # a reference knows that it was not created before its maker has it, as in torch
+            on_done, call.on_done = call.on_done, None
         calling.finish(call, error=error)
+        if on_done is not None:
+            self.expect_fewer(1)
+            on_done(call)
 
     def _break(self, times: int) -> None:
         """Break the connection now, and so many attempts to open a new one that it is `times` in all."""
