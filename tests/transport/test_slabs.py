@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,9 +27,14 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:telegrad")
 
 
-def descriptors() -> int:
-    gc.collect()  # what an earlier test left to the collector must not go while this one counts
-    return len(os.listdir("/proc/self/fd"))
+def descriptors() -> set[tuple[str, str]]:
+    """What is open. Threads of earlier tests may close theirs at any time, so tests look for what has come."""
+    gc.collect()
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one that lists them is closed by now
+            found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
+    return found
 
 
 class End:
@@ -212,7 +217,7 @@ def test_nothing_is_shared_where_one_side_does_not_permit_it(bounds: tuple[int, 
             a.read()
         assert mapped() == before
         assert a.pool.total == 0
-    assert descriptors() == fds
+    assert descriptors() <= fds
 
 
 def test_nothing_is_shared_where_the_system_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +252,8 @@ def test_the_end_of_a_connection_leaves_no_memory_and_no_descriptor() -> None:
         agree(b, a, MB)
         a.memory.take(32 * MB)  # an offer that nobody reads
         assert mapped() > before
-    assert (mapped(), descriptors()) == (before, fds)
+    assert mapped() == before
+    assert descriptors() <= fds
     assert a.pool.total == b.pool.total == 0
     assert a.memory.take(MB) is None
 
