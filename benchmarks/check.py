@@ -30,7 +30,7 @@ from measure import columns
 from pairs import CALLEE, CALLER
 
 from telegrad import autograd, rpc
-from telegrad.agent import executor
+from telegrad.execution import executor
 from telegrad.transport.sockets import SocketLink
 
 COMMITTED = Path(__file__).parent / "counts.json"

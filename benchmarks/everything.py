@@ -17,14 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import backward
-import calls
 import command
 import draw
 import others
 import training
 from measure import is_met, machine
 from pairs import TELEGRAD, BenchmarkError
+
+import backward
+import calls
 
 BENCHMARKS = calls.BENCHMARK, backward.BENCHMARK, training.BENCHMARK
 CASES = tuple(dict.fromkeys(case for benchmark in BENCHMARKS for case in benchmark.cases))

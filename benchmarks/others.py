@@ -21,10 +21,11 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-import calls
 import command
 import torch
 from pairs import CALLEE, CALLER, TELEGRAD, TORCH, Case, Place, System, Workers, join_telegrad, join_torch
+
+import calls
 
 RAY, ZEROMQ = "Ray", "pyzmq"
 PACKAGES = {RAY: "ray", ZEROMQ: "zmq"}

@@ -16,16 +16,16 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from telegrad import autograd as dist_autograd
 from telegrad import rpc
 from telegrad.agent.agent import Agent
-from telegrad.agent.channel import Channel
-from telegrad.agent.settings import AgentSettings
-from telegrad.autograd.passes import PassRun
+from telegrad.backward.driver import PassRun
+from telegrad.connection.channel import Channel
 from telegrad.errors import CallCancelled, WorkerLost
 from telegrad.interrupts import interruptible, is_protected, shielded
 from telegrad.protocol.limits import SessionSettings
-from telegrad.rpc import dist_autograd
 from telegrad.rpc.signals import Installation
+from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.testing.interruption import PATIENCE, interrupt, places_of, sweep, target
 from telegrad.transport.sockets import SocketLink
@@ -91,18 +91,21 @@ def test_the_innermost_function_that_has_a_rule_decides() -> None:
     plain = "def run():\n    look()\n"
     assert not frames_of(plain, "users.module")
     assert not frames_of(plain, "telegrad.launch.local")
-    assert frames_of(plain, "telegrad.agent.channel")
+    assert frames_of(plain, "telegrad.connection.channel")
     users = run_as("users.module", "def run(then):\n    then()\n")
-    assert frames_of("def run():\n    users(look)\n", "telegrad.agent.channel", users=users)
+    assert frames_of("def run():\n    users(look)\n", "telegrad.connection.channel", users=users)
     waits = interruptible(run_as("telegrad.waiting", "def run(then):\n    then()\n"))
-    assert not frames_of("def run():\n    waits(look)\n", "telegrad.agent.channel", waits=waits)
+    assert not frames_of("def run():\n    waits(look)\n", "telegrad.connection.channel", waits=waits)
     protected = run_as("telegrad.wire.frames", "def run(then):\n    then()\n")
     assert frames_of(
-        "def run():\n    waits(lambda: protected(look))\n", "telegrad.agent.channel", waits=waits, protected=protected
+        "def run():\n    waits(lambda: protected(look))\n",
+        "telegrad.connection.channel",
+        waits=waits,
+        protected=protected,
     )
-    tidies = shielded(run_as("telegrad.agent.calling", "def run(then):\n    then()\n"))
+    tidies = shielded(run_as("telegrad.calls.client", "def run(then):\n    then()\n"))
     assert frames_of(
-        "def run():\n    tidies(lambda: waits(look))\n", "telegrad.agent.channel", waits=waits, tidies=tidies
+        "def run():\n    tidies(lambda: waits(look))\n", "telegrad.connection.channel", waits=waits, tidies=tidies
     )
 
 
@@ -191,7 +194,7 @@ def test_every_wait_can_be_interrupted_and_the_next_call_works(name: str) -> Non
     with target("unix") as there:
         begun = threading.Event()
         agents = (there.caller, there.callee)
-        press_when(lambda: begun.is_set() and (name in LOCAL or any(agent.serving.unanswered() for agent in agents)))
+        press_when(lambda: begun.is_set() and (name in LOCAL or any(agent.server.unanswered() for agent in agents)))
         with pytest.raises(KeyboardInterrupt):
             interrupted(lambda: (begun.set(), WAITS[name]()))
         _may_end.set()
@@ -202,7 +205,7 @@ def test_a_thread_that_waits_while_another_reads_can_be_interrupted() -> None:
     with target("unix") as there:
         reads = threading.Thread(target=there.caller.call, args=("b", never))
         reads.start()
-        press_when(lambda: len(there.callee.serving.unanswered()) == 2)
+        press_when(lambda: len(there.callee.server.unanswered()) == 2)
         with pytest.raises(KeyboardInterrupt):
             rpc.rpc_sync("b", never)
         _may_end.set()
@@ -221,7 +224,7 @@ def test_who_waits_for_credits_and_is_interrupted_does_not_keep_others_waiting()
         try:
             holds = threading.Thread(target=a.call, args=("b", never))
             holds.start()
-            wait_until(lambda: len(agents["b"].serving.unanswered()) == 1)
+            wait_until(lambda: len(agents["b"].server.unanswered()) == 1)
             press_when(lambda: len(channel._starved) == 1)
             with pytest.raises(KeyboardInterrupt):
                 a.call("b", operator.add, (1, 2))
@@ -299,7 +302,7 @@ def test_ctrl_c_in_an_island_that_the_main_thread_runs_for_somebody_else_is_not_
         failure=None,
         fail=lambda error: failed.append(error),
         _driver=0,
-        _postman=SimpleNamespace(agent=None),
+        _messaging=SimpleNamespace(agent=None),
         _wait_for=None,
         wait_for_slot=None,
         inner={},

@@ -20,12 +20,24 @@ from typing import Any, TypeVar
 
 _PROTECTED = (
     "telegrad.agent.",
-    "telegrad.autograd.",
+    "telegrad.autograd",
+    "telegrad.backward.",
+    "telegrad.bootstrap",
+    "telegrad.calls.",
+    "telegrad.connection.",
+    "telegrad.default_agent",
+    "telegrad.execution.",
+    "telegrad.futures",
+    "telegrad.options",
     "telegrad.protocol.",
+    "telegrad.rendezvous",
     "telegrad.rpc.",
+    "telegrad.rref.",
+    "telegrad.settings",
     "telegrad.transport.",
     "telegrad.waiting",
     "telegrad.wire.",
+    "telegrad.worker_info",
 )
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from telegrad.agent.agent import Agent
-from telegrad.rpc.api import acting_as
+from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 
 

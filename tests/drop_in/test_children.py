@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.paths import SOURCES
 from telegrad.drop_in.children import START, environment, inherit
-
-SOURCES = str(Path(__file__).parents[2] / "src")
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from support.paths import ROOT
 from telegrad.drop_in.data_parallel import is_averaged, watch
 
 
@@ -54,7 +55,7 @@ def test_a_process_group_that_dies_with_a_model_does_not_keep_the_lock_from_its_
     # Without the drop-in this program hangs each time.
     subprocess.run(
         [sys.executable, "-c", DEATH, str(tmp_path / "store")],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         timeout=60,
         check=True,
     )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCES = str(Path(__file__).parents[2] / "src")
+from support.paths import SOURCES
 
 
 def run(program: str, folder: Path | None = None) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from witnesses import Witness
+
+from support.witnesses import Witness
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from witnesses import Belongings, Witness, wait_until
 
+from support.witnesses import Belongings, Witness, wait_until
 from telegrad.errors import PayloadError, TelegradError, UnknownWorker
 from telegrad.launch import GroupTimeout, WorkerFailed, local, start
 from telegrad.launch.local import Group

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
-from witnesses import Belongings
 
+from support.witnesses import Belongings
 from telegrad.launch.meeting import Meeting, worker_names
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from witnesses import Belongings, Witness
 
+from support.witnesses import Belongings, Witness
 from telegrad.launch.run import run
 
 Write = Callable[[str], list[str]]

@@ -9,7 +9,7 @@ import torch
 
 from telegrad import autograd, nn
 from telegrad.agent.agent import Agent
-from telegrad.rpc.api import acting_as
+from telegrad.default_agent import acting_as
 
 Group = dict[str, Agent]
 

@@ -14,9 +14,9 @@ import torch
 
 from telegrad import autograd, nn, rpc
 from telegrad.agent.agent import Agent
+from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError, WorkerLost
 from telegrad.nn import RemoteModule
-from telegrad.rpc.api import acting_as
 
 Group = dict[str, Agent]
 

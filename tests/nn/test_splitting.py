@@ -13,7 +13,7 @@ from telegrad import autograd, nn
 from telegrad.agent.agent import Agent
 from telegrad.errors import PayloadError, TelegradError, UnknownWorker, WorkerLost
 from telegrad.nn import RemoteModule, split
-from telegrad.rpc.rref import call_through
+from telegrad.rref.handle import call_through
 from telegrad.testing import Faults, Simulation
 
 Group = dict[str, Agent]

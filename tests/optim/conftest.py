@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from trained_model import Group
 
+from support.trained_model import Group
 from telegrad import rpc
 from telegrad.testing.group import local_group
 

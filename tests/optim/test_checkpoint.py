@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import optim
 from torch.optim import lr_scheduler
-from trained_model import Group, Local, Remote, assert_same
 
+from support.trained_model import Group, Local, Remote, assert_same
 from telegrad import rpc
 from telegrad.optim import DistributedOptimizer
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
-from trained_model import Group, Local, Remote, assert_same, layers
 
+from support.trained_model import Group, Local, Remote, assert_same, layers
 from telegrad import autograd, rpc
 from telegrad.errors import TelegradError
 from telegrad.optim import DistributedOptimizer, clip_grad_norm_

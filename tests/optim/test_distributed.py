@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import optim
 from torch.optim import lr_scheduler
-from trained_model import Group, Local, Remote, assert_same, layers
 
+from support.trained_model import Group, Local, Remote, assert_same, layers
 from telegrad import autograd, rpc
 from telegrad.errors import TelegradError, WorkersFailed
 from telegrad.optim import DistributedOptimizer

@@ -1,6 +1,6 @@
 """The rules of a backward pass, one by one, and together on random graphs: any order of delivery, and failures.
 
-The property tests drive one `Pass` per worker as `telegrad.autograd.passes` does, but every effect, message, answer and
+The property tests drive one `Pass` per worker as `telegrad.backward.driver` does, but every effect, message, answer and
 step of an island is put off and carried out in an order that a seed decides. So whatever threads and networks can do to
 each other happens here, too.
 """

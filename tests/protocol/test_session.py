@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from telegrad.errors import NotInitialized, ProtocolError, TelegradError, WorkerLost
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import BULK, CONTROL, Session
-from telegrad.protocol.verdicts import TRANSITIONS, Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
+from telegrad.protocol.session_events import (
+    TRANSITIONS,
+    Cut,
+    Effect,
+    Lost,
+    Reconnect,
+    SendAck,
+    SendPing,
+    State,
+    Verdict,
+)
 
 DEFAULTS = SessionSettings()
 PATIENT = replace(DEFAULTS, refuse_limit=1e6, resume_limit=1e6)

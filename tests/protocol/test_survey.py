@@ -8,7 +8,7 @@ from functools import partial
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from test_backward import SEEDS, Graph, World, begun, graphs
+from tests.protocol.test_backward import SEEDS, Graph, World, begun, graphs
 
 from telegrad.protocol.backward import (
     ROOT,

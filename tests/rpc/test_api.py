@@ -16,8 +16,7 @@ import torch
 
 from telegrad import rpc
 from telegrad.agent.agent import Agent
-from telegrad.agent.calls import Call
-from telegrad.agent.settings import AgentSettings
+from telegrad.calls.call import Call
 from telegrad.errors import (
     CallCancelled,
     DeadlineExceeded,
@@ -28,8 +27,9 @@ from telegrad.errors import (
     UnknownWorker,
     WorkerLost,
 )
+from telegrad.futures import Future
 from telegrad.protocol.limits import SessionSettings
-from telegrad.rpc.futures import Future
+from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 
 Group = dict[str, Agent]
@@ -535,7 +535,7 @@ def test_what_follows_a_future_is_of_its_class() -> None:
 
 def test_whoever_listens_hears_of_every_exception_that_a_function_raised_here(group: Group) -> None:
     heard: list[BaseException] = []
-    group["b"].serving.on_failure = heard.append
+    group["b"].server.on_failure = heard.append
     with pytest.raises(Plain):
         rpc.rpc_sync("b", raise_plain, ("x",))
     assert [type(error) for error in heard] == [Plain]

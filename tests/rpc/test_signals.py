@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import pytest
 
 from telegrad import rpc
-from telegrad.agent.channel import Channel
+from telegrad.connection.channel import Channel
 from telegrad.rpc import signals
 from telegrad.rpc.signals import DeferringHandler, Installation, wrap_signal_handler
 from telegrad.testing.interruption import PATIENCE, target
@@ -61,7 +61,7 @@ def interrupted(function: Callable[..., object], *args: Any) -> NoReturn:
 def test_what_comes_in_protected_code_is_raised_right_after_it(handled: Installation) -> None:
     passed: list[str] = []
     critical = run_as(
-        "telegrad.agent.channel",
+        "telegrad.connection.channel",
         "def run():\n    press()\n    passed.append('first')\n    press()\n    passed.append('second')\n",
         press=press,
         passed=passed,
@@ -90,14 +90,16 @@ def test_the_end_of_rpc_async_raises_what_came_meanwhile(monkeypatch: pytest.Mon
 
 
 def run_as_channel(function: Callable[..., Any]) -> Callable[..., Any]:
-    return run_as("telegrad.agent.channel", "def run(*args, **kwargs):\n    return f(*args, **kwargs)\n", f=function)
+    return run_as(
+        "telegrad.connection.channel", "def run(*args, **kwargs):\n    return f(*args, **kwargs)\n", f=function
+    )
 
 
 def test_one_who_presses_again_after_a_while_gets_out_of_anything(
     handled: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signals, "PATIENCE", 0.0)
-    stuck = run_as("telegrad.agent.channel", "def run():\n    press()\n    while True: press()\n", press=press)
+    stuck = run_as("telegrad.connection.channel", "def run():\n    press()\n    while True: press()\n", press=press)
     with pytest.raises(KeyboardInterrupt):
         stuck()
 
@@ -107,7 +109,7 @@ def test_it_is_raised_even_if_no_thread_can_be_started(handled: Installation, mo
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(signals, "start_new_thread", refuse)
-    run_as("telegrad.agent.channel", "def run():\n    press()\n", press=press)()
+    run_as("telegrad.connection.channel", "def run():\n    press()\n", press=press)()
     with pytest.raises(KeyboardInterrupt):
         press()
 
@@ -122,7 +124,7 @@ def test_handlers_of_the_user_are_deferred_too_and_put_back_at_the_end() -> None
     try:
         installation = Installation()
         critical = run_as(
-            "telegrad.agent.channel",
+            "telegrad.connection.channel",
             "def run():\n    alarm()\n    seen.append('whole')\n",
             alarm=lambda: signal.raise_signal(signal.SIGALRM),
             seen=seen,
@@ -144,7 +146,7 @@ def test_a_handler_that_the_user_installed_meanwhile_stays_and_gets_what_was_kep
         came.set()
 
     critical = run_as(
-        "telegrad.agent.channel",
+        "telegrad.connection.channel",
         "def run():\n    press()\n    install()\n",
         press=press,
         install=lambda: signal.signal(signal.SIGINT, mine),
@@ -160,7 +162,7 @@ def test_where_sigurg_is_taken_the_signal_itself_is_sent_again() -> None:
     try:
         installation = Installation()
         with pytest.raises(KeyboardInterrupt):
-            interrupted(run_as("telegrad.agent.channel", "def run():\n    press()\n", press=press))
+            interrupted(run_as("telegrad.connection.channel", "def run():\n    press()\n", press=press))
         installation.undo()
     finally:
         signal.signal(signal.SIGURG, before)
@@ -250,7 +252,7 @@ assert os.listdir(os.environ["TELEGRAD_RUNTIME_DIR"]) == [], "the socket is left
 rpc.init_rpc("only", rank=0, world_size=1, rpc_backend_options=options)
 assert rpc.rpc_sync("only", operator.add, (1, 2)) == 3
 may_end.clear()
-press_when(lambda: rpc.default_agent().ending.begun)
+press_when(lambda: rpc.default_agent().shutdown_protocol.begun)
 pending = rpc.rpc_async("only", slow)
 interrupted(rpc.shutdown)
 assert signal.getsignal(signal.SIGINT) is before

@@ -14,8 +14,8 @@ import torch
 from telegrad import rpc
 from telegrad.agent.agent import Agent
 from telegrad.autograd import backward, context, get_gradients
+from telegrad.default_agent import acting_as
 from telegrad.errors import CallError, DeadlineExceeded
-from telegrad.rpc.api import acting_as
 from telegrad.testing import faults
 from telegrad.testing.faults import Decide, Fate, inject
 from telegrad.testing.group import local_group

@@ -18,7 +18,7 @@ from telegrad.transport import slabs
 from telegrad.transport.slabs import Lender, Loan, SharedMemory, Slab, SlabPool
 from telegrad.transport.unix import UnixLink
 from telegrad.wire.frames import ABOUT_SLABS, Frame, Kind, Limits
-from telegrad.wire.lending import pack_answer, pack_forget, pack_offer, pack_return
+from telegrad.wire.slab_messages import pack_answer, pack_forget, pack_offer, pack_return
 
 MB = 1 << 20
 

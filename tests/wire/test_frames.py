@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
-from telegrad.wire.assembling import Assembler
 from telegrad.wire.frames import (
     BULK,
     BULK_CHUNK,
@@ -37,6 +36,7 @@ from telegrad.wire.frames import (
     pack_sent,
     unpack_sent,
 )
+from telegrad.wire.reassembly import Assembler
 
 SMALL = Limits(frame=200_000, message=300_000)
 

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from telegrad.errors import LimitExceeded, PayloadError, ProtocolError
 from telegrad.wire import descriptors as forms
-from telegrad.wire.neutral import thread_is_neutral
 from telegrad.wire.tensors import TensorDescriptor, build, lay_out
+from telegrad.wire.torch_state import thread_is_neutral
 
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 QUANTISED = [torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4]

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+from support.paths import ROOT
 from telegrad.errors import FunctionNotFound
 from telegrad.wire.payload import decode, encode, function_name, resolve
 
@@ -30,7 +31,7 @@ def test_a_script_function_goes_by_the_name_that_torch_knows_it_by() -> None:
 
 
 def test_a_script_function_is_found_by_importing_the_module_that_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(__file__.rpartition("/")[0])
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "support"))
     assert "scripted" not in sys.modules
     function = resolve("__torch__:scripted.add_one")
     assert torch.equal(function(torch.zeros(1)), torch.ones(1))

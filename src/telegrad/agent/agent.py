@@ -11,28 +11,28 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from telegrad.agent import undelivered
-from telegrad.agent.calling import Calling
-from telegrad.agent.calls import Call, Served
-from telegrad.agent.causes import shortened
-from telegrad.agent.channel import Channel
-from telegrad.agent.coroutines import EventLoop
-from telegrad.agent.ending import Ending
-from telegrad.agent.executor import Executor
-from telegrad.agent.gathering import SERVICE, Gatherings
-from telegrad.agent.group import WorkerRecord, check_id, check_name
-from telegrad.agent.guests import Guests
-from telegrad.agent.keeper import Keeper
-from telegrad.agent.oneway import Handler, MakeHead, OneWay
-from telegrad.agent.peers import Peer, Peers
-from telegrad.agent.recorder import Recorder
-from telegrad.agent.serving import Serving
-from telegrad.agent.settings import AgentSettings
+from telegrad.agent.shutdown import Shutdown
+from telegrad.calls import undelivered
+from telegrad.calls.call import Call, Served
+from telegrad.calls.client import Client
+from telegrad.calls.collectives import SERVICE, Collectives
+from telegrad.calls.exit_cause import shortened
+from telegrad.calls.keeper import Keeper
+from telegrad.calls.oneway import Handler, MakeHead, OneWay
+from telegrad.calls.recorder import Recorder
+from telegrad.calls.server import Server
+from telegrad.connection.accept import PendingConnections
+from telegrad.connection.channel import Channel
+from telegrad.connection.peers import Peer, Peers
+from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
 from telegrad.errors import (
     AuthenticationError,
     ProtocolError,
     WorkerLost,
 )
+from telegrad.execution.event_loop import EventLoop
+from telegrad.execution.executor import Executor
+from telegrad.settings import AgentSettings
 from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.transport.slabs import SlabPool
@@ -76,12 +76,12 @@ class Agent:
         self.slabs = SlabPool(self.settings.shared_memory, self.buffers.trim)
         self.executor = Executor(runtime, poller, self._poll, name=name, most_running=self.settings.running)
         self.peers = Peers(self, [transport for transport, _ in transports])
-        self.guests = Guests(self, self.peers)
-        self.calling = Calling(self)
-        self.serving = Serving(self, EventLoop(runtime, self.executor))
-        self.gatherings = Gatherings(self)
+        self.pending = PendingConnections(self, self.peers)
+        self.client = Client(self)
+        self.server = Server(self, EventLoop(runtime, self.executor))
+        self.collectives = Collectives(self)
         self.oneway = OneWay(self)
-        self.register(SERVICE[1:], self.gatherings.arrive, deferred=True)
+        self.register(SERVICE[1:], self.collectives.arrive, deferred=True)
         self.recorder: Recorder | None = None
         self.keeper: Keeper | None = None
         self.autograd: Any = None
@@ -95,13 +95,13 @@ class Agent:
         """Why the agent cannot be used; empty while it can."""
         self.draining = False
         """Whether a shutdown waits for calls to end; their ends are then reported with `activity_ended`."""
-        self.ending = Ending(self)
+        self.shutdown_protocol = Shutdown(self)
         self._on_lost: list[Callable[[WorkerRecord, str], None]] = []
         try:
             for transport, address in transports:
                 self.listeners.append(transport.listen(address))
         except BaseException:
-            self.ending.close_listeners()
+            self.shutdown_protocol.close_listeners()
             poller.close()
             raise
         self.me = WorkerRecord(
@@ -118,7 +118,7 @@ class Agent:
         """Begin to serve, in a group of these workers (this one among them)."""
         self.peers.set_group(group)
         for listener in self.listeners:
-            self.guests.watch(listener)
+            self.pending.watch(listener)
         self.executor.start()
 
     # -- calling ----------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Agent:
         `function` may be the name of a registered one, with an ``@`` before it. `timeout` is in seconds, 0 for none;
         the default is that of the settings. A call made while serving another never outlives that one's deadline.
         """
-        return self.calling.call(to, function, args, kwargs, timeout)
+        return self.client.call(to, function, args, kwargs, timeout)
 
     def begin(
         self,
@@ -150,7 +150,7 @@ class Agent:
         visit: Visit | None = None,
     ) -> Call:
         """Start a call that the caller will `wait` for, and then read with `result`. If it raises, nothing was sent."""
-        return self.calling.begin(to, function, args, kwargs, timeout, visit=visit)
+        return self.client.begin(to, function, args, kwargs, timeout, visit=visit)
 
     def call_async(
         self,
@@ -169,19 +169,19 @@ class Agent:
         With a `creation` the result stays with the callee, under that name; then `on_done` may run on any thread that
         reads, and must be short. A `visit` names the value and the method, if it is a call of one.
         """
-        return self.calling.begin(to, function, args, kwargs, timeout, on_done, creation, visit)
+        return self.client.begin(to, function, args, kwargs, timeout, on_done, creation, visit)
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
         """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
-        return self.calling.wait(call, deadline)
+        return self.client.wait(call, deadline)
 
     def result(self, call: Call) -> Any:
         """What the call returned; raises what it raised. The call has ended."""
-        return self.calling.result(call)
+        return self.client.result(call)
 
     def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
         """End a call and tell the callee; False if it has ended already."""
-        return self.calling.cancel(call, reason)
+        return self.client.cancel(call, reason)
 
     # -- messages that are no calls of functions ---------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Agent:
                     references = self.keeper.incoming(channel.worker.id, head.references)
                     if call is not None:
                         call.references = references
-                if call is None or not self.calling.finish(call, head, message):  # it was given up, just now perhaps
+                if call is None or not self.client.finish(call, head, message):  # it was given up, just now perhaps
                     with channel.lock:
                         charge = channel.abandoned.pop(head.call, 0)
                     if charge:
@@ -229,10 +229,10 @@ class Agent:
             if not head.nested:
                 with channel.lock:
                     channel.credits.arrived(message.size)
-            self.serving.take(channel, head, message)
+            self.server.take(channel, head, message)
             return
         elif isinstance(head, Cancel):
-            self._cancel_served(self.serving.cancel(channel, head.call, head.reason))
+            self._cancel_served(self.server.cancel(channel, head.call, head.reason))
             return
         if self.oneway.deliver(channel, head, message):
             return
@@ -265,7 +265,7 @@ class Agent:
         """A worker said goodbye; `cause` says which error ended it, if one did."""
         if cause:
             cause = shortened(cause)
-            self.ending.heard(channel.peer, cause)
+            self.shutdown_protocol.heard(channel.peer, cause)
         peer = self.peers.of(channel)
         # On the channel on which it called us, a goodbye says nothing of the answers that it still owes: they come,
         # if they come, on the other one, before the goodbye there.
@@ -285,7 +285,7 @@ class Agent:
                 peer.opening.set()
         name = peer.record.name
         # Whoever is leaving may find others gone before it: that is how a group ends.
-        if not left and not self.closed and not self.ending.begun:
+        if not left and not self.closed and not self.shutdown_protocol.begun:
             _log.warning("worker %r lost worker %r: %s", self.me.name, name, reason)
         for channel in channels:
             channel.close(reason)
@@ -299,11 +299,11 @@ class Agent:
                     call=call.id,
                     elapsed=elapsed,
                 )
-                self.calling.finish(call, error=error)
-            self._cancel_served(self.serving.cancel_all(channel, f"worker {name!r}, which called it, is gone"))
+                self.client.finish(call, error=error)
+            self._cancel_served(self.server.cancel_all(channel, f"worker {name!r}, which called it, is gone"))
         if not left and not self.peers.remove_traces(peer.record):
             self.executor.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
-        self.gatherings.peer_gone(peer)
+        self.collectives.peer_gone(peer)
         for callback in self._on_lost:
             callback(peer.record, reason)
 
@@ -328,24 +328,24 @@ class Agent:
 
     def register(self, name: str, function: Callable[..., Any], *, deferred: bool = False) -> None:
         """Let others call `function` as ``@name``."""
-        self.serving.register(name, function, deferred=deferred)
+        self.server.register(name, function, deferred=deferred)
 
     def gather(
         self, value: object = None, workers: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
         """Bring a value and get the values of all `workers`, who must all call this; None: of everybody."""
         timeout = self.settings.rpc_timeout if timeout is None else timeout
-        return self.gatherings.gather(value, workers, timeout=timeout)
+        return self.collectives.gather(value, workers, timeout=timeout)
 
     # -- the end ----------------------------------------------------------------------------------------------
 
     def activity(self) -> list[str]:
         """What is under way: calls made and calls served, for people."""
-        return self.ending.activity()
+        return self.shutdown_protocol.activity()
 
     def calls_made(self) -> int:
         """How many calls this worker ever made, but for gatherings."""
-        return self.calling.made
+        return self.client.made
 
     def as_agent(self) -> Agent:
         """This agent; what runs in it finds it so."""
@@ -353,7 +353,7 @@ class Agent:
 
     def activity_ended(self) -> None:
         """Wake a shutdown that waits for quiet."""
-        self.ending.activity_ended()
+        self.shutdown_protocol.activity_ended()
 
     def shutdown(self, *, graceful: bool = True, timeout: float = 0.0, strict_references: bool = False) -> None:
         """Leave. A graceful leave waits until every worker has called shutdown and no call is under way anywhere.
@@ -362,18 +362,18 @@ class Agent:
         says who was waited for. Safe to call again, and from several threads. References that are held at the end of a
         graceful leave are logged; with `strict_references` they are an error, which is raised when all is closed.
         """
-        self.ending.shutdown(graceful=graceful, timeout=timeout, strict_references=strict_references)
+        self.shutdown_protocol.shutdown(graceful=graceful, timeout=timeout, strict_references=strict_references)
 
     def close(self) -> None:
         """Stop at once: say goodbye, end what waits here, and free everything. Safe to call again."""
-        self.ending.close()
+        self.shutdown_protocol.close()
 
     def abandon(self) -> None:
         """This is the child of a fork: close its copies of our sockets, and touch nothing else."""
         self.closed = "this process is a fork of the worker's; a fork cannot use its agent"
         for listener in self.listeners:
             listener.abandon()
-        self.guests.abandon()
+        self.pending.abandon()
         self.peers.abandon()
         self.poller.abandon()
 

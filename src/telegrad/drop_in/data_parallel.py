@@ -3,7 +3,7 @@
 When the gradients of all its parameters are there, it averages them over its group and writes them into ``.grad``: at
 the end of a run of torch's engine, and not necessarily of the run that computed them. Torch's C++ context tells it to
 write into the context instead. Telegrad leaves the context's gradients of these parameters in ``.grad`` until the
-context ends (`telegrad.autograd.gradients`), so they are averaged where they are.
+context ends (`telegrad.backward.accumulate`), so they are averaged where they are.
 
 When it dies, its process group must not die with its reducer, but later. The destructor of a gloo group joins threads,
 and these may be about to drop a tensor that Python knows, for which they need Python's lock. Torch's Python object of a

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from telegrad.agent.group import MAX_ID, check_name
+from telegrad.connection.worker_record import MAX_ID, check_name
 
 HOST = "127.0.0.1"
 # A unix socket's path has at most 107 bytes on Linux. Half of them are left to whoever puts sockets into the directory.

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from telegrad.autograd.contexts import current
+from telegrad.backward.contexts import current
 from telegrad.errors import TelegradError
-from telegrad.nn.places import mapped
+from telegrad.nn.placement import mapped
 
 
 class OutsideContext(torch.autograd.Function):

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from telegrad.autograd.compiling import keep_uncompiled
-from telegrad.nn import there
+from telegrad.autograd import get_gradients
+from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.default_agent import default_agent
+from telegrad.nn import remote_ops as there
 from telegrad.nn.remote_module import RemoteModule
-from telegrad.rpc.api import default_agent
-from telegrad.rpc.dist_autograd import get_gradients
-from telegrad.rpc.rref import RRef, call_through
+from telegrad.rref.handle import RRef, call_through
 
 
 def remote_modules(model: torch.nn.Module) -> Iterator[tuple[str, RemoteModule]]:

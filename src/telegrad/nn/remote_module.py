@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
-from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.errors import PayloadError, TelegradError
-from telegrad.nn import there
+from telegrad.futures import Future
+from telegrad.nn import remote_ops as there
 from telegrad.nn.elsewhere import Elsewhere, refuse
 from telegrad.nn.outside import guarded, in_a_context
-from telegrad.nn.places import moved, parse_place
+from telegrad.nn.placement import moved, parse_place
 from telegrad.nn.tracing import call_node
 from telegrad.rpc.api import remote
-from telegrad.rpc.futures import Future
-from telegrad.rpc.rref import Proxy, RRef, call_through
+from telegrad.rref.handle import Proxy, RRef, call_through
 
 _DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch.nn.parameter import is_lazy
 
-from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.errors import TelegradError
-from telegrad.nn import there
-from telegrad.nn.places import Place, parse_place
+from telegrad.nn import remote_ops as there
+from telegrad.nn.placement import Place, parse_place
 from telegrad.nn.remote_module import RemoteModule
 from telegrad.rpc.api import remote
 

@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from telegrad.optim.hyperparameters import Hyperparameters, plain, same
-from telegrad.optim.share import State
+from telegrad.optim.local_optimizer import State
 
 
 @dataclass

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
-from telegrad.optim.everywhere import Begin, on_all
+from telegrad.futures import Future
+from telegrad.optim.fan_out import Begin, on_all
+from telegrad.optim.local_optimizer import norms_of, parameter, scale_grads
 from telegrad.optim.placement import by_owner, checked
-from telegrad.optim.share import norms_of, parameter, scale_grads
-from telegrad.rpc.api import default_agent, rpc_async
-from telegrad.rpc.futures import Future
-from telegrad.rpc.rref import RRef
+from telegrad.rpc.api import rpc_async
+from telegrad.rref.handle import RRef
 
 
 def clip_grad_norm_(

@@ -1,7 +1,7 @@
 """An optimizer of parameters that live on several workers.
 
-Each owner has an ordinary optimizer for its parameters (`telegrad.optim.share`); the object here tells all of them what
-to do, and shows them as one. Its `param_groups` are what learning-rate schedulers change. What changed goes along with
+Each owner has an ordinary optimizer for its parameters (`telegrad.optim.local_optimizer`); the object here tells all of
+them what to do, and shows them as one. Its `param_groups` are what learning-rate schedulers change. What changed goes along with
 the next step, so it costs no message of its own.
 """
 
@@ -18,18 +18,19 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from telegrad.autograd.compiling import keep_uncompiled
-from telegrad.autograd.folding import Folded
+from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.backward.step_in_backward import StepInBackward
+from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.optim import checkpoint
 from telegrad.optim.clipping import clip
-from telegrad.optim.everywhere import Begin, on_all
+from telegrad.optim.fan_out import Begin, on_all
 from telegrad.optim.hyperparameters import Dirty, Hyperparameters, same, with_given_tensors, without_tensors
+from telegrad.optim.local_optimizer import Built, GroupOfOwner, LocalOptimizer, Push, State, build
 from telegrad.optim.placement import by_owner, checked_groups
-from telegrad.optim.share import Built, GroupOfOwner, Push, Share, State, build
 from telegrad.optim.stepping import must_be_annotated
-from telegrad.rpc.api import default_agent, rpc_async
-from telegrad.rpc.rref import Begun, RRef
+from telegrad.rpc.api import rpc_async
+from telegrad.rref.handle import Begun, RRef
 from telegrad.wire import payload
 
 
@@ -38,7 +39,7 @@ class _Owner:
     """One owner, as the optimizer knows it."""
 
     worker: str
-    share: RRef[Share]
+    share: RRef[LocalOptimizer]
     params: list[int]
     """Where its parameters stand among all."""
     groups: list[int]
@@ -76,7 +77,7 @@ class DistributedOptimizer(Optimizer):
         if not callable(optimizer_class):
             raise TypeError(f"optimizer_class is an optimizer's class, not a {type(optimizer_class).__name__}")
         self._agent = default_agent()
-        self._folded: Folded | None = None
+        self._folded: StepInBackward | None = None
         if step_in_backward:
             self._folded = self._agent.autograd.folding.add(self._hyperparameters_of_pass)
         self._lock = threading.Lock()  # protects the pushes: what is below, and the last two fields of owners

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from telegrad.rpc.api import default_agent
-from telegrad.rpc.rref import RRef
+from telegrad.default_agent import default_agent
+from telegrad.rref.handle import RRef
 
 
 def checked(params: Iterable[Any], name: str) -> list[RRef[Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from telegrad.autograd.torch_private import profiled
+from telegrad.backward.torch_private import profiled
 
 _WRAPPER = Optimizer.profile_hook_step(lambda _: None).__code__
 

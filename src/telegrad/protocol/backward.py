@@ -30,7 +30,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from telegrad.protocol.diffusion import Diffusion
+from telegrad.protocol.termination import Termination
 
 Entry = Hashable
 """An entry: `ROOT`, or the message id of a send."""
@@ -105,8 +105,8 @@ class Pass(Generic[Ticket]):
         self.planned = False
         self._islands: dict[int, _Island] = {}
         self._island_of: dict[Entry, int] = {}
-        self._flow: Diffusion[Ticket] = Diffusion()
-        self._probe_flow: Diffusion[Ticket] | None = None  # nearly every pass does without
+        self._flow: Termination[Ticket] = Termination()
+        self._probe_flow: Termination[Ticket] | None = None  # nearly every pass does without
         self._reports: dict[int, Report] = {}
         self._number = 0
         self._surveying = False
@@ -235,9 +235,9 @@ class Pass(Generic[Ticket]):
     # -- the probe --------------------------------------------------------------------------------------------
 
     @property
-    def _probe(self) -> Diffusion[Ticket]:
+    def _probe(self) -> Termination[Ticket]:
         if self._probe_flow is None:
-            self._probe_flow = Diffusion()
+            self._probe_flow = Termination()
         return self._probe_flow
 
     def survey(self) -> None:

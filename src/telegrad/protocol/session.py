@@ -42,7 +42,17 @@ from typing import Final
 
 from telegrad.errors import NotInitialized, ProtocolError, TelegradError, WorkerLost
 from telegrad.protocol.limits import SessionSettings
-from telegrad.protocol.verdicts import TRANSITIONS, Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
+from telegrad.protocol.session_events import (
+    TRANSITIONS,
+    Cut,
+    Effect,
+    Lost,
+    Reconnect,
+    SendAck,
+    SendPing,
+    State,
+    Verdict,
+)
 
 CONTROL: Final = 0
 BULK: Final = 1

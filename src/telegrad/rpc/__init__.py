@@ -1,11 +1,13 @@
 """Calls between workers, in the terms of torch.distributed.rpc."""
 
+from telegrad.default_agent import default_agent, set_default_agent
+from telegrad.futures import Future
+from telegrad.options import Options
 from telegrad.rpc import functions
 from telegrad.rpc.api import (
     all_gather,
     barrier,
     current_call,
-    default_agent,
     get_rpc_timeout,
     get_worker_info,
     get_worker_infos,
@@ -16,15 +18,12 @@ from telegrad.rpc.api import (
     rpc_async,
     rpc_sync,
     session,
-    set_default_agent,
     shutdown,
     traffic,
 )
-from telegrad.rpc.futures import Future
-from telegrad.rpc.options import Options
-from telegrad.rpc.rref import RRef
 from telegrad.rpc.signals import wrap_signal_handler
-from telegrad.rpc.worker_info import Traffic, WorkerInfo
+from telegrad.rref.handle import RRef
+from telegrad.worker_info import Traffic, WorkerInfo
 
 __all__ = [
     "Future",

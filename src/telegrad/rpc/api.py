@@ -6,51 +6,32 @@ Names, signatures and defaults are those of torch.distributed.rpc.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.calls import Served, acting, serving
-from telegrad.agent.group import WorkerRecord, check_name
-from telegrad.agent.token import find_token
-from telegrad.autograd.compiling import keep_uncompiled
-from telegrad.autograd.service import Autograd
-from telegrad.errors import NotInitialized, RendezvousError, TelegradError, TokenError
-from telegrad.rpc.exiting import close_at_exit
-from telegrad.rpc.futures import Future
-from telegrad.rpc.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
-from telegrad.rpc.references import References
-from telegrad.rpc.rendezvous import assemble, open_store
-from telegrad.rpc.rref import RRef
+from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.bootstrap import check_token, start_agent
+from telegrad.calls.call import Served, current_served
+from telegrad.connection.worker_record import WorkerRecord, check_name
+from telegrad.default_agent import default_agent, process_agent, set_default_agent, unset_default_agent
+from telegrad.errors import TelegradError
+from telegrad.futures import Future
+from telegrad.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
+from telegrad.rendezvous import assemble, open_store
+from telegrad.rpc.at_exit import close_at_exit
 from telegrad.rpc.signals import Installation, deliver_kept, keeping
-from telegrad.rpc.worker_info import Traffic, WorkerInfo
-from telegrad.transport.addresses import (
-    choose_addresses,
-    host_identity,
-    runtime_directory,
-    socket_path,
-    sweep_dead_sockets,
-)
-from telegrad.transport.base import Transport
-from telegrad.transport.sockets import SocketPoller
-from telegrad.transport.tcp import TcpTransport, format_tcp
-from telegrad.transport.unix import UnixTransport
-from telegrad.waiting import RealRuntime
+from telegrad.rref.handle import RRef
+from telegrad.rref.manager import RRefManager
+from telegrad.worker_info import Traffic, WorkerInfo
 
 Target = str | int | WorkerInfo
 
-_NEEDS_TOKEN = "Run `telegrad token` once and start every worker with TELEGRAD_TOKEN set to what it prints."
 
-_lock = threading.Lock()  # protects _default
-_default: Agent | None = None
 _handlers: Installation | None = None  # of signals, as long as there is a default agent; the main thread's
 _times_initialized = itertools.count()
 
@@ -58,32 +39,6 @@ _times_initialized = itertools.count()
 def is_available() -> bool:
     """Whether remote calls can be made at all: always."""
     return True
-
-
-def default_agent() -> Agent:
-    """The agent that the functions of this module act on: that which runs the current function, else the process's."""
-    served = serving.get()
-    agent = served.agent if served is not None else acting.get() or _default
-    if agent is None:
-        raise NotInitialized("there is no agent in this process: call telegrad.init_rpc() first")
-    return agent
-
-
-def set_default_agent(agent: Agent | None) -> None:
-    """Make `agent` the one that the functions of this module act on."""
-    global _default
-    with _lock:
-        _default = agent
-
-
-@contextlib.contextmanager
-def acting_as(agent: Agent) -> Iterator[None]:
-    """Let the functions of this module act on `agent` in a block: for processes with several agents."""
-    token = acting.set(agent)
-    try:
-        yield
-    finally:
-        acting.reset(token)
 
 
 # -- init and shutdown ----------------------------------------------------------------------------------------
@@ -101,14 +56,14 @@ def init_rpc(
     Name, rank and world size default to TELEGRAD_NAME (else ``worker<rank>``), RANK and WORLD_SIZE, which
     ``telegrad run``, ``telegrad.launch`` and torchrun set. `backend` is there for programs written for torch.
     """
-    with _lock:
-        if _default is not None:
-            raise TelegradError(f"init_rpc was called before: this process is worker {_default.me.name!r}")
+    existing = process_agent()
+    if existing is not None:
+        raise TelegradError(f"init_rpc was called before: this process is worker {existing.me.name!r}")
     options = rpc_backend_options or Options(init_method=os.environ.get("TELEGRAD_INIT_METHOD", "env://"))
     name = os.environ.get("TELEGRAD_NAME") if name is None else name
     if name is not None:
         check_name(name)
-    _check_token(options)  # before anybody waits for others
+    check_token(options)  # before anybody waits for others
     store, rank, world_size, where = open_store(options.init_method, rank, world_size, options.init_timeout)
     prefixed = PrefixStore(f"telegrad/{next(_times_initialized)}", store)
 
@@ -126,111 +81,17 @@ def join(
     where: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
 ) -> None:
-    """Join a group: `meet` is told who we are, and says who all are.
-
-    `where` is host and port of where they meet, if that has any. `prepare` is called with the agent before it serves.
-    """
+    """Join a group as this process's default agent; see `telegrad.bootstrap.start_agent`."""
     global _handlers
-    token, allowed = _check_token(options)
     handlers = Installation()
-    agent = None
     try:
-        agent = _make_agent(name, rank, token, allowed, options, where)
-        group = meet(agent.me)
-        _check_reachable(agent.me, group, token)
-        if prepare is not None:
-            prepare(agent)
-        agent.start(group)
+        agent = start_agent(name, rank, meet, options, where, prepare)
     except BaseException:
-        if agent is not None:
-            agent.close()
         handlers.undo()
         raise
     _handlers = handlers
     set_default_agent(agent)
     close_at_exit(agent)
-
-
-def _check_token(options: Options) -> tuple[bytes | None, Sequence[str]]:
-    """The group's token, if there is one, and the transports that may be used."""
-    token = find_token(options.token)
-    allowed = options.allowed_transports()
-    if "unix" not in allowed and token is None:
-        raise TokenError(f"tcp connections need a group token, and there is none. {_NEEDS_TOKEN}")
-    return token, allowed
-
-
-def _make_agent(
-    name: str,
-    rank: int,
-    token: bytes | None,
-    allowed: Sequence[str],
-    options: Options,
-    rendezvous: tuple[str, int] | None,
-) -> Agent:
-    runtime = RealRuntime()
-    incarnation = runtime.random_bits(63)
-    transports: list[tuple[Transport, str]] = []
-    host = ""
-    if "unix" in allowed:
-        directory = runtime_directory()
-        sweep_dead_sockets(directory)
-        host = host_identity(directory)
-        transports.append((UnixTransport(), f"unix://{socket_path(directory, name, incarnation)}"))
-    if "tcp" in allowed and token is not None:
-        bind, advertise = choose_addresses(
-            rendezvous_host=rendezvous[0] if rendezvous else None,
-            rendezvous_port=rendezvous[1] if rendezvous else None,
-            bind=options.bind,
-            advertise=options.advertise,
-            interface=options.interface,
-        )
-        transports.append((TcpTransport(advertise=advertise), format_tcp(bind, 0)))
-    agent = Agent(
-        name,
-        rank,
-        transports=transports,
-        poller=SocketPoller(options.microseconds_of_spin()),
-        runtime=runtime,
-        token=token,
-        host=host,
-        main=_main_program(),
-        incarnation=incarnation,
-        settings=options.settings(),
-    )
-    Autograd(agent)
-    References(agent)
-    return agent
-
-
-def _main_program() -> str:
-    """What identifies the program that runs as ``__main__``; empty for an interactive one, which is like no other."""
-    main = sys.modules.get("__main__")
-    path = getattr(main, "__file__", None)
-    if not path:
-        return ""
-    try:
-        content = Path(path).read_bytes()
-    except OSError:
-        return ""
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _check_reachable(me: WorkerRecord, group: Sequence[WorkerRecord], token: bytes | None) -> None:
-    mine = {address.partition("://")[0] for address in me.addresses}
-    for record in group:
-        theirs = {address.partition("://")[0] for address in record.addresses}
-        if "tcp" in mine & theirs or ("unix" in mine & theirs and record.host == me.host):
-            continue
-        if token is None:
-            raise TokenError(
-                f"worker {record.name!r} is on another host or belongs to another user, which takes a tcp "
-                f"connection, and that needs a group token. {_NEEDS_TOKEN}"
-            )
-        raise RendezvousError(
-            f"worker {me.name!r} (at {', '.join(me.addresses)}) and worker {record.name!r} (at "
-            f"{', '.join(record.addresses)}) have no transport in common; see TELEGRAD_TRANSPORTS and TELEGRAD_TOKEN"
-        )
 
 
 def shutdown(
@@ -243,15 +104,13 @@ def shutdown(
     References that are held at the end of a graceful shutdown are listed in the log; with `strict_references` they are
     an error, ReferencesHeld, which is raised when everything is closed.
     """
-    agent = _default
+    agent = process_agent()
     if agent is None:
         return
     try:
         agent.shutdown(graceful=graceful, timeout=timeout, strict_references=strict_references)
     finally:
-        with _lock:
-            if _default is agent:
-                globals()["_default"] = None
+        unset_default_agent(agent)
         if _handlers is not None:
             _handlers.undo()
 
@@ -275,7 +134,7 @@ def rpc_sync(
     `func` may also be a name that the worker registered (`register`), with an ``@`` before it. An exception that it
     raises there is raised here, with the remote traceback.
     """
-    calling = default_agent().calling
+    calling = default_agent().client
     return calling.call(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
@@ -320,7 +179,7 @@ def remote(
     An error of the function, or of the call, shows when the reference is used. With `ordered`, methods of the result
     that are called through references run one at a time, in each caller's order: the result is an actor.
     """
-    references: References = default_agent().references
+    references: RRefManager = default_agent().references
     made: RRef[Any] = references.create(
         _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered
     )
@@ -337,7 +196,7 @@ def register(name: str, function: Callable[..., Any]) -> None:
 
 def current_call() -> Served | None:
     """The call that the current function serves: who made it, its deadline, whether it was cancelled."""
-    return serving.get()
+    return current_served.get()
 
 
 # -- the group ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from telegrad.agent.serving import DEFERRED
+from telegrad.calls.server import DEFERRED
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from telegrad.autograd.contexts import DistAutogradContext, current
+from telegrad.backward.contexts import DistAutogradContext, current
 from telegrad.testing.programs import (
     FEATURES,
     Found,
@@ -99,7 +99,7 @@ class Stage:
     def run(self) -> Outcome:
         """Run the program, forward and backward, on worker 0's thread."""
         autograd = self._autograd(0)
-        before = autograd.postman.counts().get("probes", 0)
+        before = autograd.messaging.counts().get("probes", 0)
         context: DistAutogradContext = autograd.contexts.new()
         self.context_id = context.id
         token = current.set(context)
@@ -112,7 +112,7 @@ class Stage:
             for worker in self.workers:
                 worker.end()
         outcome = progress.outcome(self.log)
-        outcome.probes = autograd.postman.counts().get("probes", 0) - before
+        outcome.probes = autograd.messaging.counts().get("probes", 0) - before
         return outcome
 
     def _forward(self) -> None:

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.channel import Channel
+from telegrad.connection.channel import Channel
 from telegrad.errors import CallError, TelegradError
 from telegrad.transport.base import Link, LinkClosed
 from telegrad.wire.frames import MESSAGE, PREFIX_SIZE, Outgoing
@@ -103,7 +103,7 @@ class _FaultyChannel(Channel):
         error = CallError(
             f"{call} was not sent: its failure was injected", worker=call.worker, function=call.function, call=call.id
         )
-        calling = self.agent.calling
+        calling = self.agent.client
         calling._forget(call, self.agent.peers.find(call.worker))
         self.calls[call.id] = call  # only then can it end
         on_done = None

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.settings import AgentSettings
-from telegrad.autograd.service import Autograd
-from telegrad.rpc.references import References
+from telegrad.backward.engine import Autograd
+from telegrad.rref.manager import RRefManager
+from telegrad.settings import AgentSettings
 from telegrad.transport.base import Transport
 from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport
@@ -55,7 +55,7 @@ def local_group(
                     settings=settings,
                 )
                 Autograd(agents[name])
-                References(agents[name])
+                RRefManager(agents[name])
             records = [agent.me for agent in agents.values()]
             for agent in agents.values():
                 agent.start(records)

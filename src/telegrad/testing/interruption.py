@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from telegrad import autograd as dist_autograd
 from telegrad import rpc
 from telegrad.agent.agent import Agent
-from telegrad.agent.settings import AgentSettings
-from telegrad.rpc import dist_autograd
 from telegrad.rpc.signals import Installation
+from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 
 PATIENCE = 60.0
@@ -158,7 +158,7 @@ class Target:
             not self._channel.calls
             and self._channel.credits._asked == 0
             and not self._channel.abandoned
-            and not self.callee.serving.unanswered()
+            and not self.callee.server.unanswered()
             and not any(agent.autograd.contexts.all() for agent in (self.caller, self.callee))
         )
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from telegrad.autograd.contexts import current
-from telegrad.rpc import dist_autograd
+from telegrad import autograd as dist_autograd
+from telegrad.backward.contexts import current
 from telegrad.rpc.api import get_worker_info, get_worker_infos, rpc_sync
 from telegrad.testing.programs import (
     Found,

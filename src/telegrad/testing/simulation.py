@@ -15,11 +15,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.group import WorkerRecord
-from telegrad.agent.settings import AgentSettings
-from telegrad.autograd.service import Autograd
-from telegrad.rpc.api import acting_as
-from telegrad.rpc.references import References
+from telegrad.backward.engine import Autograd
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.default_agent import acting_as
+from telegrad.rref.manager import RRefManager
+from telegrad.settings import AgentSettings
 from telegrad.testing.scheduler import Scheduler, SimRuntime, SimThread
 from telegrad.transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from telegrad.wire.frames import Frame
@@ -199,7 +199,7 @@ class Simulation:
             settings=self._settings,
         )
         Autograd(agent)
-        References(agent)
+        RRefManager(agent)
         return agent
 
     def spawn(self, name: str, program: Callable[[], Any]) -> SimThread:

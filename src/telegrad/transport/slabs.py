@@ -1,6 +1,6 @@
 """Large messages between processes of one host go through memory that both see: copied once, and used in place.
 
-What is said about it is in `telegrad.wire.lending`. Three rules keep it safe:
+What is said about it is in `telegrad.wire.slab_messages`. Three rules keep it safe:
 
 1. A region belongs to whoever it was lent to until it comes back. Nobody else writes to it, whatever happens to the
    connection: when that ends, its slabs are dropped with all that is out, and the kernel frees what nobody maps.
@@ -25,9 +25,9 @@ from typing import Any
 from telegrad.errors import ProtocolError, is_shortage
 from telegrad.transport.base import Link
 from telegrad.transport.mapping import IS_POSSIBLE, Mapping, check_memory, make_memory, view_of
-from telegrad.wire.arena import Arena, rounded
+from telegrad.wire.allocator import Allocator, rounded
 from telegrad.wire.frames import Kind
-from telegrad.wire.lending import (
+from telegrad.wire.slab_messages import (
     pack_answer,
     pack_forget,
     pack_offer,
@@ -52,7 +52,7 @@ class Slab:
     def __init__(self, number: int, mapping: Mapping, lender: Lender) -> None:
         self.id = number
         self.mapping = mapping
-        self.arena = Arena(mapping.size)
+        self.arena = Allocator(mapping.size)
         self.lender = lender
         self.ready = False
         """The peer has mapped it."""

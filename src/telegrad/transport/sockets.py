@@ -312,7 +312,7 @@ class SocketLink(Link):
 
 
 class _Waiter:
-    """What one thread waits on: a link, and a poller with it or none. Kept, because setting it up costs more."""
+    """What one thread waits on: a link, and a poller with it or none. OwnerValue, because setting it up costs more."""
 
     __slots__ = ("poll", "poller", "writes")
 

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
-from telegrad.wire.lending import pack_place
+from telegrad.wire.slab_messages import pack_place
 
 MAGIC = b"tg"
 VERSION = 5

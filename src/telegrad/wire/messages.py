@@ -40,7 +40,7 @@ ReferenceId = tuple[int, int, int]
 
 
 class ForkInfo(msgspec.Struct, frozen=True, array_like=True):
-    """A reference that travels in a message; the sender passes it on (see `telegrad.protocol.references`)."""
+    """A reference that travels in a message; the sender passes it on (see `telegrad.protocol.ownership`)."""
 
     position: int
     """Among the attachments, where the value is put together again."""
@@ -193,7 +193,7 @@ class PropagateGradientsReq(msgspec.Struct, frozen=True, array_like=True, tag=5)
     """The gradients of one send. Those that are there follow as attachments, in order."""
 
     call: int
-    """Names the message in its answer; 0: it is counted, and needs none (see `telegrad.protocol.diffusion`)."""
+    """Names the message in its answer; 0: it is counted, and needs none (see `telegrad.protocol.termination`)."""
     about: PassInfo
     message: int
     states: tuple[int, ...]

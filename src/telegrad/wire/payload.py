@@ -33,8 +33,7 @@ import torch.fx
 
 from telegrad.errors import FunctionNotFound, PayloadError, TelegradError
 from telegrad.interrupts import interruptible
-from telegrad.wire import short
-from telegrad.wire.neutral import neutral, thread_is_neutral
+from telegrad.wire import fast_path as short
 from telegrad.wire.own_leaves import Argument, set_apart
 from telegrad.wire.subclasses import (
     as_torch_pickles,
@@ -48,6 +47,7 @@ from telegrad.wire.subclasses import (
     recorded,
     refusal,
 )
+from telegrad.wire.torch_state import neutral, thread_is_neutral
 from telegrad.wire.torchscript import PREFIX, find_script, reducer_for, script_name
 
 Attachment = torch.Tensor | pickle.PickleBuffer

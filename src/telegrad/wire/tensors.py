@@ -23,8 +23,8 @@ it, and makes tensors that lie in the region itself. What arrives is what was se
 
 from __future__ import annotations
 
-from telegrad.wire.building import build
 from telegrad.wire.descriptors import TensorDescriptor
-from telegrad.wire.layout import Layout, lay_out
+from telegrad.wire.tensor_decode import build
+from telegrad.wire.tensor_encode import Layout, lay_out
 
 __all__ = ["Layout", "TensorDescriptor", "build", "lay_out"]

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch._C._autograd import _profiler_enabled
 
-from telegrad.autograd.compiling import keep_uncompiled
-from telegrad.autograd.contexts import DistAutogradContext
-from telegrad.rpc import dist_autograd
-from telegrad.rpc.dist_autograd import (
+from telegrad import autograd as dist_autograd
+from telegrad.autograd import (
     _current_context,
     _get_max_id,
     _init,
@@ -23,6 +21,8 @@ from telegrad.rpc.dist_autograd import (
     _retrieve_context,
     get_gradients,
 )
+from telegrad.backward.contexts import DistAutogradContext
+from telegrad.backward.graph_breaks import keep_uncompiled
 
 __all__ = ["DistAutogradContext", "backward", "context", "get_gradients", "is_available"]
 

@@ -10,9 +10,9 @@ from typing import Any, Self
 import torch
 
 from telegrad import nn
-from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.drop_in.nn.scripting import ADDED, make_scriptable
-from telegrad.rpc.rref import RRef
+from telegrad.rref.handle import RRef
 
 _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
     "on",

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from telegrad.default_agent import default_agent
 from telegrad.drop_in.rpc.references import RRef
 from telegrad.optim import DistributedOptimizer
 from telegrad.optim.stepping import run_step
-from telegrad.rpc.api import default_agent
 
 __all__ = ["DistributedOptimizer"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
 from torch.distributed.rendezvous import _create_store_from_options
 
-from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.drop_in import autograd as dist_autograd
 from telegrad.drop_in.rpc import (
     _utils,
@@ -79,8 +79,8 @@ from telegrad.drop_in.rpc.profiling import (
     enable_gil_profiling,
 )
 from telegrad.drop_in.rpc.server_process_global_profiler import _server_process_global_profile
-from telegrad.rpc.rendezvous import open_store
-from telegrad.rpc.worker_info import WorkerInfo
+from telegrad.rendezvous import open_store
+from telegrad.worker_info import WorkerInfo
 
 __all__ = [
     "AllGatherStates",

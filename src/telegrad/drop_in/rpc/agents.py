@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 import torch
 
 from telegrad.agent.agent import Agent
+from telegrad.default_agent import set_default_agent
 from telegrad.drop_in.data_parallel import is_averaged
 from telegrad.drop_in.rpc.options import _TensorPipeRpcBackendOptionsBase
 from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
 from telegrad.errors import UnknownWorker
-from telegrad.rpc.api import set_default_agent
-from telegrad.rpc.worker_info import WorkerInfo
+from telegrad.worker_info import WorkerInfo
 
 _PAUSE = 0.01
 
@@ -72,8 +72,8 @@ class TensorPipeAgent(RpcAgent):
         self._options = options
         self.leaks: list[str] = []
         """What others still held here when this worker left."""
-        agent.serving.on_failure = self._print_failure
-        postman = agent.autograd.postman
+        agent.server.on_failure = self._print_failure
+        postman = agent.autograd.messaging
         postman.accumulate_hooks = True
         postman.inner_into_grad = True
         postman.accumulate_through.copies_shared = True
@@ -101,7 +101,7 @@ class TensorPipeAgent(RpcAgent):
         """How many threads and calls there are."""
         agent = self.agent
         channels = [channel for peer in agent.peers.all() for channel in peer.channels()]
-        served = list(agent.serving.active.values())
+        served = list(agent.server.active.values())
         threads = agent.settings.running
         counts = {
             "thread_pool_size": threads,

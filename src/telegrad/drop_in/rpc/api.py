@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._C._autograd import _profiler_enabled
 
-from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.drop_in.rpc.agents import get_current_agent as _get_current_rpc_agent
 from telegrad.drop_in.rpc.agents import is_current_agent_set as _is_current_rpc_agent_set
 from telegrad.drop_in.rpc.agents import reset_current_agent as _reset_current_rpc_agent
@@ -41,7 +41,7 @@ from telegrad.drop_in.rpc.references import (
 from telegrad.drop_in.rpc.texts import NOT_INITIALIZED, as_torch
 from telegrad.errors import CallError, PayloadError
 from telegrad.rpc.signals import deliver_kept, keeping
-from telegrad.rpc.worker_info import WorkerInfo
+from telegrad.worker_info import WorkerInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -330,7 +330,7 @@ def _wait_for(
 
 
 def _because(agent: Any) -> str:
-    cause = agent.ending.first_cause
+    cause = agent.shutdown_protocol.first_cause
     return f": {cause}" if cause else ""
 
 

@@ -25,9 +25,9 @@ from telegrad.drop_in.rpc.membership import check_kind, join_open_group
 from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions
 from telegrad.drop_in.rpc.references import use_handles
 from telegrad.errors import DuplicateWorker
+from telegrad.rendezvous import assemble, store_address
 from telegrad.rpc import Options, default_agent, shutdown
 from telegrad.rpc.api import join
-from telegrad.rpc.rendezvous import assemble, store_address
 
 __all__ = [
     "BackendType",

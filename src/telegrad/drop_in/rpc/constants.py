@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from telegrad.rpc.options import DEFAULT_NUM_WORKER_THREADS as DEFAULT_NUM_WORKER_THREADS
-from telegrad.rpc.options import DEFAULT_RPC_TIMEOUT
-from telegrad.rpc.options import UNSET_RPC_TIMEOUT as UNSET_RPC_TIMEOUT
+from telegrad.options import DEFAULT_NUM_WORKER_THREADS as DEFAULT_NUM_WORKER_THREADS
+from telegrad.options import DEFAULT_RPC_TIMEOUT
+from telegrad.options import UNSET_RPC_TIMEOUT as UNSET_RPC_TIMEOUT
 
 DEFAULT_RPC_TIMEOUT_SEC: float = DEFAULT_RPC_TIMEOUT
 DEFAULT_INIT_METHOD: str = "env://"

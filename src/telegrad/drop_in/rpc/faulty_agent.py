@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.gathering import SERVICE
+from telegrad.calls.collectives import SERVICE
 from telegrad.drop_in.rpc.agents import TensorPipeAgent
 from telegrad.drop_in.rpc.options import _TensorPipeRpcBackendOptionsBase
-from telegrad.rpc.rref import FETCH, METHOD
+from telegrad.rref.handle import FETCH, METHOD
 from telegrad.testing.faults import Fate, inject
 from telegrad.wire import payload
 from telegrad.wire.messages import (

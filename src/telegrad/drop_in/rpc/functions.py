@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from telegrad.agent.serving import ANY_FUTURE, DEFERRED
+from telegrad.calls.server import ANY_FUTURE, DEFERRED
 from telegrad.drop_in.rpc.texts import WRONG_ASYNC
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.drop_in.rpc.texts import as_torch
-from telegrad.rpc.futures import Future as TelegradFuture
+from telegrad.futures import Future as TelegradFuture
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from telegrad.agent.serving import DEFERRED
+from telegrad.calls.server import DEFERRED
 from telegrad.drop_in.rpc.agents import get_current_agent as _get_current_rpc_agent
 from telegrad.drop_in.rpc.functions import async_execution
 from telegrad.drop_in.rpc.texts import NOT_ON_CALLEE, not_rebuilt, unescaped

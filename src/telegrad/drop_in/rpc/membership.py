@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.group import WorkerRecord, check_id, check_name
+from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, WorkerLost
+from telegrad.rendezvous import MAX_RECORD
 from telegrad.rpc import Options, default_agent
 from telegrad.rpc.api import join
-from telegrad.rpc.rendezvous import MAX_RECORD
 
 _log = logging.getLogger("telegrad")
 

@@ -11,7 +11,7 @@ from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.internal import PythonUDF, _internal_rpc_pickler, run_pickled
 from telegrad.drop_in.rpc.texts import as_torch
 from telegrad.errors import UnknownWorker
-from telegrad.rpc.worker_info import WorkerInfo
+from telegrad.worker_info import WorkerInfo
 
 
 class PreparedCall:

@@ -9,15 +9,15 @@ from typing import Any, ParamSpec, Self, TypeVar
 import torch
 
 from telegrad.agent.agent import Agent
-from telegrad.autograd.compiling import keep_uncompiled
+from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.drop_in.rpc.agents import get_current_agent, is_current_agent_set
 from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.futures import Future
 from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
 from telegrad.errors import CallCancelled, CallError, DeadlineExceeded, NotInitialized, ReferenceGone, TelegradError
-from telegrad.protocol.references import LIFE, Id, Ref
-from telegrad.rpc import rref as telegrad_rref
-from telegrad.rpc.references import References
+from telegrad.protocol.ownership import LIFE, Id, Ref
+from telegrad.rref import handle as telegrad_rref
+from telegrad.rref.manager import RRefManager
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -244,7 +244,7 @@ def create(
     agent: Agent, to: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None
 ) -> RRef[Any]:
     """Have a worker run a function and keep the result."""
-    references: References = agent.references
+    references: RRefManager = agent.references
     made: Any = references.create(to, function, args, kwargs, timeout)
     return made  # type: ignore[no-any-return]  # of the class that `use_handles` set
 
@@ -271,7 +271,7 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0) -> None:
 
 def await_deletions(agent: Agent) -> list[str]:
     """What others still hold here when the deletions that are under way have come."""
-    references: References = agent.references
+    references: RRefManager = agent.references
     for _ in range(_LOOKS):
         if not references.counts()["shared"]:
             break

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.answers import RemoteTraceback
+from telegrad.calls.exceptions import RemoteTraceback
 from telegrad.errors import DeadlineExceeded, FunctionNotFound, PayloadError, RemoteError, TelegradError, UnknownWorker
 
 NOT_ON_CALLEE = (

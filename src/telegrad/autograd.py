@@ -1,0 +1,194 @@
+"""Distributed autograd on the default agent: what `telegrad.autograd` offers.
+
+Names, signatures and defaults are those of torch.distributed.autograd, and more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from telegrad.backward.contexts import DistAutogradContext, current
+from telegrad.backward.engine import Autograd
+from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.default_agent import default_agent
+from telegrad.errors import NotInitialized, TelegradError
+
+
+def _autograd() -> Autograd:
+    autograd = default_agent().autograd
+    if not isinstance(autograd, Autograd):
+        raise NotInitialized("this agent was made without autograd: telegrad.init_rpc() makes one with it")
+    return autograd
+
+
+def is_available() -> bool:
+    """Whether distributed autograd can be used at all: always."""
+    return True
+
+
+class ContextId(int):
+    """The id of a context, as an int that can be passed on; with what is most often done with it."""
+
+    _autograd: Autograd
+
+    def backward(self, roots: Sequence[torch.Tensor] | torch.Tensor, retain_graph: bool = False, **kwargs: Any) -> None:
+        """Run a pass in this context; see `telegrad.autograd.backward`."""
+        self._autograd.backward(self, roots, retain_graph, **kwargs)
+
+    @property
+    def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The gradients that passes in this context have left on this worker, by leaf."""
+        return self._autograd.contexts.retrieve(self).gradients.as_dict()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)  # elsewhere it is just the id
+
+
+class context:  # noqa: N801 - torch's name
+    """The scope of a forward and backward pass: what is called inside can be differentiated through.
+
+    >>> with telegrad.autograd.context() as context_id:          # doctest: +SKIP
+    ...     loss = telegrad.rpc_sync("b", model, (x,)).sum()
+    ...     telegrad.autograd.backward(context_id, [loss])
+    ...     grads = telegrad.autograd.get_gradients(context_id)
+    """
+
+    def __init__(self) -> None:
+        self._context: DistAutogradContext | None = None
+        self._token: Token[DistAutogradContext | None] | None = None
+        self._autograd: Autograd | None = None
+
+    def __enter__(self) -> ContextId:
+        self._autograd = _autograd()
+        self._context = _enter_new(self._autograd)
+        self._token = current.set(self._context)
+        context_id = ContextId(self._context.id)
+        context_id._autograd = self._autograd
+        return context_id
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._context is not None
+        assert self._autograd is not None
+        assert self._token is not None
+        current.reset(self._token)
+        self._autograd.contexts.release(self._context)
+
+
+def _enter_new(autograd: Autograd) -> DistAutogradContext:
+    there = current.get()
+    if there is not None and not there.released:
+        raise TelegradError(
+            f"Already have an autograd context id for this thread. Contexts cannot be nested: {there.id} is still open"
+        )
+    return autograd.contexts.new()
+
+
+def backward(
+    context_id: int,
+    roots: Sequence[torch.Tensor] | torch.Tensor,
+    retain_graph: bool = False,
+    *,
+    grad_tensors: Sequence[torch.Tensor | None] | None = None,
+    inputs: Sequence[torch.Tensor] | None = None,
+    create_graph: bool = False,
+    accumulate: str = "context",
+    timeout: float | None = None,
+) -> None:
+    """Run one backward pass from `roots`, through every worker that took part in the context.
+
+    Gradients of leaves are left in the context, on the worker that has the leaf (`get_gradients`); with
+    ``accumulate="grad"`` in ``.grad``, for ordinary optimizers. `grad_tensors`, `inputs` and `create_graph` mean what
+    they mean in torch.autograd.backward; `inputs` are tensors of this worker. `timeout` in seconds bounds the pass.
+    """
+    _autograd().backward(
+        context_id,
+        roots,
+        retain_graph,
+        grad_tensors=grad_tensors,
+        inputs=inputs,
+        create_graph=create_graph,
+        accumulate=accumulate,
+        timeout=timeout,
+    )
+
+
+def grad(
+    context_id: int,
+    outputs: Sequence[torch.Tensor] | torch.Tensor,
+    inputs: Sequence[torch.Tensor] | torch.Tensor,
+    grad_outputs: Sequence[torch.Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+    timeout: float | None = None,
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `outputs` with respect to `inputs`, as torch.autograd.grad gives them, through all workers."""
+    return _autograd().grad(
+        context_id, outputs, inputs, grad_outputs, retain_graph, create_graph, allow_unused, timeout
+    )
+
+
+def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
+    """The gradients that passes in the context have left on this worker, by leaf."""
+    return _autograd().contexts.retrieve(context_id).gradients.as_dict()
+
+
+# -- PyTorch's private names, which its tests and some programs use ----------------------------------------------
+
+
+def _new_context() -> DistAutogradContext:
+    made = _enter_new(_autograd())
+    current.set(made)
+    return made
+
+
+def _release_context(context_id: int) -> None:
+    autograd = _autograd()
+    released = autograd.contexts.retrieve(context_id)
+    if current.get() is released:
+        current.set(None)
+    autograd.contexts.release(released)
+
+
+def _current_context() -> DistAutogradContext:
+    there = current.get()
+    if there is None:
+        raise TelegradError(
+            "Current thread doesn't have a valid autograd context. Please wrap your code using: "
+            "`with torch.distributed.autograd.context() as context_id` to generate a valid context"
+        )
+    return there
+
+
+def _has_valid_context() -> bool:
+    return current.get() is not None
+
+
+def _retrieve_context(context_id: int) -> DistAutogradContext:
+    return _autograd().contexts.retrieve(context_id)
+
+
+def _is_valid_context(context_id: int) -> None:
+    _autograd().contexts.retrieve(context_id)
+
+
+def _get_max_id() -> int:
+    return (default_agent().me.id << 48) | ((1 << 48) - 1)
+
+
+def _get_debug_info() -> dict[str, str]:
+    return {name: str(value) for name, value in _autograd().debug_info().items()}
+
+
+def _init(worker_id: int) -> None:
+    """Does nothing: an agent comes with its autograd."""
+
+
+keep_uncompiled(__name__)

@@ -1,0 +1,244 @@
+"""What one context holds on one worker, and which contexts there are.
+
+A context has the same id on every worker that takes part. It ends along the edges of calls: whoever leaves it tells
+those that it called itself, and how many calls it made to each; they leave when they have answered so many. So a
+cleanup never overtakes a call, and needs no answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from telegrad.backward.accumulate import Gradients
+from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.backward.nodes import Recv, SendRpcBackward
+from telegrad.errors import TelegradError
+from telegrad.interrupts import shielded
+
+if TYPE_CHECKING:
+    from telegrad.backward.driver import PassRun
+
+_COUNTER_BITS = 48
+_COUNTER = (1 << _COUNTER_BITS) - 1
+_REMEMBERED = 16384  # contexts that ended, so that what comes late does not bring them back
+
+
+class DistAutogradContext:
+    """One context on one worker."""
+
+    def __init__(self, context_id: int) -> None:
+        self.id = context_id
+        self.lock = threading.Lock()  # protects everything below
+        self.sends: dict[int, SendRpcBackward] = {}
+        self.recvs: dict[int, Recv] = {}
+        self.recv_numbers = itertools.count()
+        self.made: dict[int, int] = {}
+        """Calls made in it, by callee."""
+        self.served: dict[int, int] = {}
+        """Calls answered in it, by caller."""
+        self.callers: set[int] = set()
+        self.cleanups: dict[int, int] = {}
+        """Callers that have said that it ended, and how many calls they made to us."""
+        self.heirs: set[int] = set()
+        """Workers that are to be told when it ends, because one that called them in it is lost; its owner's only."""
+        self.passes: dict[int, PassRun] = {}
+        self.stepped: set[int] = set()
+        """Optimizers whose steps were done in passes that began here."""
+        self.released = False
+        self.gradients = Gradients()
+
+    @property
+    def owner(self) -> int:
+        """The worker that made it."""
+        return self.id >> _COUNTER_BITS
+
+    def workers(self) -> set[int]:
+        """Those that this worker exchanges messages with in it."""
+        with self.lock:
+            return (
+                {send.target for send in self.sends.values()}
+                | {recv.source for recv in self.recvs.values()}
+                | set(self.made)
+                | self.callers
+            )
+
+    # PyTorch's names
+
+    def _context_id(self) -> int:
+        return self.id
+
+    def _known_worker_ids(self) -> set[int]:
+        with self.lock:
+            return set(self.made) | {send.target for send in self.sends.values()}
+
+    def _send_functions(self) -> dict[int, SendRpcBackward]:
+        with self.lock:
+            return dict(self.sends)
+
+    def _recv_functions(self) -> dict[int, Any]:
+        with self.lock:
+            return {message: recv.node for message, recv in self.recvs.items()}
+
+    def __repr__(self) -> str:
+        with self.lock:
+            return (
+                f"<context {self.id:#x}: {len(self.sends)} sends, {len(self.recvs)} recvs, "
+                f"{len(self.gradients.as_dict())} gradients, {len(self.passes)} passes"
+                f"{', released' if self.released else ''}>"
+            )
+
+
+current: ContextVar[DistAutogradContext | None] = ContextVar("telegrad_context", default=None)
+"""The context that the current thread or task works in."""
+
+
+class Contexts:
+    """The contexts that one worker takes part in."""
+
+    def __init__(
+        self,
+        worker: int,
+        first: int,
+        on_release: Callable[[DistAutogradContext], None],
+        ask_owner: Callable[[DistAutogradContext], None],
+    ) -> None:
+        self._worker = worker
+        self._ids = itertools.count(first)
+        self._messages = itertools.count(first)
+        self.orders = itertools.count(1)
+        self._on_release = on_release
+        self._ask_owner = ask_owner
+        self._lock = threading.Lock()  # protects the two below
+        self._alive: dict[int, DistAutogradContext] = {}
+        self.get: Callable[[int], DistAutogradContext | None] = self._alive.get
+        """The context of that id, if it is alive here."""
+        self._ended: dict[int, None] = {}
+
+    def new_message(self) -> int:
+        """An id that no message had before."""
+        return self._worker << _COUNTER_BITS | next(self._messages) & _COUNTER
+
+    def new(self) -> DistAutogradContext:
+        """A context that begins here."""
+        context = DistAutogradContext(self._worker << _COUNTER_BITS | next(self._ids) & _COUNTER)
+        with self._lock:
+            self._alive[context.id] = context
+        return context
+
+    def has_ended(self, context_id: int) -> bool:
+        """Whether the context of that id was left."""
+        with self._lock:
+            return context_id in self._ended or (
+                context_id >> _COUNTER_BITS == self._worker and context_id not in self._alive
+            )
+
+    def retrieve(self, context_id: int) -> DistAutogradContext:
+        """The context of that id; an error if there is none."""
+        context = self._alive.get(context_id)
+        if context is None:
+            raise TelegradError(
+                f"Could not find autograd context with id: {int(context_id)}. It was never made on this worker, or has "
+                "been left already; use it inside its `with telegrad.autograd.context()` block"
+            )
+        return context
+
+    def enter(self, context_id: int) -> DistAutogradContext | None:
+        """The context of that id, which another worker named, made if need be; None if it has ended."""
+        with self._lock:
+            context = self._alive.get(context_id)
+            if context is None and context_id not in self._ended and context_id >> _COUNTER_BITS != self._worker:
+                context = self._alive[context_id] = DistAutogradContext(context_id)
+            return context
+
+    def ended(self, context_id: int) -> DistAutogradContext:
+        """What stands for a context that has ended, where a call that was made in it is still to be answered."""
+        context = DistAutogradContext(context_id)
+        context.released = True
+        return context
+
+    @shielded
+    def release(self, context: DistAutogradContext) -> None:
+        """Leave a context, and tell those that this worker called in it."""
+        with self._lock:
+            if self._alive.get(context.id) is not context:
+                return
+            del self._alive[context.id]
+            self._ended[context.id] = None
+            while len(self._ended) > _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+        self._on_release(context)
+
+    def served(self, context: DistAutogradContext, caller: int) -> None:
+        """A call that `caller` made in the context was answered."""
+        with context.lock:
+            if caller not in context.callers:
+                return  # it is lost
+            context.served[caller] = context.served.get(caller, 0) + 1
+            due = bool(context.cleanups) and _is_due(context)
+        if due:
+            self.release(context)
+
+    def cleanup(self, context_id: int, caller: int, calls: int) -> None:
+        """The context has ended, and `caller` made so many calls to us in it."""
+        context = self.enter(context_id)
+        if context is None or context.owner == self._worker:
+            return
+        with context.lock:
+            context.cleanups[caller] = calls
+            due = _is_due(context)
+        if due:
+            self.release(context)
+
+    def adopt(self, context_id: int, worker: int) -> bool:
+        """Tell `worker`, too, when a context of ours ends; False: it has ended."""
+        context = self._alive.get(context_id)
+        if context is None:
+            return False
+        with context.lock:
+            if not context.released:
+                context.heirs.add(worker)
+            return not context.released
+
+    def worker_lost(self, worker: int) -> None:
+        """A worker is lost: drop its contexts, and have somebody else tell us when those end that it called us in."""
+        for context in self.all():
+            self.caller_lost(context, worker)
+
+    def caller_lost(self, context: DistAutogradContext, worker: int) -> None:
+        """The same, for one context.
+
+        It must not be dropped because all that called us in it are lost: its owner may live, still have use for what is
+        in it, and call us itself.
+        """
+        with context.lock:
+            # One that is just being made has no caller yet, and is about to get one.
+            known = worker in context.callers
+            context.callers.discard(worker)
+            context.served.pop(worker, None)
+            over = context.cleanups.pop(worker, None) is not None or context.owner == worker
+            context.made.pop(worker, None)  # if it comes back, it knows nothing of what it was called in before
+            # Its owner, if it called us, will tell us of the end. Others may hear of it from us alone.
+            unsure = known and context.owner not in (self._worker, *context.callers) and not context.released
+        if over:
+            self.release(context)
+        elif unsure:
+            self._ask_owner(context)
+
+    def all(self) -> list[DistAutogradContext]:
+        """Those that are alive."""
+        with self._lock:
+            return list(self._alive.values())
+
+
+def _is_due(context: DistAutogradContext) -> bool:
+    for caller, calls in context.cleanups.items():  # noqa: SIM110 - any() would make a generator, in every context
+        if context.served.get(caller, 0) >= calls:
+            return True
+    return False
+
+
+keep_uncompiled(__name__)

@@ -1,0 +1,296 @@
+"""The nodes that telegrad puts into torch's graph: tokens, receives and gates.
+
+A *token* stands for one sent tensor: its edge is that tensor, and its backward hands the engine the gradient that came
+back. `SendRpcBackward` is the message's object that holds them. `RecvRpcBackward` stands for the tensors of one
+received message: its backward puts their gradients on the wire. A *gate* waits, inside a running island, for a
+gradient.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import Node
+
+from telegrad.backward.torch_private import (
+    allow_in_place,
+    apply,
+    call_directly,
+    set_sequence_number,
+    without_dead_wrapper,
+)
+from telegrad.errors import ProtocolError, TelegradError
+
+if TYPE_CHECKING:
+    from telegrad.backward.contexts import DistAutogradContext
+
+ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
+"""Behind every recv, so that the engine has a reason to execute it. It never gets a gradient."""
+ANCHOR_NODE: Node = torch.autograd.graph.get_gradient_edge(ANCHOR).node
+ONE = torch.ones((), device="cpu")
+_NOTHING = torch.zeros((), device="cpu")
+
+
+def _record(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Apply it in the modes of torch in which nodes can be made. Most threads are in them, and entering is dear."""
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        return apply(function, *args)
+    with torch.inference_mode(False), torch.enable_grad():
+        return apply(function, *args)
+
+
+def has_edge(view: torch.Tensor) -> bool:
+    """Whether a gradient can flow into a view. One that was made under no_grad says that it requires grad if its base
+    does, and yet torch gives it no edge."""
+    with torch.inference_mode(False), torch.enable_grad():
+        node = view.view_as(view).grad_fn
+    return node is not None and node.next_functions[0][0] is not None
+
+
+class SendRpc(torch.autograd.Function):
+    """A token. Torch calls its node ``SendRpcBackward``, which is what a profiler shows."""
+
+    @staticmethod
+    def forward(ctx: Any, send: SendRpcBackward, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.send, ctx.index = send, index
+        ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
+        return _NOTHING.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return None, None, ctx.send.grad_of(ctx.index)
+
+
+call_directly(SendRpc)
+
+
+class SendRpcBackward:
+    """One message with tensors that need gradients, on the worker that sent it.
+
+    It takes no inputs from the local graph: gradients are set by whoever receives them, and the tokens pass them on.
+    """
+
+    def __init__(self, message: int, order: int, target: int, tensors: Sequence[torch.Tensor]) -> None:
+        self.message = message
+        self.order = order
+        """The place of this send among all that this worker recorded."""
+        self.target = target
+        """The worker it went to."""
+        self._grads: list[torch.Tensor | None] | None = None
+        expected, tokens = [], []
+        for index, tensor in enumerate(tensors):
+            expected.append((tensor.shape, tensor.dtype))
+            tokens.append(_record(SendRpc, self, index, without_dead_wrapper(tensor)))
+        # Not before: tokens know their send, and after an error nobody would take the two apart.
+        self._expected, self.tokens = expected, tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def release(self) -> None:
+        """Let go of the graph. Tokens know their send, so they and it would keep each other alive."""
+        self.tokens = []
+        self._grads = None
+
+    def name(self) -> str:
+        """PyTorch's name for it."""
+        return "torch::distributed::autograd::SendRpcBackward"
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node, int], ...]:
+        """Where the gradients go, as PyTorch shows it: the tensors' own nodes."""
+        return tuple(self.edges(range(len(self.tokens))))
+
+    def edges(self, indices: Iterable[int]) -> list[tuple[Node, int]]:
+        """Where the gradients of these tensors go."""
+        edges, tokens = [], self.tokens
+        for index in indices:
+            edges.append(tokens[index].grad_fn.next_functions[0])  # a comprehension would be one call more
+        return edges
+
+    def check(
+        self, grads: Sequence[torch.Tensor | None], sender: int, receiver: int, name_of: Callable[[int], str]
+    ) -> None:
+        """Raise if these cannot be the gradients of what was sent."""
+        if len(grads) != len(self.tokens):
+            fault = f"are {len(grads)}, and {len(self.tokens)} tensors were sent"
+        else:
+            for index, (grad, (shape, dtype)) in enumerate(zip(grads, self._expected, strict=True)):
+                if grad is not None and (grad.shape != shape or grad.dtype != dtype):
+                    fault = f"do not fit: number {index} is {grad.dtype} {list(grad.shape)}, not {dtype} {list(shape)}"
+                    break
+            else:
+                return
+        raise ProtocolError(
+            f"the gradients that worker {name_of(sender)!r} sent for message {self.message:#x} of worker "
+            f"{name_of(receiver)!r} {fault}"
+        )
+
+    def set_grads(self, grads: list[torch.Tensor | None] | None) -> None:
+        """What the tokens pass on in the run that follows; None: forget them."""
+        self._grads = grads
+
+    def forget(self, grads: list[torch.Tensor | None]) -> None:
+        """Forget these gradients; others that were set since stay."""
+        if self._grads is grads:
+            self._grads = None
+
+    def get_grads(self) -> list[torch.Tensor | None]:
+        """What the tokens pass on."""
+        if self._grads is None:
+            raise TelegradError(f"the gradients of message {self.message:#x} have not come")
+        return self._grads
+
+    def grad_of(self, index: int) -> torch.Tensor | None:
+        """What one token passes on. It is handed over: whoever gets it may keep it without a copy."""
+        grads = self.get_grads()
+        grad, grads[index] = grads[index], None
+        return grad
+
+    setGrads = set_grads  # noqa: N815 - PyTorch's name
+    getGrads = get_grads  # noqa: N815 - PyTorch's name
+
+
+class Recv:
+    """One received message with tensors that need gradients: what its node remembers."""
+
+    __slots__ = ("context", "context_id", "count", "message", "node", "order", "source", "source_name")
+
+    def __init__(
+        self, context: DistAutogradContext | None, context_id: int, message: int, source: int, name: str
+    ) -> None:
+        self.context = weakref.ref(context) if context is not None else None
+        self.context_id = context_id
+        self.message = message
+        self.source = source
+        self.source_name = name
+        self.count = 0
+        self.order = 0
+        """When it came, in this worker's record order."""
+        self.node: Any = None
+        """The node in the graph, until the context ends (it knows this object, so they keep each other alive)."""
+
+
+class RecvRpcBackward(torch.autograd.Function):
+    """The tensors of one received message. Its backward puts their gradients on the wire."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        own_anchor: torch.Tensor,
+        recv: Recv,
+        propagate: Callable[..., None],
+        tensors: Sequence[torch.Tensor],
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.recv, ctx.propagate = recv, propagate
+        ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
+        recv.count = len(tensors)
+        return tuple(tensors)  # no inputs to torch, which would make views of them
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        ctx.propagate(ctx, grads)
+        return None, None, None, None, None
+
+
+RECV_NODE = call_directly(RecvRpcBackward)
+RECV_NODE.name = lambda self: "torch::distributed::autograd::RecvRpcBackward"
+
+
+class _ViewInMessage(torch.autograd.Function):
+    """A received tensor that is a view of another one of its message.
+
+    Torch relates a view to its base only where the view is the first output of its node, so it cannot be an output of
+    the message's `RecvRpcBackward`; this node leads there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, view: list[torch.Tensor]) -> torch.Tensor:
+        ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
+        return view[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def receive(
+    recv: Recv,
+    propagate: Callable[[Any, Sequence[torch.Tensor | None]], None],
+    tensors: Sequence[torch.Tensor],
+    anchor: torch.Tensor = ANCHOR,
+) -> tuple[torch.Tensor, ...]:
+    """The tensors of a received message, which have no history, as outputs of one `RecvRpcBackward` node.
+
+    `anchor` is an anchor that no other recv of the context has: a pass with inputs executes some recvs only.
+    """
+    outputs: tuple[torch.Tensor, ...] = _record(RecvRpcBackward, ANCHOR, anchor, recv, propagate, tensors)
+    return outputs
+
+
+def new_anchor() -> torch.Tensor:
+    """A leaf that never gets a gradient."""
+    return torch.zeros((), requires_grad=True, device="cpu")
+
+
+def own_anchor(node: Any) -> tuple[Node, int]:
+    """The edge to the anchor that a recv shares with no other of its context."""
+    edge: tuple[Node, int] = node.next_functions[1]
+    return edge
+
+
+def receive_views(
+    recv: Recv,
+    propagate: Callable[[Any, Sequence[torch.Tensor | None]], None],
+    tensors: Sequence[torch.Tensor],
+    anchor: torch.Tensor = ANCHOR,
+) -> tuple[torch.Tensor, ...]:
+    """The same, where some of the tensors are views of others: in-place operations on them are recorded as usual.
+
+    Views of what is not among the tensors cannot be changed in place: torch refuses it.
+    """
+    related = [any(tensor._base is other for other in tensors) for tensor in tensors]
+    plain = [tensor.detach() if is_view else tensor for tensor, is_view in zip(tensors, related, strict=True)]
+    outputs = list(receive(recv, propagate, plain, anchor))
+    for index, is_view in enumerate(related):
+        if is_view:
+            outputs[index] = _record(_ViewInMessage, outputs[index], [tensors[index]])
+            allow_in_place(outputs[index])
+    return tuple(outputs)
+
+
+def node_of(received: torch.Tensor) -> Any:
+    """The `RecvRpcBackward` node of a tensor that `receive_views` returned."""
+    node = received.grad_fn
+    return node if type(node) is RECV_NODE or node is None else node.next_functions[0][0]
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, wait: Callable[[], None], *after: torch.Tensor) -> torch.Tensor:
+        ctx.wait, ctx.after = wait, len(after)
+        ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
+        return _NOTHING.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        ctx.wait()
+        return (None, *(ONE for _ in range(ctx.after)))
+
+
+def chain_gates(waits: Sequence[tuple[Callable[[], None], Sequence[torch.Tensor]]]) -> torch.Tensor:
+    """One gate per send, in record order: the last one opens first, and each opens its tokens and the gate before it.
+
+    They have the lowest priority that the engine knows, so it does all it can before it waits.
+    """
+    before: list[torch.Tensor] = []
+    for wait, tokens in waits:
+        gate: torch.Tensor = _record(_Gate, wait, *tokens, *before)
+        assert gate.grad_fn is not None
+        set_sequence_number(gate.grad_fn, 0)
+        before = [gate]
+    return before[0]

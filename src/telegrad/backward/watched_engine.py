@@ -1,0 +1,90 @@
+"""Torch's engine as user code inside an island sees it: what that asks of the engine concerns the pass that runs.
+
+Torch's Python code, and everybody else's, asks the engine through one object, ``Variable._execution_engine``. The
+object here takes its place when the first agent is made. Outside of islands it passes everything on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+from telegrad.backward.driver import PassRun, running
+from telegrad.backward.reentrant import InnerLeaves, reached_leaves
+from telegrad.backward.torch_private import NO_TASK, EngineBase, engine_task, run_backward, use_engine
+from telegrad.interrupts import interruptible
+from telegrad.wire.messages import INTO_CONTEXT
+
+
+class WatchedEngine(EngineBase):
+    """The engine, with an eye on islands."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward; inside an island, with its gradients where they belong."""
+        run = running.get()
+        # A context variable may have been copied to a thread that runs no island: a callback of a future.
+        if run is None or run.about.leaves != INTO_CONTEXT or engine_task() == NO_TASK:
+            return run_backward(*args, **kwargs)
+        return _run_inside(run, *args, **kwargs)
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        """Have a callback run at the end of the run; in an island, after all its gradients have left."""
+        run = running.get()
+        super().queue_callback(callback if run is None else partial(_call_back, run, callback))
+
+    def is_checkpoint_valid(self) -> bool:
+        """Whether a backward inside this one would do what it does in a backward without inputs.
+
+        A pass into a context has the engine capture gradients of leaves, which is none of the user's business.
+        """
+        run = running.get()
+        if run is not None and run.about.leaves == INTO_CONTEXT and not run.messaging.inner_into_grad:
+            return True
+        valid: bool = super().is_checkpoint_valid()
+        return valid
+
+
+def watch_engine() -> None:
+    """Take the place of torch's engine object, once and for all."""
+    use_engine(_ENGINE)
+
+
+_ENGINE = WatchedEngine()
+
+
+@interruptible
+def _call_back(run: PassRun, callback: Callable[[], None]) -> None:
+    run.release_held()
+    callback()
+
+
+def _run_inside(
+    run: PassRun,
+    outputs: Any,
+    grads: Any,
+    keep_graph: bool,
+    create_graph: bool,
+    inputs: Any = (),
+    allow_unreachable: bool = False,
+    accumulate_grad: bool = False,
+) -> Any:
+    call = partial(run_backward, outputs, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
+    if not accumulate_grad:
+        return call()
+    thread, postman = get_ident(), run.messaging
+    if postman.inner_into_grad:
+        inside = postman.accumulate_through.inner
+        if thread in inside:
+            return call()
+        inside.add(thread)
+        try:
+            return call()
+        finally:
+            inside.discard(thread)
+    leaves = run.inner.get(thread)
+    if leaves is None:
+        leaves = run.inner[thread] = InnerLeaves(postman.slots, run.context.gradients, run.wait_for_slot)
+    leaves.add(reached_leaves(outputs, inputs or ()))
+    return call()

@@ -1,0 +1,138 @@
+"""Chooses transports and addresses, makes the agent with its extensions, and joins the group."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from telegrad.agent.agent import Agent
+from telegrad.backward.engine import Autograd
+from telegrad.connection.token import find_token
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.errors import RendezvousError, TokenError
+from telegrad.options import Options
+from telegrad.rref.manager import RRefManager
+from telegrad.transport.addresses import (
+    choose_addresses,
+    host_identity,
+    runtime_directory,
+    socket_path,
+    sweep_dead_sockets,
+)
+from telegrad.transport.base import Transport
+from telegrad.transport.sockets import SocketPoller
+from telegrad.transport.tcp import TcpTransport, format_tcp
+from telegrad.transport.unix import UnixTransport
+from telegrad.waiting import RealRuntime
+
+_NEEDS_TOKEN = "Run `telegrad token` once and start every worker with TELEGRAD_TOKEN set to what it prints."
+
+
+def start_agent(
+    name: str,
+    rank: int,
+    meet: Callable[[WorkerRecord], Sequence[WorkerRecord]],
+    options: Options,
+    where: tuple[str, int] | None = None,
+    prepare: Callable[[Agent], None] | None = None,
+) -> Agent:
+    """Make an agent and join a group: `meet` gets this worker's record and returns those of all workers.
+
+    `where` is the host and port of the rendezvous, if it has any. `prepare` is called with the agent before it serves.
+    """
+    token, allowed = check_token(options)
+    agent = _make_agent(name, rank, token, allowed, options, where)
+    try:
+        group = meet(agent.me)
+        _check_reachable(agent.me, group, token)
+        if prepare is not None:
+            prepare(agent)
+        agent.start(group)
+    except BaseException:
+        agent.close()
+        raise
+    return agent
+
+
+def check_token(options: Options) -> tuple[bytes | None, Sequence[str]]:
+    """The group's token, if there is one, and the transports that may be used."""
+    token = find_token(options.token)
+    allowed = options.allowed_transports()
+    if "unix" not in allowed and token is None:
+        raise TokenError(f"tcp connections need a group token, and there is none. {_NEEDS_TOKEN}")
+    return token, allowed
+
+
+def _make_agent(
+    name: str,
+    rank: int,
+    token: bytes | None,
+    allowed: Sequence[str],
+    options: Options,
+    rendezvous: tuple[str, int] | None,
+) -> Agent:
+    runtime = RealRuntime()
+    incarnation = runtime.random_bits(63)
+    transports: list[tuple[Transport, str]] = []
+    host = ""
+    if "unix" in allowed:
+        directory = runtime_directory()
+        sweep_dead_sockets(directory)
+        host = host_identity(directory)
+        transports.append((UnixTransport(), f"unix://{socket_path(directory, name, incarnation)}"))
+    if "tcp" in allowed and token is not None:
+        bind, advertise = choose_addresses(
+            rendezvous_host=rendezvous[0] if rendezvous else None,
+            rendezvous_port=rendezvous[1] if rendezvous else None,
+            bind=options.bind,
+            advertise=options.advertise,
+            interface=options.interface,
+        )
+        transports.append((TcpTransport(advertise=advertise), format_tcp(bind, 0)))
+    agent = Agent(
+        name,
+        rank,
+        transports=transports,
+        poller=SocketPoller(options.microseconds_of_spin()),
+        runtime=runtime,
+        token=token,
+        host=host,
+        main=_main_program(),
+        incarnation=incarnation,
+        settings=options.settings(),
+    )
+    Autograd(agent)
+    RRefManager(agent)
+    return agent
+
+
+def _main_program() -> str:
+    """What identifies the program that runs as ``__main__``; empty for an interactive one, which is like no other."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if not path:
+        return ""
+    try:
+        content = Path(path).read_bytes()
+    except OSError:
+        return ""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _check_reachable(me: WorkerRecord, group: Sequence[WorkerRecord], token: bytes | None) -> None:
+    mine = {address.partition("://")[0] for address in me.addresses}
+    for record in group:
+        theirs = {address.partition("://")[0] for address in record.addresses}
+        if "tcp" in mine & theirs or ("unix" in mine & theirs and record.host == me.host):
+            continue
+        if token is None:
+            raise TokenError(
+                f"worker {record.name!r} is on another host or belongs to another user, which takes a tcp "
+                f"connection, and that needs a group token. {_NEEDS_TOKEN}"
+            )
+        raise RendezvousError(
+            f"worker {me.name!r} (at {', '.join(me.addresses)}) and worker {record.name!r} (at "
+            f"{', '.join(record.addresses)}) have no transport in common; see TELEGRAD_TRANSPORTS and TELEGRAD_TOKEN"
+        )

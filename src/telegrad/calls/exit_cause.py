@@ -1,0 +1,66 @@
+"""Why a worker ended, in one line, for the others: what they raise because of it must name the first cause."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+
+from telegrad.calls.error_texts import text_of
+from telegrad.errors import WorkerLost
+
+MOST = 600
+"""Characters of a cause."""
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def error_in_flight() -> BaseException | None:
+    """The exception that is being handled on this thread; of an exit, the one that led to it."""
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit) and isinstance(error.__context__, Exception):
+        return error.__context__
+    return None if isinstance(error, SystemExit | GeneratorExit) else error
+
+
+def cause_of(error: BaseException | None, first: str = "") -> str:
+    """What the others are told of a worker that ends with `error`; empty if it ends with none.
+
+    `first` is the cause of another worker's end, if one is known: an error that follows from it is not worth naming.
+
+    >>> cause_of(ValueError("no such file")), cause_of(None)
+    ('with ValueError: no such file', '')
+    >>> cause_of(WorkerLost("b is lost"), "worker 'b' ended with ValueError: no such file")
+    "because worker 'b' ended with ValueError: no such file"
+    """
+    if error is None:
+        return ""
+    if first and any(isinstance(each, WorkerLost) for each in _chain(error)):
+        return shortened(f"because {first}")
+    text = shortened(text_of(error).partition("\n")[0])
+    where = _place_of(error)
+    return f"with {type(error).__name__}{': ' if text else ''}{text}{f' ({where})' if where else ''}"
+
+
+def shortened(text: str, most: int = MOST) -> str:
+    """The text in one line that can be shown, and not too long."""
+    line = text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+def _place_of(error: BaseException) -> str:
+    """File and line where the user's code raised it, or called us."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((_PACKAGE, "<frozen")):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return ""

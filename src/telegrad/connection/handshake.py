@@ -1,0 +1,210 @@
+"""Who may talk to us: the first frames on a connection, before anything else is parsed.
+
+::
+
+    opener                                   listener
+      Hello (who I am, whom I want, nonce) →
+                                           ← Challenge (who I am, nonce, proof)
+      Proof (proof, session)               →
+                                           ← Welcome (what of the session came before)
+
+Both proofs are HMAC-SHA256 under the group token, over role, protocol version, both nonces, both workers' names, ids
+and incarnations, and what identifies the channel beneath. Each side proves that it knows the token without showing it,
+and neither proof can be used again, turned around, or moved to another connection. Either side may Reject instead.
+
+Without a token the proofs are empty; then only unix sockets are listened at, where the kernel vouches for the peer.
+
+These are state machines: greetings in, greetings out. The agent moves the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.errors import AuthenticationError, ProtocolError, WorkerLost
+from telegrad.wire.frames import VERSION
+from telegrad.wire.messages import Challenge, Greeting, Hello, Proof, Reject, Welcome
+
+NONCE_SIZE = 32
+
+_TOKENS_DIFFER = "the group tokens differ: start every worker with the same TELEGRAD_TOKEN"
+
+
+class Rejected(AuthenticationError):
+    """We end the handshake; `greeting` tells the peer why."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.greeting = Reject(code, reason)
+
+
+def _words(greeting: Reject) -> str:
+    """What the peer says, which may be a stranger's: it must not look like a line of our own in a log."""
+    return greeting.reason if greeting.reason.isprintable() else repr(greeting.reason)
+
+
+@dataclass(frozen=True)
+class _Side:
+    name: str
+    id: int
+    incarnation: int
+
+
+def _prove(
+    token: bytes | None, role: str, opener: _Side, listener: _Side, nonces: tuple[bytes, bytes], channel: bytes
+) -> bytes:
+    if token is None:
+        return b""
+    # A msgpack array has one reading only, so no two different handshakes give the same bytes.
+    said = msgspec.msgpack.encode(
+        (
+            "telegrad",
+            role,
+            VERSION,
+            nonces[0],
+            nonces[1],
+            (opener.name, opener.id, opener.incarnation),
+            (listener.name, listener.id, listener.incarnation),
+            channel,
+        )
+    )
+    return hmac.new(token, said, hashlib.sha256).digest()
+
+
+class Opener:
+    """The side that connects. `target` is the worker that it wants."""
+
+    def __init__(
+        self,
+        me: WorkerRecord,
+        target: WorkerRecord,
+        token: bytes | None,
+        nonce: bytes,
+        *,
+        session: int,
+        received: tuple[int, int],
+        fresh: bool,
+        channel: bytes = b"",
+    ) -> None:
+        self._me = me
+        self._target = target
+        self._token = token
+        self._nonce = nonce
+        self._session = session
+        self._received = received
+        self._fresh = fresh
+        self._channel = channel
+        self._proved = False
+
+    def start(self) -> Greeting:
+        """The first greeting."""
+        me = self._me
+        return Hello(
+            me.name,
+            me.id,
+            me.incarnation,
+            me.addresses,
+            me.main,
+            self._target.name,
+            self._nonce,
+            self._token is not None,
+        )
+
+    def take(self, greeting: Greeting) -> Greeting | tuple[int, int]:
+        """The next greeting to send; or, at the end, what of the session has reached the listener."""
+        target = self._target
+        if isinstance(greeting, Reject):
+            if greeting.code == "incarnation" or greeting.code == "session":
+                raise WorkerLost(f"worker {target.name!r} is not what it was: {_words(greeting)}", worker=target.name)
+            raise AuthenticationError(f"worker {target.name!r} refused our connection: {_words(greeting)}")
+        if isinstance(greeting, Challenge) and not self._proved:
+            if (greeting.name, greeting.id) != (target.name, target.id):
+                raise Rejected(
+                    "name",
+                    f"the worker there is {greeting.name!r} (id {greeting.id}), not {target.name!r} ({target.id})",
+                )
+            me = _Side(self._me.name, self._me.id, self._me.incarnation)
+            there = _Side(greeting.name, greeting.id, greeting.incarnation)
+            nonces = (self._nonce, greeting.nonce)
+            expected = _prove(self._token, "listener", me, there, nonces, self._channel)
+            if len(greeting.nonce) != NONCE_SIZE or not hmac.compare_digest(expected, greeting.proof):
+                raise Rejected(
+                    "proof", f"worker {target.name!r} could not prove that it belongs to this group; {_TOKENS_DIFFER}"
+                )
+            if greeting.incarnation != target.incarnation:
+                raise WorkerLost(f"worker {target.name!r} was restarted and is not the one it was", worker=target.name)
+            self._proved = True
+            proof = _prove(self._token, "opener", me, there, nonces, self._channel)
+            return Proof(proof, self._session, self._received, self._fresh)
+        if isinstance(greeting, Welcome) and self._proved:
+            return greeting.received
+        raise ProtocolError(f"worker {target.name!r} sent a {type(greeting).__name__} out of turn")
+
+
+class Acceptor:
+    """The side that was connected to.
+
+    `check` looks at who the opener says it is, and raises Rejected if it cannot be served. `resume` is asked, when the
+    opener has proved itself, what of its session has arrived here; it raises Rejected if it is unknown here.
+    """
+
+    def __init__(
+        self,
+        me: WorkerRecord,
+        token: bytes | None,
+        nonce: bytes,
+        *,
+        check: Callable[[Hello], None],
+        resume: Callable[[Hello, Proof], tuple[int, int]],
+        channel: bytes = b"",
+    ) -> None:
+        self._me = me
+        self._token = token
+        self._nonce = nonce
+        self._check = check
+        self._resume = resume
+        self._channel = channel
+        self.hello: Hello | None = None
+        self.proof: Proof | None = None
+
+    def take(self, greeting: Greeting) -> Greeting:
+        """The next greeting to send. After a Welcome, `hello` and `proof` say who is there."""
+        me = self._me
+        if isinstance(greeting, Reject):
+            raise AuthenticationError(f"it ended the handshake: {_words(greeting)}")
+        if isinstance(greeting, Hello) and self.hello is None:
+            if greeting.target != me.name:
+                raise Rejected("name", f"this is worker {me.name!r}, not {greeting.target!r}")
+            if len(greeting.nonce) != NONCE_SIZE:
+                raise Rejected("nonce", f"a nonce has {NONCE_SIZE} bytes")
+            if greeting.has_token != (self._token is not None):
+                having, lacking = (me.name, greeting.name) if self._token is not None else (greeting.name, me.name)
+                raise Rejected("token", f"worker {having!r} has a group token and worker {lacking!r} has none")
+            self.hello = greeting
+            return Challenge(me.name, me.id, me.incarnation, self._nonce, self._prove("listener"))
+        if isinstance(greeting, Proof) and self.hello is not None and self.proof is None:
+            if not hmac.compare_digest(self._prove("opener"), greeting.proof):
+                raise Rejected("proof", f"worker {self.hello.name!r} could not prove itself; {_TOKENS_DIFFER}")
+            # Only now: what an unproved peer says must not touch what we hold of the worker that it claims to be.
+            self._check(self.hello)
+            self.proof = greeting
+            return Welcome(self._resume(self.hello, greeting))
+        raise ProtocolError(f"a {type(greeting).__name__} out of turn")
+
+    def _prove(self, role: str) -> bytes:
+        me, hello = self._me, self.hello
+        assert hello is not None
+        return _prove(
+            self._token,
+            role,
+            _Side(hello.name, hello.id, hello.incarnation),
+            _Side(me.name, me.id, me.incarnation),
+            (hello.nonce, self._nonce),
+            self._channel,
+        )

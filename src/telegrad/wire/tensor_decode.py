@@ -1,0 +1,270 @@
+"""The receiver's side of attachments: check what descriptors claim, and make tensors that lie in the region itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from telegrad.errors import PayloadError, ProtocolError
+from telegrad.wire.descriptors import (
+    ALIGNMENT,
+    BSC,
+    BSR,
+    BUFFER,
+    CODES,
+    COMPRESSED,
+    CONJUGATED,
+    COO,
+    CSC,
+    CSR,
+    DTYPES,
+    MAX_DIMENSIONS,
+    META,
+    NEGATED,
+    QUANTIZED,
+    QUANTIZED_CHANNELS,
+    STRIDED,
+    VIEW,
+    TensorDescriptor,
+    checked_extent,
+    dtype_of,
+    integers_of,
+)
+from telegrad.wire.sharing import SharedSpan
+from telegrad.wire.torch_state import neutral, thread_is_neutral
+
+SMALL_ATTACHMENT = 64 * 1024
+LARGE_REGION = 1024 * 1024
+_PLAIN_DTYPES = CODES[torch.qint8]
+_frombuffer = torch.frombuffer
+
+
+def build(
+    descriptors: Sequence[TensorDescriptor],
+    region: bytearray | memoryview,
+    device_map: Mapping[str, str] | None = None,
+) -> list[torch.Tensor | memoryview]:
+    """Make the attachments again: tensors, and memoryviews for other buffers, that lie in the region without a copy.
+
+    The region must be writable, and belongs to what is returned from now on. ``device_map`` says where tensors of the
+    sender's devices go ("cuda:0" to "cuda:1"); without an entry they go to the device of the same name. Raises
+    ProtocolError for a descriptor that does not fit the region, PayloadError for a device or dtype unknown here.
+    """
+    if not descriptors:
+        return []
+    if thread_is_neutral():
+        plain = None if device_map else _plain(descriptors, region)
+        if plain is not None:
+            return plain
+        return _Reader(region, device_map).read_all(descriptors)
+    reader = _Reader(region, device_map)
+    with neutral():
+        return reader.read_all(descriptors)
+
+
+def _plain(
+    descriptors: Sequence[TensorDescriptor], region: bytearray | memoryview
+) -> list[torch.Tensor | memoryview] | None:
+    """Make contiguous tensors of one or more elements in a small region, as most are, faster than `_Reader`.
+
+    None if one is anything else, or is not what it should be: `_Reader` says what is wrong with it.
+    """
+    room = len(region)
+    if room > LARGE_REGION or (isinstance(region, memoryview) and (region.readonly or region.format != "B")):
+        return None
+    made: list[torch.Tensor | memoryview] = []
+    end = 0
+    for descriptor in descriptors:
+        code, offset, shape = descriptor.dtype, descriptor.offset, descriptor.shape
+        if descriptor.form != STRIDED or descriptor.stride or descriptor.device or not 0 <= code < _PLAIN_DTYPES:
+            return None
+        dtype = DTYPES[code]
+        count = 1
+        for size in shape:
+            if not 0 < size <= room:
+                return None
+            count *= size
+        # In their order and after each other, as our own sender places them: so none lies over another.
+        if dtype is None or count > room or offset < end or offset % ALIGNMENT:
+            return None
+        end = offset + count * dtype.itemsize
+        if end > room or len(shape) > MAX_DIMENSIONS:
+            return None
+        tensor = _frombuffer(region, dtype=dtype, count=count, offset=offset)
+        if len(shape) != 1:
+            tensor.resize_(shape)
+        if descriptor.requires_grad:
+            if not (dtype.is_floating_point or dtype.is_complex):
+                return None
+            tensor.requires_grad_()
+        made.append(tensor)
+    return made
+
+
+class _Reader:
+    """Reads attachments out of one region, and checks each claim of a descriptor before acting on it."""
+
+    __slots__ = ("_claimed", "_device_map", "_nbytes", "_spans", "_view")
+
+    def __init__(self, region: bytearray | memoryview, device_map: Mapping[str, str] | None) -> None:
+        view = memoryview(region)
+        if view.readonly:
+            raise ValueError("the region must be writable: tensors made in it can be written to")
+        self._view = view.cast("B") if view.format != "B" or view.ndim != 1 else view
+        self._nbytes = view.nbytes
+        self._device_map = device_map
+        self._claimed = 0
+        self._spans: dict[tuple[int, int], SharedSpan] = {}
+
+    def read_all(self, descriptors: Sequence[TensorDescriptor]) -> list[torch.Tensor | memoryview]:
+        shared = [descriptor for descriptor in descriptors if descriptor.form == VIEW]
+        for descriptor in shared:
+            self._announce(descriptor)
+        made = [self.read(descriptor) for descriptor in descriptors]
+        if shared:
+            # Not before all are made: a view of what requires grad would be no leaf.
+            for descriptor, tensor in zip(descriptors, made, strict=True):
+                if descriptor.form == VIEW and descriptor.requires_grad and isinstance(tensor, torch.Tensor):
+                    _require_grad(tensor, descriptor)
+        return made
+
+    def read(self, descriptor: TensorDescriptor) -> torch.Tensor | memoryview:
+        form = descriptor.form
+        if form == STRIDED:
+            tensor = self._strided(descriptor)
+        elif form == BUFFER:
+            return self._buffer(descriptor)
+        elif form == VIEW:
+            tensor = self._shared(descriptor)
+        elif form == META:
+            checked_extent(descriptor)
+            shape, stride = descriptor.shape, descriptor.stride
+            if len(stride) != len(shape):
+                raise ProtocolError(f"a peer announces a meta tensor without strides: {descriptor}")
+            tensor = torch.empty_strided(shape, stride, dtype=dtype_of(descriptor), device="meta")
+        else:
+            tensor = self._composite(descriptor)
+        if (descriptor.device or self._device_map) and form != META:
+            tensor = self._on_device(tensor, descriptor.device or "cpu")
+        if descriptor.requires_grad and form != VIEW:
+            _require_grad(tensor, descriptor)
+        return tensor
+
+    def _piece(self, offset: int, nbytes: int) -> tuple[memoryview | bytearray, int]:
+        """The checked place of one attachment: a buffer, and an offset in it."""
+        if offset < 0 or offset % ALIGNMENT or offset + nbytes > self._nbytes:
+            raise ProtocolError(f"a peer places {nbytes} bytes at {offset} in a region of {self._nbytes} bytes")
+        self._claimed += nbytes
+        if self._claimed > self._nbytes:
+            raise ProtocolError(f"a peer places attachments over each other in a region of {self._nbytes} bytes")
+        if nbytes < SMALL_ATTACHMENT and self._nbytes > LARGE_REGION:
+            return bytearray(self._view[offset : offset + nbytes]), 0
+        return self._view, offset
+
+    def _strided(self, descriptor: TensorDescriptor) -> torch.Tensor:
+        dtype = dtype_of(descriptor)
+        shape, stride = descriptor.shape, descriptor.stride
+        count = checked_extent(descriptor)
+        if count != math.prod(shape):
+            raise ProtocolError(f"a peer announces a tensor with gaps or overlaps: {descriptor}")
+        if not count:
+            return torch.empty_strided(shape, stride, dtype=dtype) if stride else torch.empty(shape, dtype=dtype)
+        buffer, offset = self._piece(descriptor.offset, count * dtype.itemsize)
+        tensor = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
+        # Changed in place, so that the result is no view: autograd treats views differently.
+        if stride:
+            return tensor.as_strided_(shape, stride)
+        return tensor if len(shape) == 1 else tensor.resize_(shape)
+
+    def _buffer(self, descriptor: TensorDescriptor) -> memoryview:
+        count = checked_extent(descriptor)
+        if len(descriptor.shape) != 1 or descriptor.stride:
+            raise ProtocolError(f"a peer announces a buffer that is not a row of bytes: {descriptor}")
+        buffer, offset = self._piece(descriptor.offset, count)
+        return memoryview(buffer)[offset : offset + count]
+
+    def _announce(self, descriptor: TensorDescriptor) -> None:
+        """Check a tensor that shares memory with others, before any of them is made."""
+        dtype, extent = dtype_of(descriptor), checked_extent(descriptor)
+        nbytes, first, relation, flipped = integers_of(descriptor, 4)
+        if nbytes <= 0 or nbytes % ALIGNMENT or first < 0 or (first + extent) * dtype.itemsize > nbytes or not extent:
+            raise ProtocolError(f"a peer announces a view that reaches beyond its span: {descriptor}")
+        if len(descriptor.stride) != len(descriptor.shape):
+            raise ProtocolError(f"a peer announces a view without strides: {descriptor}")
+        if (
+            flipped & ~(CONJUGATED | NEGATED)
+            or (flipped and relation)
+            or (flipped & CONJUGATED and not dtype.is_complex)
+        ):
+            raise ProtocolError(f"a peer announces a view that cannot be read: {descriptor}")
+        key = descriptor.offset, nbytes
+        if key not in self._spans:
+            self._spans[key] = SharedSpan(*self._piece(*key), nbytes)
+        self._spans[key].announce(descriptor, dtype, first, relation)
+
+    def _shared(self, descriptor: TensorDescriptor) -> torch.Tensor:
+        nbytes, first, relation, flipped = integers_of(descriptor, 4)
+        span = self._spans[descriptor.offset, nbytes]
+        tensor = span.make(descriptor, dtype_of(descriptor), first, relation)
+        if flipped & CONJUGATED:
+            tensor = tensor.conj()
+        return torch._neg_view(tensor) if flipped & NEGATED else tensor
+
+    def _composite(self, descriptor: TensorDescriptor) -> torch.Tensor:
+        form, shape = descriptor.form, descriptor.shape
+        needed = {COO: 2, CSR: 3, CSC: 3, BSR: 3, BSC: 3, QUANTIZED: 1, QUANTIZED_CHANNELS: 3}.get(form)
+        if needed is None:
+            raise ProtocolError(f"a peer announces a tensor of unknown form {form}")
+        if len(descriptor.parts) != needed or any(part.form != STRIDED for part in descriptor.parts):
+            raise ProtocolError(f"a peer announces a tensor of form {form} without the {needed} parts that make it")
+        checked_extent(descriptor)
+        parts = [self._strided(part) for part in descriptor.parts]
+        try:
+            if form == COO:
+                indices, values = parts
+                (coalesced,) = integers_of(descriptor, 1)
+                return torch.sparse_coo_tensor(
+                    indices, values, shape, is_coalesced=bool(coalesced), check_invariants=True
+                )
+            if form == QUANTIZED:
+                scale, zero_point = descriptor.detail
+                return torch._make_per_tensor_quantized_tensor(parts[0], float(scale), int(zero_point))
+            if form == QUANTIZED_CHANNELS:
+                (axis,) = integers_of(descriptor, 1)
+                if not 0 <= axis < parts[0].dim() or any(p.shape != parts[0].shape[axis : axis + 1] for p in parts[1:]):
+                    raise ProtocolError(f"a peer announces a quantised tensor whose channels do not fit: {descriptor}")
+                integers, scales, zero_points = parts
+                if scales.is_complex() or zero_points.is_complex() or scales.dtype == torch.bool:
+                    raise ProtocolError(
+                        f"a peer announces a quantised tensor whose scales are no numbers: {descriptor}"
+                    )
+                return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
+            compressed, plain, values = parts
+            layout = COMPRESSED[form]
+            return torch.sparse_compressed_tensor(
+                compressed, plain, values, shape, dtype=values.dtype, layout=layout, check_invariants=True
+            )
+        except (RuntimeError, TypeError, ValueError, OverflowError, IndexError) as error:
+            if isinstance(error, ProtocolError):
+                raise
+            raise ProtocolError(f"the parts of a tensor do not fit together: {error}") from error
+
+    def _on_device(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
+        target = self._device_map.get(device, device) if self._device_map else device
+        if target == "cpu":
+            return tensor
+        try:
+            return tensor.to(target)
+        except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without a backend
+            raise PayloadError(
+                f"a tensor was sent from device {device!r} and belongs on {target!r} here, but this worker cannot use "
+                f"that device: {error}. Map it to another one with a device map, or send it from the CPU"
+            ) from error
+
+
+def _require_grad(tensor: torch.Tensor, descriptor: TensorDescriptor) -> None:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ProtocolError(f"a peer claims that a tensor which cannot require grad does: {descriptor}")
+    tensor.requires_grad_()

@@ -1,0 +1,377 @@
+"""The sender's side of attachments: describe them, give each its place in a region, and copy them there."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import _C  # DisableTorchFunctionSubclass has no public name
+from torch.autograd import forward_ad
+
+from telegrad.errors import PayloadError
+from telegrad.wire.descriptors import (
+    ALIGNMENT,
+    BSR,
+    BUFFER,
+    CODES,
+    COMPRESSED_FORM,
+    CONJUGATED,
+    COO,
+    COPIED_AS_BYTES,
+    CSR,
+    META,
+    NEGATED,
+    QUANTIZED,
+    QUANTIZED_CHANNELS,
+    STRIDED,
+    VIEW,
+    TensorDescriptor,
+    code_of,
+    extent_of,
+)
+from telegrad.wire.overlap import overlapping, relations
+from telegrad.wire.subclasses import check_not_dual
+from telegrad.wire.torch_state import neutral, nothing_intercepts
+
+_STRIDED_LAYOUT = torch.strided
+_string_at: Callable[[int, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+"""As ctypes.string_at, which is a Python function around the same."""
+_UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods no user code can intercept
+
+
+class Layout:
+    """Where each attachment goes in a region of ``size`` bytes. ``write`` and ``copy`` copy them."""
+
+    __slots__ = ("_copies", "_moves", "descriptors", "size")
+
+    def __init__(self) -> None:
+        self.descriptors: tuple[TensorDescriptor, ...] = ()
+        self.size = 0
+        self._moves: list[tuple[int, torch.Tensor, int]] = []  # offset, dense tensor, bytes
+        self._copies: list[_Span | _Gather | _Bytes] = []  # all that is not one dense tensor
+
+    def reserve(self, nbytes: int) -> int:
+        """Take the next ``nbytes`` of the region and return their offset."""
+        offset = self.size
+        self.size = offset + (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        return offset
+
+    def write(self, region: bytearray | memoryview) -> None:
+        """Copy every attachment into the region. Afterwards the sender may change its tensors.
+
+        ``region`` is a writable contiguous buffer of at least ``size`` bytes.
+        """
+        if not self.size:
+            return
+        view = memoryview(region)
+        if view.format != "B":
+            view = view.cast("B")
+        if view.nbytes < self.size:
+            raise ValueError(f"the region has {view.nbytes} bytes, but the layout needs {self.size}")
+        if nothing_intercepts():
+            self._write(view)
+        else:
+            with neutral():
+                self._write(view)
+
+    def copy(self) -> bytes | None:
+        """What `write` would write, if every attachment is one dense tensor: two copies of little take less time."""
+        if self._copies or not nothing_intercepts():
+            return None
+        parts = []
+        for _, tensor, nbytes in self._moves:
+            address = tensor.data_ptr()
+            if not address:
+                raise _no_contents(tensor)
+            parts.append(_string_at(address, nbytes))
+            if nbytes % ALIGNMENT:
+                parts.append(bytes(-nbytes % ALIGNMENT))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _write(self, view: memoryview) -> None:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(view)) if self._moves else 0
+        for offset, tensor, nbytes in self._moves:
+            address = tensor.data_ptr()
+            if not address:
+                raise _no_contents(tensor)
+            ctypes.memmove(start + offset, address, nbytes)
+        for copy in self._copies:
+            copy.write(view)
+
+
+class _Span(msgspec.Struct):
+    """The memory that tensors share which overlap."""
+
+    offset: int
+    address: int
+    nbytes: int
+    tensors: list[tuple[torch.Tensor, int]]  # each with its address
+
+    def write(self, region: memoryview) -> None:
+        for x, address in self.tensors:
+            needed = (int(x.storage_offset()) + extent_of(x.shape, x.stride())) * x.itemsize
+            if x.data_ptr() != address or x.untyped_storage().nbytes() < needed:
+                raise PayloadError("the storage of a tensor was freed or made smaller while the tensor was being sent")
+        target = ctypes.addressof(ctypes.c_char.from_buffer(region, self.offset))
+        ctypes.memmove(target, self.address, self.nbytes)
+
+
+class _Gather(msgspec.Struct):
+    """A tensor that is copied element by element; torch resolves gaps, conjugation and devices on the way."""
+
+    offset: int
+    source: torch.Tensor
+    stride: tuple[int, ...]  # on arrival
+
+    def write(self, region: memoryview) -> None:
+        source, dtype = self.source, self.source.dtype
+        if dtype in COPIED_AS_BYTES:
+            source, dtype = source.view(torch.uint8), torch.uint8
+        target = torch.frombuffer(region, dtype=dtype, count=source.numel(), offset=self.offset)
+        target = target.as_strided_(source.shape, self.stride) if self.stride else target.resize_(source.shape)
+        target.copy_(source)
+
+
+class _Bytes(msgspec.Struct):
+    """A buffer that is no tensor."""
+
+    offset: int
+    source: memoryview
+
+    def write(self, region: memoryview) -> None:
+        region.cast("B")[self.offset : self.offset + self.source.nbytes] = self.source
+
+
+def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *, share: bool = True) -> Layout:
+    """Describe the attachments and give each its place in a region.
+
+    Those that overlap in memory do so on arrival, too, unless `share` is false.
+    """
+    layout = Layout()
+    if attachments:
+        if forward_ad._current_level >= 0:
+            for attachment in attachments:
+                if isinstance(attachment, torch.Tensor):
+                    check_not_dual(attachment)
+        if nothing_intercepts():
+            if not _describe_plain(layout, attachments, share):
+                _describe_all(layout, attachments, share)
+        else:
+            with neutral():
+                _describe_all(layout, attachments, share)
+    return layout
+
+
+def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> bool:
+    """Describe contiguous CPU tensors, as nearly all are. False, and nothing is done, if one is anything else.
+
+    What is described is the same as without this; it is only found faster.
+    """
+    descriptors, moves, places, size = [], [], [], 0
+    several = share and len(attachments) > 1
+    for x in attachments:
+        if type(x) not in _UNINTERCEPTED or x.layout is not _STRIDED_LAYOUT or not x.is_cpu or x.is_nested:
+            return False
+        dtype, shape, nbytes = x.dtype, tuple(x.shape), x.nbytes
+        if x.is_quantized or not x.is_contiguous() or dtype.is_complex or x.is_neg():
+            return False
+        code = CODES.get(dtype)
+        try:
+            if code is None or not nbytes:
+                return False
+            address = x.data_ptr()
+        except RuntimeError:  # it has no memory of its own
+            return False
+        if not address:
+            return False
+        if several:
+            places.append((address, nbytes))
+        descriptors.append(
+            TensorDescriptor(STRIDED, code, size, shape, x.stride() if 1 in shape else (), x.requires_grad)
+        )
+        moves.append((size, x, nbytes))
+        size += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    if several:
+        places.sort()
+        end = 0
+        for address, nbytes in places:
+            if address < end:
+                return False  # they overlap
+            end = address + nbytes
+    layout.descriptors, layout.size, layout._moves = tuple(descriptors), size, moves
+    return True
+
+
+def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer], share: bool) -> None:
+    for a in attachments:
+        if isinstance(a, torch.Tensor) and _C._functorch.is_functorch_wrapped_tensor(_C._functorch.unwrap_if_dead(a)):
+            raise _no_contents(a)
+    plain = [
+        a if type(a) in _UNINTERCEPTED or isinstance(a, pickle.PickleBuffer) else _as_plain(a) for a in attachments
+    ]
+    shared = _shared_views(layout, plain) if share and len(plain) > 1 else {}
+    if not shared:
+        layout.descriptors = tuple([_describe(layout, attachment) for attachment in plain])
+        return
+    layout.descriptors = tuple(
+        [shared.get(index) or _describe(layout, attachment) for index, attachment in enumerate(plain)]
+    )
+
+
+def _describe(layout: Layout, attachment: torch.Tensor | pickle.PickleBuffer) -> TensorDescriptor:
+    if isinstance(attachment, pickle.PickleBuffer):
+        raw = attachment.raw()
+        offset = layout.reserve(raw.nbytes)
+        layout._copies.append(_Bytes(offset, raw))
+        return TensorDescriptor(BUFFER, 0, offset, (raw.nbytes,))
+    if _is_ordinary(attachment):
+        return _describe_strided(layout, attachment)
+    return _describe_unusual(layout, attachment)
+
+
+def _is_ordinary(x: torch.Tensor) -> bool:
+    return not x.is_nested and x.layout is torch.strided and x.is_cpu and not x.is_quantized
+
+
+def _describe_strided(layout: Layout, x: torch.Tensor, device: str = "") -> TensorDescriptor:
+    dtype = x.dtype
+    code = code_of(dtype)
+    shape = tuple(x.shape)
+    stride: tuple[int, ...] = ()
+    # Strides say nothing about contiguity in dimensions of 0 or 1, but torch guesses memory formats from them.
+    dense = x.is_contiguous()
+    if not dense or 1 in shape or 0 in shape:
+        dense = dense or _is_dense(shape, x.stride())
+        stride = x.stride() if dense else ()
+    nbytes = x.nbytes
+    if not nbytes:
+        return TensorDescriptor(STRIDED, code, 0, shape, stride, x.requires_grad, device)
+    offset = layout.reserve(nbytes)
+    if not device and not _has_contents(x):
+        layout._copies.append(_Gather(offset, torch.zeros(shape, dtype=dtype), stride))
+    elif not dense or device or x.is_neg() or (dtype.is_complex and x.is_conj()):
+        layout._copies.append(_Gather(offset, x.detach(), stride))
+    else:
+        layout._moves.append((offset, x, nbytes))
+    return TensorDescriptor(STRIDED, code, offset, shape, stride, x.requires_grad, device)
+
+
+def _describe_unusual(layout: Layout, x: torch.Tensor) -> TensorDescriptor:
+    if x.is_nested or (x.layout not in COMPRESSED_FORM and x.layout not in (torch.strided, torch.sparse_coo)):
+        kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
+        raise PayloadError(f"{kind} cannot be sent: send its parts, or convert it to a dense tensor first")
+    code = code_of(x.dtype)
+    shape = tuple(x.shape)
+    if x.is_meta:
+        if x.layout is not torch.strided or x.is_quantized:
+            raise PayloadError(
+                f"a meta tensor of layout {x.layout} and {x.dtype} cannot be sent: send its shape and dtype instead"
+            )
+        return TensorDescriptor(META, code, 0, shape, x.stride(), x.requires_grad, "meta")
+    device = "" if x.is_cpu else str(x.device)
+    source = x.detach()
+    if source.layout is torch.strided and not source.is_quantized:
+        return _describe_strided(layout, x, device)
+    source = source.cpu()
+    parts: tuple[torch.Tensor, ...]
+    detail: tuple[int | float, ...] = ()
+    if source.is_quantized and source.qscheme() is torch.per_tensor_affine:
+        form, parts = QUANTIZED, (source.int_repr(),)
+        detail = (source.q_scale(), source.q_zero_point())
+    elif source.is_quantized and source.qscheme() is torch.per_channel_affine:
+        form = QUANTIZED_CHANNELS
+        parts = (source.int_repr(), source.q_per_channel_scales(), source.q_per_channel_zero_points())
+        detail = (source.q_per_channel_axis(),)
+    elif source.is_quantized:
+        raise PayloadError(f"a quantised tensor of scheme {source.qscheme()} cannot be sent: dequantise it first")
+    elif source.layout is torch.sparse_coo:
+        form, parts, detail = COO, (source._indices(), source._values()), (int(source.is_coalesced()),)
+    else:
+        form = COMPRESSED_FORM[source.layout]
+        by_row = form in (CSR, BSR)
+        compressed = source.crow_indices() if by_row else source.ccol_indices()
+        plain = source.col_indices() if by_row else source.row_indices()
+        parts = (compressed, plain, source.values())
+    described = tuple([_describe_strided(layout, part) for part in parts])
+    return TensorDescriptor(form, code, 0, shape, (), x.requires_grad, device, described, detail)
+
+
+def _shared_views(
+    layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer]
+) -> dict[int, TensorDescriptor]:
+    """Descriptors, by index, of the tensors that overlap: each group ships as the memory that it covers."""
+    tensors: dict[int, torch.Tensor] = {}
+    pieces = []
+    for index, x in enumerate(attachments):
+        if isinstance(x, torch.Tensor) and _is_ordinary(x) and x.numel() and x.dtype in CODES and _has_contents(x):
+            address = x.data_ptr()
+            if not address % x.itemsize:  # memory that is not torch's may lie anywhere
+                pieces.append((address, address + extent_of(x.shape, x.stride()) * x.itemsize, index))
+                tensors[index] = x
+    shared: dict[int, TensorDescriptor] = {}
+    if len(pieces) < 2:
+        return shared
+    for group in overlapping(pieces, tensors):
+        views = [tensors[index] for _, _, index in group]
+        first, last = group[0][0], max([end for _, end, _ in group])
+        skipped = first % ALIGNMENT  # so that every element lies at a multiple of its size
+        offset = layout.reserve(skipped + last - first)
+        addresses = [address for address, _, _ in group]
+        layout._copies.append(_Span(offset + skipped, first, last - first, list(zip(views, addresses, strict=True))))
+        for (address, _, index), x, relation in zip(group, views, relations(views), strict=True):
+            place = (skipped + address - first) // x.itemsize
+            flipped = CONJUGATED * x.is_conj() + NEGATED * x.is_neg()
+            shared[index] = TensorDescriptor(
+                VIEW,
+                code_of(x.dtype),
+                offset,
+                tuple(x.shape),
+                x.stride(),
+                x.requires_grad,
+                "",
+                (),
+                (layout.size - offset, place, relation, flipped),
+            )
+    return shared
+
+
+def _as_plain(x: torch.Tensor) -> torch.Tensor:
+    """The same tensor without its subclass, so that no ``__torch_function__`` or ``__torch_dispatch__`` sees us."""
+    with _C.DisableTorchFunctionSubclass(), _C._DisableTorchDispatch():
+        return x.as_subclass(torch.Tensor)
+
+
+def _has_contents(x: torch.Tensor) -> bool:
+    """Whether the tensor has memory; False means that it is torch's shorthand for zeros."""
+    try:
+        if x.data_ptr():
+            return True
+        if x._is_zerotensor():
+            return False
+    except RuntimeError as error:  # a tensor inside vmap or another transform
+        raise _no_contents(x) from error
+    raise _no_contents(x)
+
+
+def _no_contents(x: torch.Tensor) -> PayloadError:
+    return PayloadError(
+        f"a tensor of shape {tuple(x.shape)} and {x.dtype} has no memory of its own (a fake or wrapper tensor, "
+        "one inside a function transform such as vmap or grad, or one whose storage was freed), so its contents cannot "
+        "be sent. Call from outside of the transform"
+    )
+
+
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements fill their extent without gap or overlap, in whatever order of dimensions."""
+    expected = 1
+    for step, size in sorted([(step, size) for size, step in zip(shape, stride, strict=True) if size != 1]):
+        if step != expected:
+            return False
+        expected *= size
+    return True

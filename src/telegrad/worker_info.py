@@ -1,0 +1,36 @@
+"""What is told of a worker in the API: its name, and how much was said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from telegrad.connection.worker_record import check_name
+from telegrad.errors import InvalidName
+
+
+@dataclass(frozen=True, repr=False)
+class WorkerInfo:
+    """A worker's name and id. Can be given wherever a worker is asked for."""
+
+    name: str
+    id: int
+
+    def __post_init__(self) -> None:
+        try:
+            check_name(self.name)
+        except ValueError as error:
+            raise InvalidName(
+                "Worker name must match [0-9A-Za-z_:-]+, must be non-empty, and must be shorter than 128 characters, "
+                f"but got {self.name!r}"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self.id}, name={self.name})"
+
+
+class Traffic(NamedTuple):
+    """Bytes of messages between this worker and another, over connections and through shared memory."""
+
+    sent: int
+    received: int

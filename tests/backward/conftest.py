@@ -1,0 +1,20 @@
+"""A group of three workers in one process; after each test, nothing of any context may be left on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.one_process import Group, nothing_left
+from telegrad import rpc
+from telegrad.testing.group import local_group
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    """Workers a, b and c; the test acts as a."""
+    with local_group(["a", "b", "c"]) as agents:
+        with rpc.api.acting_as(agents["a"]):
+            yield agents
+        nothing_left(agents)

@@ -1,0 +1,133 @@
+"""Gradients are lent one context at a time, in the order of asking, and come back whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from support.one_process import Group, leaf
+from telegrad import autograd, rpc
+from telegrad.backward.grad_swap import Turns
+from telegrad.errors import DeadlineExceeded, TelegradError
+from telegrad.testing.simulation import Simulation
+
+
+@contextmanager
+def taken(turns: Turns) -> Iterator[None]:
+    turns.take()
+    try:
+        yield
+    finally:
+        turns.pass_on()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> None:
+    sim = Simulation(seed, ["a"])
+    asked: list[int] = []
+    had: list[int] = []
+    inside: list[int] = []
+
+    def take(turns: Turns, number: int) -> None:
+        sim.sleep(sim.random.uniform(0, 0.1))
+        asked.append(number)
+        with taken(turns):
+            inside.append(number)
+            assert len(inside) == 1
+            sim.sleep(sim.random.uniform(0, 0.1))
+            inside.remove(number)
+            had.append(number)
+
+    def program() -> None:
+        turns = Turns(sim["a"])
+        threads = [sim.spawn("a", lambda n=number: take(turns, n)) for number in range(8)]
+        for thread in threads:
+            assert thread.join(sim.scheduler.now + 60), sim.scheduler.stacks()
+
+    with sim:
+        sim.run(program)
+    assert had == asked
+    assert len(had) == 8
+
+
+def hold(seconds: float) -> str:
+    sim, turns = shared
+    with taken(turns):
+        sim.sleep(seconds)
+    return "held"
+
+
+shared: tuple[Simulation, Turns]
+
+
+def test_a_call_whose_deadline_passes_gives_its_place_up_and_the_others_go_on() -> None:
+    global shared
+    sim = Simulation(1, ["a", "b"])
+    ends: dict[str, object] = {}
+
+    def call(name: str, timeout: float) -> None:
+        try:
+            ends[name] = rpc.rpc_sync("b", hold, (1.0,), timeout=timeout)
+        except DeadlineExceeded as error:
+            ends[name] = error
+
+    def program() -> None:
+        global shared
+        shared = sim, Turns(sim["b"])
+        threads = []
+        for name, timeout in (("first", 10.0), ("late", 0.5), ("last", 10.0)):
+            threads.append(sim.spawn("a", lambda n=name, t=timeout: call(n, t)))
+            sim.sleep(0.1)
+        for thread in threads:
+            assert thread.join(sim.scheduler.now + 60), sim.scheduler.stacks()
+        assert sim.scheduler.now < 5
+
+    with sim:
+        sim.run(program)
+    assert ends.pop("first") == ends.pop("last") == "held"
+    assert isinstance(ends.pop("late"), DeadlineExceeded)
+
+
+def test_grad_is_put_back_when_the_step_fails(group: Group) -> None:
+    x = leaf(3)
+    x.grad = own = torch.ones(3, dtype=torch.double)
+    loan = group["a"].autograd.lending.loan([x])
+    seen = []
+
+    def fail(context: int) -> None:
+        with loan.of(context):
+            seen.append(x.grad)
+            raise ZeroDivisionError
+
+    with autograd.context() as context:
+        context.backward((2 * x).sum())
+        with pytest.raises(ZeroDivisionError):
+            fail(context)
+        assert seen.pop() is context.gradients[x]
+        assert x.grad is own
+        with loan.of(context):  # neither turn nor leaf is held any more
+            assert torch.equal(x.grad, torch.full_like(x, 2.0))
+
+
+def test_what_a_step_does_to_grad_is_done_to_the_context(group: Group) -> None:
+    x, y = leaf(3), leaf(3, seed=1)
+    loan = group["a"].autograd.lending.loan([x, y])
+    with autograd.context() as context:
+        context.backward((2 * x).sum())
+        with loan.of(context):
+            assert y.grad is None
+            x.grad, y.grad = None, torch.ones(3, dtype=torch.double)
+        assert x.grad is y.grad is None
+        assert context.gradients.keys() == {y}
+
+
+def test_nothing_is_lent_of_a_context_that_was_left(group: Group) -> None:
+    x = leaf(3)
+    loan = group["a"].autograd.lending.loan([x])
+    with autograd.context() as context:
+        pass
+    with pytest.raises(TelegradError, match="has been left"), loan.of(context):
+        raise AssertionError("this must not run")

@@ -1,0 +1,32 @@
+"""Random programs find what they are there for: a fix that is taken out shows within 500 seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.mutations import MOST_SEEDS, MUTATIONS, applied, found
+from telegrad.testing.backward import Different
+from telegrad.testing.programs import FEATURES, chosen
+from telegrad.testing.soak import run_seed
+
+
+@pytest.mark.parametrize("name", [name for name, mutation in MUTATIONS.items() if not mutation.hangs])
+def test_a_fix_that_is_taken_out_is_missed(name: str) -> None:
+    with applied(name), pytest.raises(Different):
+        run_all(chosen(MUTATIONS[name].features))
+
+
+def run_all(features: dict[str, float]) -> None:
+    for seed in range(MOST_SEEDS):
+        run_seed(seed, features)
+
+
+@pytest.mark.parametrize("name", [name for name, mutation in MUTATIONS.items() if mutation.hangs])
+def test_a_fix_for_a_hang_that_is_taken_out_is_missed(name: str) -> None:
+    verdict = found(name)
+    assert verdict is not None
+    assert "no end" in verdict.failure
+
+
+def test_every_feature_has_a_mutation() -> None:
+    assert {feature for mutation in MUTATIONS.values() for feature in mutation.features} == set(FEATURES)

@@ -1,0 +1,34 @@
+"""The object of a sent message."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from telegrad.backward import nodes as functions
+from telegrad.backward.nodes import SendRpcBackward
+
+
+def test_an_error_in_the_middle_of_its_making_leaves_no_cycle_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, left = functions._record, [1]
+
+    def record_once(*args: object) -> object:
+        if not left:
+            raise MemoryError
+        left.pop()
+        return record(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(functions, "_record", record_once)
+    x = torch.zeros(2, requires_grad=True)
+    node = weakref.ref(x)
+    gc.disable()
+    try:
+        with pytest.raises(MemoryError) as caught:
+            SendRpcBackward(1, 1, 0, [x, torch.zeros(2, requires_grad=True)])
+        del caught, x
+        assert node() is None
+    finally:
+        gc.enable()

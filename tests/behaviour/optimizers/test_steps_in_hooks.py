@@ -1,0 +1,187 @@
+"""A post-accumulate hook may step, clip and empty gradients, also of the leaf that it belongs to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import optim
+
+from support.trained_model import Group
+from telegrad import autograd, rpc
+from telegrad.errors import BackwardError
+from telegrad.optim import DistributedOptimizer, clip_grad_norm_
+
+LIMIT = 20.0
+"""Seconds for a pass: it is over in milliseconds, or hangs."""
+
+there: dict[str, torch.Tensor] = {}
+
+
+def parameter(seed: int) -> torch.Tensor:
+    return torch.randn(3, dtype=torch.double, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def times(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * there["q"].exp()
+
+
+def plus(x: torch.Tensor) -> torch.Tensor:
+    return x + there["q"]
+
+
+@pytest.fixture
+def parameters() -> dict[str, torch.Tensor]:
+    """One of worker a, one of worker b."""
+    there["q"] = parameter(2)
+    return {"a": parameter(1), "b": there["q"]}
+
+
+def hooked_in_one_process(
+    worker: str, parameters: dict[str, torch.Tensor], hook: Callable[[torch.Tensor], None]
+) -> dict[str, torch.Tensor]:
+    """The same in one process, where `hook` is the hook of one of the parameters."""
+    twins = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
+    twins[worker].register_post_accumulate_grad_hook(lambda tensor: hook(tensor))
+    (twins["a"].sin() * twins["b"].exp()).sum().backward()
+    return twins
+
+
+def run(group: Group, parameters: dict[str, torch.Tensor], **options: Any) -> list[dict[torch.Tensor, torch.Tensor]]:
+    """Run one pass; returns the gradients that it leaves in the context, on both workers."""
+    with autograd.context() as context:
+        contexts.append(context)
+        context.backward(rpc.rpc_sync("b", times, (parameters["a"],)).sum(), timeout=LIMIT, **options)
+        found = []
+        for name in "ab":
+            with rpc.api.acting_as(group[name]):
+                found.append(autograd.get_gradients(context))
+        return found
+
+
+contexts: list[int] = []
+
+
+@pytest.mark.parametrize("worker", ["a", "b"])
+def test_a_hook_that_steps_on_the_context_does_what_one_process_does(
+    group: Group, parameters: dict[str, torch.Tensor], worker: str
+) -> None:
+    twins = hooked_in_one_process(worker, parameters, lambda tensor: optim.SGD([tensor], lr=0.1).step())
+    with rpc.api.acting_as(group[worker]):
+        optimizer = DistributedOptimizer(optim.SGD, [rpc.RRef(parameters[worker])], lr=0.1)
+    parameters[worker].register_post_accumulate_grad_hook(lambda _: optimizer.step(contexts[-1]))
+    run(group, parameters)
+    for name in "ab":
+        assert torch.equal(parameters[name].detach(), twins[name].detach())
+        assert parameters[name].grad is None
+
+
+@pytest.mark.parametrize("worker", ["a", "b"])
+def test_a_hook_that_clips_does_what_one_process_does(
+    group: Group, parameters: dict[str, torch.Tensor], worker: str
+) -> None:
+    twins = hooked_in_one_process(worker, parameters, lambda tensor: clip_here([tensor]))
+    with rpc.api.acting_as(group[worker]):
+        rref = rpc.RRef(parameters[worker])
+    seen = []
+
+    def hook(tensor: torch.Tensor) -> None:
+        clip_grad_norm_(contexts[-1], [rref], 0.5)
+        seen.append(tensor.grad.clone() if tensor.grad is not None else None)
+
+    parameters[worker].register_post_accumulate_grad_hook(hook)
+    found = run(group, parameters)
+    torch.testing.assert_close(found["ab".index(worker)][parameters[worker]], twins[worker].grad)
+    torch.testing.assert_close(seen[0], twins[worker].grad)
+
+
+def clip_here(tensors: list[torch.Tensor]) -> None:
+    torch.nn.utils.clip_grad_norm_(tensors, 0.5)
+
+
+def test_a_hook_that_empties_the_gradient_leaves_none_in_the_context(
+    group: Group, parameters: dict[str, torch.Tensor]
+) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, [rpc.RRef(parameters["a"])], lr=0.1)
+    parameters["a"].register_post_accumulate_grad_hook(lambda _: optimizer.zero_grad(context_id=contexts[-1]))
+    found = run(group, parameters)
+    assert found[0] == {}
+    assert found[1].keys() == {parameters["b"]}
+
+
+def test_a_step_without_a_context_in_a_hook_says_at_once_what_to_give(
+    group: Group, parameters: dict[str, torch.Tensor]
+) -> None:
+    optimizer = DistributedOptimizer(optim.SGD, [rpc.RRef(parameters["a"])], lr=0.1)
+    parameters["a"].register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    before = parameters["a"].detach().clone()
+    with pytest.raises(BackwardError, match=r"step\(\) found no .grad on any worker: give it the id of the context"):
+        run(group, parameters)
+    assert torch.equal(parameters["a"].detach(), before)
+
+
+def test_a_step_without_a_context_in_a_hook_of_a_pass_into_grad_does_what_one_process_does(
+    group: Group, parameters: dict[str, torch.Tensor]
+) -> None:
+    twins = hooked_in_one_process("a", parameters, lambda tensor: optim.SGD([tensor], lr=0.1).step())
+    optimizer = DistributedOptimizer(optim.SGD, [rpc.RRef(parameters["a"])], lr=0.1)
+    parameters["a"].register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    run(group, parameters, accumulate="grad")
+    assert torch.equal(parameters["a"].detach(), twins["a"].detach())
+
+
+def test_contexts_at_once_whose_hooks_on_two_workers_step_all_parameters_all_end(
+    group: Group, parameters: dict[str, torch.Tensor]
+) -> None:
+    optimizers = {}
+    kept.update(parameters)
+    for name, other in (("a", "b"), ("b", "a")):
+        with rpc.api.acting_as(group[name]):
+            rrefs = [rpc.RRef(parameters[name]), rpc.rpc_sync(other, reference_to, (other,))]
+            optimizers[name] = DistributedOptimizer(optim.SGD, rrefs, lr=0.1)
+
+    context_of: dict[float, int] = {}
+
+    def hook(name: str) -> Callable[[torch.Tensor], None]:
+        def step(tensor: torch.Tensor) -> None:
+            assert tensor.grad is not None
+            factor = tensor.grad[0].item()
+            optimizers[name].step(context_of[factor])
+            assert tensor.grad[0].item() == factor  # another context's is another number
+
+        return step
+
+    for name, tensor in parameters.items():
+        tensor.register_post_accumulate_grad_hook(hook(name))
+    ended: dict[int, object] = {}
+
+    def train(number: int) -> None:
+        try:
+            with rpc.api.acting_as(group["a"]):
+                for repeat in range(3):
+                    factor = 1.0 + number * 10 + repeat
+                    with autograd.context() as context:
+                        context_of[factor] = context
+                        loss = rpc.rpc_sync("b", plus, (parameters["a"],)).sum() * factor
+                        context.backward(loss, timeout=LIMIT)
+            ended[number] = True
+        except Exception as error:  # noqa: BLE001 - shown below
+            ended[number] = error
+
+    threads = [threading.Thread(target=train, args=(number,), daemon=True) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(6 * LIMIT)
+    assert ended == dict.fromkeys(range(6), True)
+    assert all(tensor.grad is None for tensor in parameters.values())
+
+
+kept: dict[str, torch.Tensor] = {}
+
+
+def reference_to(name: str) -> rpc.RRef[torch.Tensor]:
+    return rpc.RRef(kept[name])

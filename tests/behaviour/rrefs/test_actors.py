@@ -1,0 +1,224 @@
+"""Objects that take calls one at a time, in each caller's order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.rref.test_handle import PATIENCE, Group, becomes_true, nothing_is_held
+
+from telegrad import rpc
+from telegrad.errors import CallCancelled, DeadlineExceeded, PayloadError, ReferencesHeld
+from telegrad.rref.handle import RRef
+from telegrad.testing.group import local_group
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    with local_group(["a", "b", "c"]) as agents:
+        with rpc.api.acting_as(agents["a"]):
+            yield agents
+        assert becomes_true(lambda: nothing_is_held(agents)), [agent.references.held() for agent in agents.values()]
+
+
+class Actor:
+    gate = threading.Event()
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+        self.inside = 0
+
+    def note(self, what: object, ballast: bytes = b"") -> None:
+        self.inside += 1
+        assert self.inside == 1, "two at a time"
+        self.log.append(what)
+        self.inside -= 1
+
+    async def note_later(self, what: object) -> None:
+        self.inside += 1
+        assert self.inside == 1, "two at a time"
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.log.append(what)
+        self.inside -= 1
+
+    @rpc.functions.async_execution
+    def note_elsewhere(self, what: object) -> torch.futures.Future[Any]:
+        self.note(what)
+        return rpc.rpc_async("c", abs, (-1,))
+
+    def fail(self) -> None:
+        raise LookupError("as asked")
+
+    def hold(self) -> None:
+        assert self.gate.wait(PATIENCE)
+        self.log.append("held")
+
+    def read(self) -> list[Any]:
+        return self.log
+
+
+class Unreadable:
+    """Can be sent, and not be rebuilt."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("cannot be rebuilt")
+
+
+def note_many(rref: RRef[Actor], who: str) -> None:
+    for number in range(20):
+        rref.rpc_async().note((who, number), bytes(200_000 * (number % 2)))
+    rref.rpc_sync().note((who, 20))
+
+
+@pytest.mark.parametrize("owner", ["a", "b"])
+def test_calls_run_in_the_callers_order_large_and_small_plain_and_async(group: Group, owner: str) -> None:
+    rref = rpc.remote(owner, Actor, ordered=True)
+    futures = []
+    for number in range(30):
+        proxy = rref.rpc_async()
+        if number % 3 == 0:
+            futures.append(proxy.note(number, bytes(300_000)))
+        elif number % 3 == 1:
+            futures.append(proxy.note_later(number))
+        else:
+            futures.append(proxy.note_elsewhere(number))
+    assert rref.rpc_sync().read() == list(range(30))
+    for future in futures:
+        future.wait()
+
+
+def test_every_caller_has_an_order_of_its_own(group: Group) -> None:
+    rref = rpc.remote("b", Actor, ordered=True)
+    callers = [rpc.rpc_async(name, note_many, (rref, name)) for name in "abc"]
+    for caller in callers:
+        caller.wait()
+    log = rref.rpc_sync().read()
+    for name in "abc":
+        assert [number for who, number in log if who == name] == list(range(21))
+
+
+def test_exceptions_skipped_and_undecodable_calls_do_not_stall_the_queue(group: Group) -> None:
+    rref = rpc.remote("b", Actor, ordered=True)
+    with pytest.raises(PayloadError):
+        rref.rpc_sync().note(threading.Lock())
+    with pytest.raises(PayloadError, match="cannot be rebuilt"):
+        rref.rpc_sync().note(Unreadable())
+    failing = rref.rpc_async().fail()
+    later = rref.rpc_async().note("after")
+    with pytest.raises(LookupError):
+        failing.wait()
+    later.wait()
+    with pytest.raises(AttributeError):
+        rref.rpc_sync().no_such_method()
+    assert rref.rpc_sync().read() == ["after"]
+
+
+def test_calls_that_were_given_up_do_not_stall_the_queue(group: Group) -> None:
+    Actor.gate.clear()
+    rref = rpc.remote("b", Actor, ordered=True)
+    held = rref.rpc_async().hold()
+    late = rref.rpc_async(timeout=0.02).note("late")
+    cancelled = rref.rpc_async().note("cancelled")
+    last = rref.rpc_async().note("last")
+    with pytest.raises(DeadlineExceeded):
+        late.wait()
+    assert cancelled.cancel()
+    with pytest.raises(CallCancelled):
+        cancelled.wait()
+    rpc.rpc_sync("b", abs, (-1,))  # what was sent before has come, too
+    Actor.gate.set()
+    held.wait()
+    last.wait()
+    assert rref.rpc_sync().read() == ["held", "last"]
+
+
+def test_what_failed_to_be_made_answers_every_call(group: Group) -> None:
+    rref = rpc.remote("b", Actor, (1, 2, 3), ordered=True)
+    futures = [rref.rpc_async().note(number) for number in range(3)]
+    for future in futures:
+        with pytest.raises(TypeError):
+            future.wait()
+
+
+def test_a_local_value_can_be_an_actor(group: Group) -> None:
+    rref = RRef(Actor(), ordered=True)
+    rpc.rpc_sync("b", note_many, (rref, "b"))
+    assert [number for _, number in rref.rpc_sync().read()] == list(range(21))
+
+
+def test_callers_that_come_and_go_leave_nothing_with_the_actor(group: Group) -> None:
+    rref = rpc.remote("b", Actor, ordered=True)
+    for _ in range(30):
+        rpc.rpc_sync("c", note_once, (rref,))
+    [kept] = group["b"].references._ledger.kept.values()
+    assert becomes_true(lambda: kept.mailbox.waiting() <= 1)
+    assert len(rref.rpc_sync().read()) == 30
+
+
+def note_once(rref: RRef[Actor]) -> None:
+    rref.rpc_sync().note("once")
+
+
+# -- shutdown ------------------------------------------------------------------------------------------------------
+
+
+def leave_together(group: Group, **kwargs: Any) -> dict[str, Exception]:
+    errors: dict[str, Exception] = {}
+
+    def leave(name: str) -> None:
+        try:
+            group[name].shutdown(timeout=PATIENCE, **kwargs)
+        except Exception as error:  # noqa: BLE001 - looked at by the test
+            errors[name] = error
+
+    threads = [threading.Thread(target=leave, args=(name,)) for name in group]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def test_references_that_are_held_at_shutdown_are_listed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "telegrad")
+    with local_group(["a", "b", "c"]) as agents:
+        with rpc.api.acting_as(agents["a"]):
+            rref = rpc.remote("b", Actor)
+            rref.to_here()
+        assert leave_together(agents) == {}
+    lines = [record.getMessage() for record in caplog.records if "references held" in record.getMessage()]
+    assert sorted(lines) == [
+        "worker 'a' shut down with references held: reference 0:0 of worker 'b' is held here",
+        "worker 'b' shut down with references held: reference 0:0, a Actor of this worker, is held by 'a'",
+    ]
+
+
+def test_references_that_are_held_at_a_strict_shutdown_are_an_error() -> None:
+    with local_group(["a", "b", "c"]) as agents:
+        with rpc.api.acting_as(agents["a"]):
+            rref = rpc.remote("b", Actor)
+            rref.to_here()
+        errors = leave_together(agents, strict_references=True)
+        assert {name: type(error) for name, error in errors.items()} == {"a": ReferencesHeld, "b": ReferencesHeld}
+        assert "reference 0:0 of worker 'b' is held here" in str(errors["a"])
+        assert all(agent.closed for agent in agents.values())
+
+
+def test_references_that_were_dropped_just_before_a_strict_shutdown_are_none() -> None:
+    for _ in range(5):
+        with local_group(["a", "b", "c"]) as agents:
+            with rpc.api.acting_as(agents["a"]):
+                rrefs = [rpc.remote(name, Actor) for name in "abc" * 5]
+                rpc.rpc_sync("c", len, (rrefs,))
+                del rrefs
+            assert leave_together(agents, strict_references=True) == {}

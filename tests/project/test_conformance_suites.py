@@ -1,0 +1,106 @@
+"""PyTorch's own suites of RPC, distributed autograd, the optimizer and remote modules pass against telegrad."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from support.paths import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from conformance.exceptions import differences, left_out
+from conformance.suites import SUITES
+
+
+def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "conformance", "-j", "2", "-v", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=590,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "suites",
+    [
+        *(["autograd"], ["autograd-tensorpipe"], ["optimizer", "remote-module", "remote-module-three"]),
+        # In parts, so that each ends long before its time is up.
+        *([*("rpc", "rpc-tensorpipe"), "--part", f"{part}/4"] for part in range(1, 5)),
+    ],
+    ids=lambda suites: f"{suites[0]}-{suites[-1]}",
+)
+def test_a_suite_passes(suites: list[str]) -> None:
+    done = conformance(*suites)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+
+
+def test_every_exception_names_a_test_that_there_is_and_a_reason_that_is_allowed() -> None:
+    program = "from conformance.suites import SUITES; [print(s.name, t) for s in SUITES for t in s.tests()]"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110, check=True
+    )
+    there = {tuple(line.split()) for line in done.stdout.splitlines()}
+    assert set(left_out()) <= there
+    assert set(differences()) <= there
+    assert not set(left_out()) & set(differences())
+
+
+def printed_by(program: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_every_suite_that_pytorch_runs_for_rpc_has_a_row() -> None:
+    program = """
+from torch.testing._internal.distributed import rpc_utils
+from conformance.suites import SUITES
+lists = [value for name, value in vars(rpc_utils).items() if name.endswith("_TESTS")]
+ours = {suite.load() for suite in SUITES}
+print({cls for tests in lists for cls in tests} == ours, len(lists))
+tests = [(suite, test) for suite in SUITES for test in suite.tests()]
+needing = sum(suite.needs_cuda(test) for suite, test in tests)
+print(len(tests) - needing, needing)
+"""
+    assert printed_by(program)[-2:] == ["True 5", "465 98"]
+
+
+def test_a_case_can_be_found_by_its_module_and_name() -> None:
+    program = """
+import pickle
+from conformance.suites import SUITES, make_case
+suite = next(suite for suite in SUITES if suite.name == "parameter-server")
+case = make_case(suite, suite.tests()[0])
+print(pickle.loads(pickle.dumps(type(case))) is type(case))
+"""
+    assert printed_by(program)[-1:] == ["True"]
+
+
+def test_at_most_eight_tests_of_autograd_the_optimizer_and_remote_modules_are_left_out() -> None:
+    names = {suite.name for suite in SUITES if suite.name.startswith(("autograd", "optimizer", "remote-module"))}
+    assert sum(suite in names for suite, _ in left_out()) <= 8
+
+
+@pytest.mark.timeout(200)
+def test_the_runner_sees_a_failure() -> None:
+    done = conformance("autograd", "--all", "-k", "test_backward_unused_send_function")
+    assert done.returncode == 1
+    assert "failed" in done.stdout
+
+
+@pytest.mark.timeout(200)
+def test_what_differs_is_shown_as_that_and_is_no_failure() -> None:
+    done = conformance("rpc", "-k", "test_non_cont_tensors")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.split("together")[1].split()[:4] == ["0", "0", "1", "0"]
+    assert "differs, and is meant to:\n  rpc: test_non_cont_tensors: a tensor arrives with its own" in done.stdout

@@ -1,0 +1,75 @@
+"""Every example runs as it is, or by the command that it names, and says nothing on standard error."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+LIKE_ONE_PROCESS = ["actor_learner", "encoder_decoder", "parameter_server", "pipeline"]
+
+
+@cache
+def run(example: Path) -> subprocess.CompletedProcess[str]:
+    command = re.search(r"^    telegrad (run .*) examples/", example.read_text(), re.MULTILINE)
+    words = ["-m", "telegrad.cli", *command[1].split()] if command is not None else []
+    return subprocess.run(
+        [sys.executable, *words, str(example)], capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_without_a_warning(example: Path) -> None:
+    done = run(example)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+@pytest.mark.parametrize("name", LIKE_ONE_PROCESS)
+def test_an_example_trains_step_for_step_like_one_process(name: str) -> None:
+    said = run(EXAMPLES[0].with_name(f"{name}.py")).stdout
+    difference = re.search(r"largest difference to one process: (\S+)", said)
+    assert difference is not None, said
+    assert float(difference[1]) < 1e-9
+
+
+@pytest.mark.parametrize("name", LIKE_ONE_PROCESS)
+def test_an_example_of_training_is_short(name: str) -> None:
+    assert len(EXAMPLES[0].with_name(f"{name}.py").read_text().splitlines()) < 100
+
+
+def test_the_model_that_is_split_over_two_workers_learns() -> None:
+    losses = re.findall(
+        r"^step .* loss ([0-9.]+)$", run(EXAMPLES[0].with_name("split_training.py")).stdout, re.MULTILINE
+    )
+    assert float(losses[-1]) < 0.01 * float(losses[0])
+
+
+def test_the_demo_trains_as_one_process_would() -> None:
+    said = run(EXAMPLES[0].with_name("demo.py")).stdout
+    difference = re.search(r"differ by (\S+) at most", said)
+    assert difference is not None, said
+    assert float(difference[1]) < 1e-9
+    first, last, right = re.findall(r"from (\S+) to (\S+), (\d+)%", said)[0]
+    assert float(last) < float(first) / 4
+    assert int(right) > 80
+    assert said.splitlines()[-1].startswith("Done in ")
+
+
+def test_the_demo_says_what_the_readme_shows_but_for_the_numbers() -> None:
+    def words(text: str) -> str:
+        return re.sub(r"[\s\d.]+(e[-+]\d+)?", " ", text)
+
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(r"^```\n(A transformer.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    assert words(shown[1]) == words(run(EXAMPLES[0].with_name("demo.py")).stdout)

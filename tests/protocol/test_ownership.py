@@ -1,0 +1,548 @@
+"""The rules of references, one by one, and together: up to six workers, messages in any order, losses and restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from telegrad.protocol import ownership as protocol
+from telegrad.protocol.ownership import (
+    LIFE,
+    AcceptChild,
+    AcceptFork,
+    Confirmed,
+    Delete,
+    Fork,
+    Freed,
+    Id,
+    Orphaned,
+    Ownership,
+    Ref,
+    Refused,
+    RequestFork,
+)
+
+# One by one
+
+
+def test_a_value_is_freed_with_its_last_handle_on_the_owner() -> None:
+    owner = Ownership(0)
+    owner.own((0, 0, 0))
+    assert owner.released((0, 0, 0)) == [Freed((0, 0, 0))]
+    assert owner.owned() == {}
+
+
+def test_a_value_is_kept_while_it_is_computed_though_nobody_wants_it_any_more() -> None:
+    owner = Ownership(0)
+    owner.created((1, 0, 0), (1, 5), caller=1)
+    assert owner.deleted(1, (1, 0, 0), (1, 5)) == []
+    assert owner.computed((1, 0, 0)) == [Freed((1, 0, 0))]
+
+
+def test_whoever_passes_a_reference_on_keeps_its_fork_until_the_owner_knows_of_the_new_one() -> None:
+    user = Ownership(1)
+    user.creating((1, 0, 0), (1, 5), owner=0)
+    user.pass_on((1, 0, 0), (1, 5), to=2, fork=(1, 6))
+    assert user.dropped((1, 5)) == []
+    assert user.child_accepted((1, 6)) == [Delete(0, (1, 0, 0), (1, 5))]
+    assert user.held() == {}
+
+
+def test_a_fork_that_is_dropped_at_once_is_still_confirmed_for_its_parents_sake() -> None:
+    user = Ownership(2)
+    assert user.received(1, Fork((1, 0, 0), (1, 6), 0)) == [RequestFork(0, (1, 0, 0), (1, 6))]
+    assert user.dropped((1, 6)) == []
+    assert user.accepted((1, 6), refused=False) == [
+        AcceptChild(1, (1, 6)),
+        Confirmed((1, 6)),
+        Delete(0, (1, 0, 0), (1, 6)),
+    ]
+
+
+def test_an_owner_hears_of_a_reference_before_the_call_that_creates_it() -> None:
+    owner = Ownership(0)
+    assert owner.requested(2, (1, 0, 0), (1, 6)) == [AcceptFork(2, (1, 6), False)]
+    owner.created((1, 0, 0), (1, 5), caller=1)
+    assert owner.owned() == {(1, 0, 0): [1, 2]}
+
+
+def test_a_deletion_that_comes_before_the_creation_counts() -> None:
+    owner = Ownership(0)
+    assert owner.deleted(1, (1, 0, 0), (1, 5)) == []
+    owner.created((1, 0, 0), (1, 5), caller=1)
+    assert owner.computed((1, 0, 0)) == [Freed((1, 0, 0))]
+
+
+def test_a_lost_workers_forks_are_given_up() -> None:
+    owner = Ownership(0)
+    owner.created((1, 0, 0), (1, 5), caller=1)
+    owner.computed((1, 0, 0))
+    assert owner.lost(1) == [Freed((1, 0, 0))]
+
+
+def test_what_a_lost_worker_had_passed_on_is_refused_if_the_value_is_gone() -> None:
+    owner = Ownership(0)
+    owner.own((0, 0, 0))
+    owner.pass_on((0, 0, 0), None, to=1, fork=(0, 1))
+    owner.released((0, 0, 0))
+    assert owner.lost(1) == [Freed((0, 0, 0))]
+    assert owner.requested(2, (0, 0, 0), (1, 0)) == [AcceptFork(2, (1, 0), True)]
+
+
+def test_a_value_that_its_creator_dropped_is_refused_to_whom_a_lost_worker_passed_it() -> None:
+    """The owner never knew of the lost worker's fork, and the creator was right to delete its own."""
+    owner = Ownership(0)
+    owner.created((1, 0, 0), (1, 5), caller=1)
+    owner.computed((1, 0, 0))
+    owner.lost(2)
+    assert owner.deleted(1, (1, 0, 0), (1, 5)) == [Freed((1, 0, 0))]
+    assert owner.requested(3, (1, 0, 0), (2, 0)) == [AcceptFork(3, (2, 0), True)]
+    assert owner.owned() == {}
+
+
+def test_a_handle_on_the_owner_that_comes_too_late_is_told() -> None:
+    owner = Ownership(0)
+    owner.created((1, 0, 0), (1, 5), caller=1)
+    owner.computed((1, 0, 0))
+    owner.deleted(1, (1, 0, 0), (1, 5))
+    assert owner.received(2, Fork((1, 0, 0), (2, 0), 0)) == [AcceptChild(2, (2, 0)), Orphaned((1, 0, 0))]
+    assert owner.released((1, 0, 0)) == [Freed((1, 0, 0))]
+
+
+def test_forks_of_a_lost_owner_are_refused() -> None:
+    user = Ownership(1)
+    user.creating((1, 0, 0), (1, 5), owner=0)
+    assert user.lost(0) == [Refused((1, 5), True)]
+    assert user.dropped((1, 5)) == []
+    assert user.held() == {}
+
+
+def test_a_value_whose_creating_call_will_never_come_is_an_orphan() -> None:
+    owner = Ownership(0)
+    owner.requested(2, (1, 7 << LIFE, 0), (1, 7 << LIFE | 1))
+    assert owner.lost(1, life=7) == [Orphaned((1, 7 << LIFE, 0))]
+    assert owner.deleted(2, (1, 7 << LIFE, 0), (1, 7 << LIFE | 1)) == [Freed((1, 7 << LIFE, 0))]
+
+
+def test_an_owner_that_was_started_again_refuses_what_its_former_life_had() -> None:
+    owner = Ownership(0, life=8)
+    assert owner.requested(2, (1, 0, 7), (1, 6)) == [AcceptFork(2, (1, 6), True)]
+    assert owner.received(2, Fork((1, 0, 7), (2, 0), 0)) == [AcceptChild(2, (2, 0)), Orphaned((1, 0, 7))]
+
+
+def test_an_owner_knows_whether_the_call_that_creates_a_reference_is_still_to_come() -> None:
+    owner = Ownership(0)
+    assert owner.to_come((1, 0, 0))
+    assert owner.to_come((1, 2, 0))
+    owner.created((1, 2, 0), (1, 5), caller=1, after=0)
+    assert owner.to_come((1, 0, 0))
+    assert not owner.to_come((1, 1, 0)), "the caller made it elsewhere"
+    owner.computed((1, 2, 0))
+    owner.deleted(1, (1, 2, 0), (1, 5))
+    assert not owner.to_come((1, 2, 0))
+    owner.lost(1)
+    assert not owner.to_come((1, 0, 0))
+
+
+# Together
+
+WORKERS = 6
+Life = tuple[int, int]
+"""A worker and how often it was started before."""
+
+
+NOBODY: frozenset[Life] = frozenset({(-1, 0)})
+
+
+@dataclass
+class Handle:
+    """An RRef that the program holds, as the model sees it."""
+
+    at: Life
+    owner: Life
+    rref: Ref
+    fork: Id | None
+    """None: on the owner."""
+    trust: frozenset[Life]
+    """Whose loss excuses that it names nothing: those that passed it on, while the owner does not know of it."""
+
+
+@dataclass
+class Flight:
+    """A message under way."""
+
+    source: Life
+    target: Life
+    what: Any
+    handle: Handle | None = None
+
+
+@dataclass(frozen=True)
+class Create:
+    rref: Ref
+    fork: Id
+    after: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    fork: Id
+
+
+@dataclass
+class Worker:
+    me: Life
+    rules: Ownership = field(init=False)
+    gone: set[int] = field(default_factory=set)
+    numbers: int = 0
+    latest: dict[Life, int] = field(default_factory=dict)
+    computing: list[tuple[Ref, Life | None, Id]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rules = Ownership(self.me[0], lambda worker: worker in self.gone, self.me[1])
+
+    def new_fork(self) -> Id:
+        self.numbers += 1
+        return self.me[0], self.me[1] << LIFE | self.numbers
+
+    def new_rref(self, owner: Life) -> tuple[Ref, int]:
+        self.numbers += 1
+        after, self.latest[owner] = self.latest.get(owner, -1), self.numbers
+        return (self.me[0], self.me[1] << LIFE | self.numbers, owner[1]), after
+
+
+class World(RuleBasedStateMachine):
+    """Programs on up to six workers that create, pass on and drop references, and a network without any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: dict[int, Worker] = {}
+        self.lives: dict[int, int] = {}
+        self.flights: list[Flight] = []
+        self.handles: list[Handle] = []
+        self.void: set[Id] = set()
+        self.orphans: set[tuple[Life, Ref]] = set()
+        self.values: set[tuple[Life, Ref]] = set()
+        self.notices: list[tuple[Life, Life]] = []  # who will notice that whom is lost
+        self.unsent: set[tuple[Life, Life]] = set()  # pairs with a creation that never left
+
+    @initialize(count=st.integers(2, WORKERS), seed=st.integers(0, 1000))
+    def begin(self, count: int, seed: int) -> None:
+        self.random = Random(seed)
+        for number in range(count):
+            self.workers[number] = Worker((number, 0))
+            self.lives[number] = 0
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    def alive(self, life: Life) -> bool:
+        worker = self.workers.get(life[0])
+        return worker is not None and worker.me == life
+
+    def pick(self, number: int) -> Worker:
+        living = sorted(self.workers)
+        return self.workers[living[number % len(living)]]
+
+    def send(self, source: Life, target: int, what: Any, handle: Handle | None = None) -> None:
+        worker = self.workers.get(target)
+        if worker is not None and target not in self.workers[source[0]].gone:
+            self.flights.append(Flight(source, worker.me, what, handle))
+
+    def do(self, worker: Worker, effects: list[protocol.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case RequestFork(to) | AcceptFork(to) | AcceptChild(to) | Delete(to):
+                    assert to not in worker.gone or isinstance(effect, AcceptChild), f"{effect} is for a lost worker"
+                    self.send(worker.me, to, effect)
+                case Freed(rref):
+                    assert rref not in [job[0] for job in worker.computing], f"{rref} is freed while it is computed"
+                    assert (worker.me, rref) in self.values | self.orphans, f"{rref} is freed twice, or was never here"
+                    self.values.discard((worker.me, rref))
+                    self.orphans.discard((worker.me, rref))
+                case Orphaned(rref):
+                    self.orphans.add((worker.me, rref))
+                case Refused(fork):
+                    self.void.add(fork)
+                case Confirmed():
+                    pass
+
+    def known(self, fork: Id) -> None:
+        for handle in self.handles + [flight.handle for flight in self.flights if flight.handle is not None]:
+            if handle.fork == fork:
+                handle.trust = frozenset()
+
+    # -- what programs do -----------------------------------------------------------------------------------------
+
+    @rule(at=st.integers(0, 60), to=st.integers(0, 60), leaves=st.integers(0, 5))
+    def create(self, at: int, to: int, leaves: int) -> None:
+        maker, owner = self.pick(at), self.pick(to)
+        (rref, after), fork = maker.new_rref(owner.me), maker.new_fork()
+        if maker is owner:
+            maker.rules.own(rref, computing=leaves > 2)
+            if leaves > 2:
+                maker.computing.append((rref, None, fork))
+            self.values.add((owner.me, rref))
+            self.handles.append(Handle(maker.me, owner.me, rref, None, frozenset()))
+            return
+        maker.rules.creating(rref, fork, owner.me[0])
+        if leaves == 0 or owner.me[0] in maker.gone:
+            maker.rules.not_created(fork)
+            self.unsent.add((maker.me, owner.me))
+            return
+        self.send(maker.me, owner.me[0], Create(rref, fork, after))
+        self.handles.append(Handle(maker.me, owner.me, rref, fork, frozenset()))
+
+    @precondition(lambda self: self.handles)
+    @rule(which=st.integers(0, 1000), to=st.integers(0, 60), leaves=st.integers(0, 5), keep=st.booleans())
+    def pass_on(self, which: int, to: int, leaves: int, keep: bool) -> None:
+        handle = self.handles[which % len(self.handles)]
+        worker, target = self.workers[handle.at[0]], self.pick(to)
+        name = worker.new_fork()
+        fork = worker.rules.pass_on(handle.rref, handle.fork, to=target.me[0], fork=name)
+        if leaves == 0 or target.me[0] in worker.gone:
+            self.do(worker, worker.rules.not_sent(fork, target.me[0]))
+        else:
+            from_owner = handle.fork is None
+            trust = frozenset() if from_owner else handle.trust | {handle.at}
+            on_owner = target.me[0] == handle.owner[0]
+            owner = target.me if on_owner else handle.owner  # perhaps in another life of it
+            passed = Handle(target.me, owner, handle.rref, None if on_owner else name, trust)
+            if handle.fork in self.void or owner != handle.owner or (handle.owner, handle.rref) in self.orphans:
+                passed.trust = NOBODY  # it may be refused: what it was made from is
+            self.send(worker.me, target.me[0], fork, passed)
+        if not keep:
+            self._drop(handle)
+
+    @precondition(lambda self: self.handles)
+    @rule(which=st.integers(0, 1000))
+    def drop(self, which: int) -> None:
+        self._drop(self.handles[which % len(self.handles)])
+
+    def _drop(self, handle: Handle) -> None:
+        self.handles.remove(handle)
+        worker = self.workers[handle.at[0]]
+        rules = worker.rules
+        self.do(worker, rules.released(handle.rref) if handle.fork is None else rules.dropped(handle.fork))
+
+    @precondition(lambda self: any(worker.computing for worker in self.workers.values()))
+    @rule(which=st.integers(0, 1000))
+    def compute(self, which: int) -> None:
+        jobs = [(worker, job) for worker in self.workers.values() for job in worker.computing]
+        worker, job = jobs[which % len(jobs)]
+        worker.computing.remove(job)
+        rref, caller, fork = job
+        self.do(worker, worker.rules.computed(rref))
+        if caller is not None and self.alive(caller):
+            self.send(worker.me, caller[0], Answer(fork))
+
+    # -- what the network does ------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.flights)
+    @rule(which=st.integers(0, 1000))
+    def deliver(self, which: int) -> None:
+        self._deliver(self.flights.pop(which % len(self.flights)))
+
+    @precondition(lambda self: self.flights)
+    @rule()
+    def deliver_the_latest(self) -> None:
+        self._deliver(self.flights.pop())
+
+    def _deliver(self, flight: Flight) -> None:
+        worker, sender = self.workers[flight.target[0]], flight.source[0]
+        rules = worker.rules
+        match flight.what:
+            case Create(rref, fork, after):
+                self.values.add((worker.me, rref))
+                self.orphans.discard((worker.me, rref))
+                rules.created(rref, fork, sender, after)
+                worker.computing.append((rref, flight.source, fork))
+            case Answer(fork):
+                self.do(worker, rules.answered(fork))
+            case Fork() as fork:
+                assert flight.handle is not None
+                self.handles.append(flight.handle)
+                if flight.handle.fork is None and (worker.me, fork.rref) in self.values:
+                    flight.handle.trust = frozenset()
+                self.do(worker, rules.received(sender, fork))
+            case RequestFork(_, rref, fork):
+                effects = rules.requested(sender, rref, fork)
+                if not effects[0].refused:  # type: ignore[union-attr]
+                    self.known(fork)
+                self.do(worker, effects)
+            case AcceptFork(_, fork, refused):
+                self.do(worker, rules.accepted(fork, refused=refused))
+            case AcceptChild(_, fork):
+                self.do(worker, rules.child_accepted(fork))
+            case Delete(_, rref, fork):
+                self.do(worker, rules.deleted(sender, rref, fork))
+
+    # -- loss -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.workers) > 1)
+    @rule(which=st.integers(0, 60), often=st.integers(0, 3))
+    def lose(self, which: int, often: int) -> None:
+        if often:
+            return
+        worker = self.pick(which)
+        del self.workers[worker.me[0]]
+        self.notices = [(who, whom) for who, whom in self.notices if who != worker.me]
+        self.notices += [(other.me, worker.me) for other in self.workers.values()]
+        self.flights = [flight for flight in self.flights if flight.target != worker.me]
+        self.handles = [handle for handle in self.handles if handle.at != worker.me]
+        self.values = {value for value in self.values if value[0] != worker.me}
+        self.orphans = {value for value in self.orphans if value[0] != worker.me}
+
+    @precondition(lambda self: self.notices)
+    @rule(which=st.integers(0, 60))
+    def notice(self, which: int) -> None:
+        self._notice(self.notices.pop(which % len(self.notices)))
+
+    def _notice(self, notice: tuple[Life, Life]) -> None:
+        who, whom = notice
+        worker = self.workers[who[0]]
+        # A call may be served just after the loss of its caller was noticed. Other messages are looked at before.
+        self.flights = [
+            flight
+            for flight in self.flights
+            if (flight.target, flight.source) != (who, whom)
+            or (isinstance(flight.what, Create | Fork) and self.random.random() < 0.5)
+        ]
+        worker.gone.add(whom[0])
+        self.do(worker, worker.rules.lost(whom[0], whom[1]))
+
+    @rule(which=st.integers(0, 60))
+    def restart(self, which: int) -> None:
+        dead = sorted(set(self.lives) - set(self.workers))
+        if not dead:
+            return
+        number = dead[which % len(dead)]
+        for notice in [notice for notice in self.notices if notice[1][0] == number]:
+            self.notices.remove(notice)
+            self._notice(notice)
+        self.flights = [flight for flight in self.flights if flight.source[0] != number]
+        self.lives[number] += 1
+        again = self.workers[number] = Worker((number, self.lives[number]))
+        again.gone = set(self.lives) - set(self.workers)
+        for worker in self.workers.values():
+            worker.gone.discard(number)
+
+    # -- what must hold -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def what_can_be_named_is_there(self) -> None:
+        coming = {(flight.target, flight.what.rref) for flight in self.flights if isinstance(flight.what, Create)}
+        named = self.handles + [flight.handle for flight in self.flights if flight.handle is not None]
+        for handle in named:
+            if not self.alive(handle.owner) or not all(map(self.alive, handle.trust)):
+                continue
+            if handle.owner[1] != handle.rref[2]:
+                continue  # of a former life of its owner
+            assert handle.fork not in self.void or handle.trust, f"{handle} was refused without need"
+            if handle.fork in self.void:
+                continue
+            value = handle.owner, handle.rref
+            if value in self.orphans:
+                # The creator was lost before its call came.
+                assert not self.alive((handle.rref[0], handle.rref[1] >> LIFE)), f"{handle} names an orphan"
+                continue
+            creator = handle.rref[0], handle.rref[1] >> LIFE
+            assert value in self.values or value in coming or not self.alive(creator), f"{handle} names nothing"
+
+    def teardown(self) -> None:
+        for handle in list(self.handles):
+            if self.random.random() < 0.6:
+                self._drop(handle)
+        self._run_out()
+        self._every_handle_has_a_value_or_an_error()
+        for handle in list(self.handles):
+            self._drop(handle)
+        self._run_out()
+        assert not self.handles
+        for worker in self.workers.values():
+            rules = worker.rules
+            assert rules.owned() == {}
+            assert rules.held() == {}
+            assert not rules._parents
+            assert not rules._early
+            for life, arrivals in rules._arrivals.items():
+                assert not arrivals.gaps() or (life, worker.me) in self.unsent
+        assert not self.values
+        assert not self.orphans
+
+    def _run_out(self) -> None:
+        while True:
+            steps: list[Callable[[int], None]] = []
+            if self.flights:
+                steps += [self.deliver, self.deliver]
+            if self.notices:
+                steps.append(self.notice)
+            if any(worker.computing for worker in self.workers.values()):
+                steps.append(self.compute)
+            if not steps:
+                return
+            self.random.choice(steps)(self.random.randrange(1000))
+            self.what_can_be_named_is_there()
+
+    def _every_handle_has_a_value_or_an_error(self) -> None:
+        for handle in self.handles:
+            # The owner, or a later life of it, which may have been asked as well.
+            now = self.workers.get(handle.owner[0])
+            found = now is not None and (now.me, handle.rref) in self.values | self.orphans
+            settled = found or handle.fork in self.void
+            assert settled, f"a use of {handle} would wait for ever"
+
+
+TestReferencesTogether = World.TestCase
+TestReferencesTogether.settings = settings(max_examples=80, stateful_step_count=50)
+
+
+def _one_seed(seed: int) -> None:
+    random = Random(seed)
+    world = World()
+    world.begin(random.randint(2, WORKERS), seed)
+
+    def number() -> int:
+        return random.randrange(1000)
+
+    weights = {
+        world.create: 3,
+        world.pass_on: 6,
+        world.drop: 3,
+        world.compute: 2,
+        world.deliver: 10,
+        world.notice: 2,
+        world.lose: 0.3,
+        world.restart: 0.3,
+    }
+    for step in random.choices(list(weights), list(weights.values()), k=60):
+        if step == world.create:
+            world.create(number(), number(), random.randrange(6))
+        elif step == world.pass_on and world.handles:
+            world.pass_on(number(), number(), random.randrange(6), random.random() < 0.5)
+        elif step == world.lose and len(world.workers) > 1:
+            world.lose(number(), 0)
+        elif (
+            step == world.restart
+            or (step == world.drop and world.handles)
+            or (step == world.compute and any(worker.computing for worker in world.workers.values()))
+            or (step == world.deliver and world.flights)
+            or (step == world.notice and world.notices)
+        ):
+            step(number())
+        world.what_can_be_named_is_there()
+    world.teardown()
+
+
+def test_values_live_as_long_as_they_can_be_named_and_no_longer_in_two_thousand_worlds() -> None:
+    for seed in range(2000):
+        try:
+            _one_seed(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise

@@ -1,0 +1,117 @@
+"""A future keeps its result for as long as somebody keeps the future, and is completed by its call whatever happens."""
+
+from __future__ import annotations
+
+import gc
+import operator
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from telegrad import rpc
+from telegrad.default_agent import acting_as
+from telegrad.errors import TelegradError
+from telegrad.testing.group import local_group
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_the_result_of_an_asynchronous_call_dies_with_its_future(transport: str) -> None:
+    with local_group(transport=transport) as group, acting_as(group["a"]):
+        for _ in range(3):
+            future = rpc.rpc_async("b", operator.neg, (torch.ones(100_000),))
+            result = future.wait()
+            died = threading.Event()
+            weakref.finalize(result, died.set)
+            del future, result
+            assert died.wait(20)
+
+
+class Latch:
+    """Where functions of this process meet its tests; all workers of a group are threads of one process here."""
+
+    released = threading.Event()
+
+
+def wait_for_release() -> None:
+    Latch.released.wait(20)
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_callbacks_run_when_the_agent_is_closed_under_the_call(transport: str) -> None:
+    """Whoever waits for what a callback returns would wait for ever."""
+    try:
+        for _ in range(10):
+            Latch.released.clear()
+            with local_group(transport=transport) as group, acting_as(group["a"]):
+                following = [rpc.rpc_async("b", wait_for_release).then(_how_it_ended) for _ in range(5)]
+                group["a"].close()
+                assert [future.wait(timeout=20) for future in following] == ["WorkerLost"] * 5
+                Latch.released.set()
+    finally:
+        Latch.released.set()
+
+
+def _how_it_ended(future: torch.futures.Future[object]) -> str:
+    try:
+        future.value()
+    except TelegradError as error:
+        return type(error).__name__
+    return "it returned"
+
+
+def test_a_call_completes_its_future_alone_even_before_the_future_knows_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with local_group() as group, acting_as(group["a"]):
+        begin = group["a"].client.begin
+
+        def begin_slowly(*args: Any, **kwargs: Any) -> Any:
+            call = begin(*args, **kwargs)
+            future = args[5].__self__
+            with pytest.raises(RuntimeError, match="can only be marked completed once"):
+                future.set_result(4)
+            return call
+
+        monkeypatch.setattr(group["a"].client, "begin", begin_slowly)
+        assert rpc.rpc_async("b", operator.neg, (3,)).wait() == -3
+
+
+async def answer_at_once() -> Any:
+    return Result()
+
+
+class Result:
+    """Something that is seen to die."""
+
+    alive: ClassVar[weakref.WeakSet[Result]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.alive.add(self)
+
+    def __reduce__(self) -> Any:
+        return int, ()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_what_a_coroutine_returned_dies_when_it_was_sent() -> None:
+    with local_group() as group, acting_as(group["a"]):
+        for _ in range(50):
+            assert rpc.rpc_sync("b", answer_at_once) == 0
+        deadline = time.monotonic() + 20
+        while Result.alive and time.monotonic() < deadline:
+            os.sched_yield()
+        assert not Result.alive

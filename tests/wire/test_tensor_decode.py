@@ -1,0 +1,52 @@
+"""The short way for contiguous tensors believes nothing that the long way would not."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telegrad.wire import tensor_decode as building
+from telegrad.wire.descriptors import CODES, STRIDED, VIEW, TensorDescriptor
+from telegrad.wire.tensor_decode import _plain, _Reader
+
+ANY = st.builds(
+    TensorDescriptor,
+    form=st.sampled_from([STRIDED, STRIDED, STRIDED, VIEW, -1]),
+    dtype=st.one_of(st.sampled_from(sorted(CODES.values())), st.integers(-2, 100)),
+    offset=st.one_of(st.integers(0, 8).map(lambda n: 16 * n), st.integers(-20, 200)),
+    shape=st.lists(st.one_of(st.integers(0, 6), st.integers(-1, 2**62)), max_size=3).map(tuple),
+    stride=st.sampled_from([(), (), (), (1,)]),
+    requires_grad=st.booleans(),
+)
+
+
+@given(st.lists(ANY, min_size=1, max_size=3), st.integers(0, 160))
+def test_what_the_short_way_makes_the_long_way_makes_too(descriptors: list[TensorDescriptor], size: int) -> None:
+    region = bytearray(range(size))
+    found = _plain(descriptors, region)
+    if found is None:
+        return
+    reader = _Reader(region, None)
+    for tensor, descriptor in zip(found, descriptors, strict=True):
+        expected = reader.read(descriptor)
+        assert isinstance(tensor, torch.Tensor)
+        assert isinstance(expected, torch.Tensor)
+        assert (tensor.dtype, tensor.shape, tensor.stride()) == (expected.dtype, expected.shape, expected.stride())
+        assert (tensor.requires_grad, tensor.is_leaf) == (expected.requires_grad, expected.is_leaf)
+        assert tensor.data_ptr() == expected.data_ptr()
+
+
+def test_an_ordinary_tensor_takes_the_short_way() -> None:
+    descriptors = [TensorDescriptor(STRIDED, CODES[torch.float32], 0, (2, 2)), TensorDescriptor(STRIDED, 1, 16, (5,))]
+    assert _plain(descriptors, bytearray(32)) is not None
+
+
+def test_small_tensors_in_a_large_region_are_copied_out_of_it() -> None:
+    descriptor = TensorDescriptor(STRIDED, CODES[torch.float32], 0, (4,))
+    assert _plain([descriptor], bytearray(building.LARGE_REGION + 16)) is None
+
+
+def test_memory_that_cannot_be_written_is_not_for_the_short_way() -> None:
+    descriptor = TensorDescriptor(STRIDED, CODES[torch.float32], 0, (4,))
+    assert _plain([descriptor], memoryview(bytes(16))) is None
