@@ -20,6 +20,7 @@ from support.one_process import (
     remotely,
 )
 from telegrad import autograd, rpc
+from telegrad.default_agent import acting_as
 from telegrad.errors import DeadlineExceeded, TelegradError
 from telegrad.protocol.limits import SessionSettings
 from telegrad.settings import AgentSettings
@@ -189,7 +190,7 @@ def test_an_error_inside_leaves_the_context(group: Group) -> None:
 
 def test_an_id_is_an_int_with_the_worker_in_its_top_bits(group: Group) -> None:
     for name, agent in group.items():
-        with rpc.api.acting_as(agent), autograd.context() as context:
+        with acting_as(agent), autograd.context() as context:
             assert isinstance(context, int)
             assert context >> 48 == agent.me.id
             assert context <= autograd._get_max_id() == (agent.me.id << 48) + 2**48 - 1
@@ -236,7 +237,7 @@ def test_the_callees_graph_lies_between_its_send_and_its_recv(group: Group) -> N
     x, y = leaf(3), leaf(3, seed=1)
     with autograd.context() as context:
         remotely("b", torch.add, x, y)
-        with rpc.api.acting_as(group["b"]):
+        with acting_as(group["b"]):
             theirs = autograd._retrieve_context(context)
         (send,) = theirs._send_functions().values()
         ((add, number),) = send.next_functions
@@ -253,7 +254,7 @@ def test_a_nested_call_shows_two_sends_that_lead_to_recvs(group: Group) -> None:
     x, y = leaf(3), leaf(3, seed=1)
     with autograd.context() as context:
         remotely("b", adds_on_c, x, y)
-        with rpc.api.acting_as(group["b"]):
+        with acting_as(group["b"]):
             theirs = autograd._retrieve_context(context)
         asked, answered = theirs._send_functions().values()
         assert [node.name() for node, _ in asked.next_functions if node] == [RECV, RECV]
@@ -275,7 +276,7 @@ def test_workers_are_known_even_if_no_tensor_required_grad(group: Group) -> None
             remotely(worker, torch.add, torch.ones(3), 1)
         assert mine._known_worker_ids() == {1, 2}
         assert mine._send_functions() == {}
-        with rpc.api.acting_as(group["b"]):
+        with acting_as(group["b"]):
             autograd._is_valid_context(context)
         for worker in ("b", "c"):
             remotely(worker, torch.add, leaf(3), 1)
@@ -317,7 +318,7 @@ def hold_on() -> None:
 def test_nobody_waits_for_a_call_that_was_never_sent() -> None:
     hold.clear()
     settings = AgentSettings(session=SessionSettings(request_credits=1))
-    with local_group(["a", "b"], settings=settings) as agents, rpc.api.acting_as(agents["a"]):
+    with local_group(["a", "b"], settings=settings) as agents, acting_as(agents["a"]):
         blocked = rpc.rpc_async("b", hold_on)
         with autograd.context() as context:
             here = agents["a"].autograd.contexts.get(context)

@@ -15,6 +15,7 @@ from telegrad import rpc
 from telegrad.agent.agent import Agent
 from telegrad.calls.call import Call
 from telegrad.calls.deadlines import Deadlines
+from telegrad.default_agent import acting_as
 from telegrad.errors import DeadlineExceeded
 from telegrad.testing.group import local_group
 from telegrad.testing.scheduler import SimRuntime
@@ -145,7 +146,7 @@ async def relay() -> torch.Tensor:
 
 def test_what_a_coroutine_returned_does_not_live_as_long_as_the_deadline_of_a_call_that_it_made() -> None:
     made.clear()
-    with local_group(["a", "b"]) as group, rpc.api.acting_as(group["a"]):
+    with local_group(["a", "b"]) as group, acting_as(group["a"]):
         for future in [rpc.rpc_async("b", relay) for _ in range(20)]:
             assert future.wait().shape == (1000,)
         del future

@@ -6,6 +6,7 @@ import pytest
 
 from telegrad import rpc
 from telegrad.calls.error_texts import sendable, text_of, traceback_of
+from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 
 HALF = "half a character: \ud800"
@@ -36,7 +37,7 @@ def test_half_characters_are_escaped() -> None:
 
 
 def test_an_exception_with_half_a_character_in_its_text_arrives_as_it_is() -> None:
-    with local_group(["a", "b"]) as group, rpc.api.acting_as(group["a"]):
+    with local_group(["a", "b"]) as group, acting_as(group["a"]):
         with pytest.raises(ValueError, match="half a character") as caught:
             rpc.rpc_sync("b", raise_half, timeout=20)
         assert caught.value.args == (HALF,)

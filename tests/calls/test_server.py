@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from telegrad import autograd, rpc
+from telegrad.default_agent import acting_as
 from telegrad.errors import PayloadError
 from telegrad.testing.group import local_group
 
@@ -17,7 +18,7 @@ def make_module() -> torch.nn.Module:
 
 
 def test_an_error_that_is_none_of_ours_while_a_result_is_packed_reaches_the_caller() -> None:
-    with local_group(["a", "b"]) as agents, rpc.api.acting_as(agents["a"]), warnings.catch_warnings():
+    with local_group(["a", "b"]) as agents, acting_as(agents["a"]), warnings.catch_warnings():
         warnings.simplefilter("error")  # so that the warning of a module that is sent whole is raised there
         with autograd.context(), pytest.raises(UserWarning, match="sent whole"):
             rpc.rpc_sync("b", make_module, timeout=10)
@@ -29,6 +30,6 @@ def test_a_tensor_that_torch_cannot_describe_is_an_error_of_the_call() -> None:
             warnings.simplefilter("ignore")
             return torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], requires_grad=True)
 
-    with local_group(["a", "b"]) as agents, rpc.api.acting_as(agents["a"]):
+    with local_group(["a", "b"]) as agents, acting_as(agents["a"]):
         with autograd.context(), pytest.raises(PayloadError, match="nested tensor"):
             rpc.rpc_sync("b", make_nested, timeout=10)

@@ -11,6 +11,7 @@ import torch
 
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
+from telegrad.default_agent import acting_as
 from telegrad.execution import autocast
 from telegrad.testing.group import local_group
 from telegrad.wire.messages import Autocast
@@ -21,7 +22,7 @@ weight = torch.full((2, 2), 1.2345, requires_grad=True)
 
 @pytest.fixture
 def group() -> Iterator[Group]:
-    with local_group(["a", "b", "c"]) as agents, rpc.api.acting_as(agents["a"]):
+    with local_group(["a", "b", "c"]) as agents, acting_as(agents["a"]):
         yield agents
 
 
@@ -105,7 +106,7 @@ def test_gradients_are_those_of_one_process(group: Group, way: str) -> None:
         context.backward(y.float().square().sum())
         got = dict(context.gradients)
         for name in ("b", "c"):
-            with rpc.api.acting_as(group[name]):
+            with acting_as(group[name]):
                 if group[name].autograd.contexts.get(context) is not None:
                     got |= autograd.get_gradients(context)
     assert wanted[0] is not None

@@ -11,6 +11,7 @@ from torch import nn, optim
 
 from support.trained_model import Group, Local, Remote, assert_same, layers
 from telegrad import autograd, rpc
+from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError
 from telegrad.optim import DistributedOptimizer, clip_grad_norm_
 
@@ -72,7 +73,7 @@ def test_sparse_gradients_count(group: Group) -> None:
     with autograd.context() as context:
         context.backward(rpc.rpc_sync("b", looked_up))
         norm = clip_grad_norm_(context, [rpc.remote("b", table)], 1.0)
-        with rpc.api.acting_as(group["b"]):
+        with acting_as(group["b"]):
             clipped = autograd.get_gradients(context)[embedding.weight].to_dense()
     # Row 1 is looked up twice, so its gradient is 2 everywhere; row 2 once.
     assert norm.item() == pytest.approx(math.sqrt(3 * 4 + 3 * 1))

@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 
 from support.trained_model import Group, Local, Remote, assert_same, layers
 from telegrad import autograd, rpc
+from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError, WorkersFailed
 from telegrad.optim import DistributedOptimizer
 
@@ -147,7 +148,7 @@ def test_zero_grad_in_a_context_begins_a_second_step(group: Group) -> None:
             context.backward(remote.loss(step))
             there.step(context)
         there.zero_grad(set_to_none=False, context_id=context)
-        with rpc.api.acting_as(group["b"]):
+        with acting_as(group["b"]):
             grads = autograd.get_gradients(context)
         assert grads
         assert all(not grad.any() for grad in grads.values())
@@ -181,7 +182,7 @@ def test_two_contexts_at_once_do_not_mix(group: Group) -> None:
     arrived, turn = threading.Event(), threading.Event()
 
     def other() -> None:
-        with rpc.api.acting_as(group["a"]), autograd.context() as context:
+        with acting_as(group["a"]), autograd.context() as context:
             context.backward(remote.loss(1))
             arrived.set()
             turn.wait(20)
@@ -245,7 +246,7 @@ def test_trainers_with_optimizers_of_their_own_step_one_at_a_time_on_the_same_pa
     def train(worker: str) -> None:
         factor = "abc".index(worker) + 1
         try:
-            with rpc.api.acting_as(group[worker]):
+            with acting_as(group[worker]):
                 optimizer = DistributedOptimizer(optim.SGD, [rpc.remote("b", first_weight)], lr=1.0, maximize=True)
                 for _ in range(steps):
                     with autograd.context() as context:
@@ -371,7 +372,7 @@ def test_what_is_no_parameter_is_refused_and_named(group: Group) -> None:
     with pytest.raises(TypeError, match=r"made a list, which is no torch\.optim\.Optimizer"):
         DistributedOptimizer(list, remote.rrefs[:1])
     with (
-        rpc.api.acting_as(group["c"]),
+        acting_as(group["c"]),
         pytest.raises(ValueError, match="is held by worker 'a', and used on worker 'c'"),
     ):
         DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.1)

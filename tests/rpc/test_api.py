@@ -17,6 +17,7 @@ import torch
 from telegrad import rpc
 from telegrad.agent.agent import Agent
 from telegrad.calls.call import Call
+from telegrad.default_agent import acting_as
 from telegrad.errors import (
     CallCancelled,
     DeadlineExceeded,
@@ -38,7 +39,7 @@ Group = dict[str, Agent]
 @pytest.fixture(params=["unix", "tcp"])
 def group(request: pytest.FixtureRequest) -> Iterator[Group]:
     with local_group(["a", "b", "c"], transport=request.param) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             yield agents
 
 
@@ -206,7 +207,7 @@ def test_calls_from_many_threads_do_not_mix_up(group: Group) -> None:
         def one(i: int) -> None:
             assert rpc.rpc_sync("b", operator.mul, (i, i)) == i * i
 
-        with rpc.api.acting_as(group["a"]):
+        with acting_as(group["a"]):
             agent = group["a"]
         list(pool.map(lambda i: agent.call("b", operator.mul, (i, i)) == i * i or pytest.fail(str(i)), range(400)))
 
@@ -405,7 +406,7 @@ def test_a_function_that_returns_a_future_answers_when_it_is_done(group: Group) 
 
 def test_all_gather_and_barrier_over_everybody_and_over_some(group: Group) -> None:
     def take_part(name: str) -> tuple[object, object]:
-        with rpc.api.acting_as(group[name]):
+        with acting_as(group[name]):
             everybody = rpc.all_gather(name.upper())
             rpc.barrier()
             some = rpc.all_gather(1, ["b", 2]) if name != "a" else None
@@ -419,7 +420,7 @@ def test_all_gather_and_barrier_over_everybody_and_over_some(group: Group) -> No
 
 def test_a_barrier_that_somebody_misses_says_who(group: Group) -> None:
     def take_part(name: str) -> None:
-        with rpc.api.acting_as(group[name]), pytest.raises(DeadlineExceeded, match="'c' did not come"):
+        with acting_as(group[name]), pytest.raises(DeadlineExceeded, match="'c' did not come"):
             rpc.barrier(timeout=0.1)
 
     with ThreadPoolExecutor(2) as pool:
@@ -441,12 +442,12 @@ def test_a_barrier_fails_when_one_that_must_come_is_lost(group: Group) -> None:
 def test_a_flood_is_held_back_while_replies_and_nested_calls_pass(transport: str) -> None:
     settings = AgentSettings(session=SessionSettings(request_credits=8))
     with local_group(["a", "b"], transport=transport, settings=settings) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             blocked = [rpc.rpc_async("b", enter_and_wait) for _ in range(8)]
             with pytest.raises(DeadlineExceeded, match="8 requests"):
                 rpc.rpc_async("b", operator.add, (1, 2), timeout=0.05)
             # Nested calls need no credits, or two floods could wait for each other.
-            with rpc.api.acting_as(agents["b"]):
+            with acting_as(agents["b"]):
                 assert rpc.rpc_sync("a", nested, (["b", "a", "b"],)) == ["a", "b", "a", "b"]
             Signals.go.set()
             assert [future.wait() for future in blocked] == ["went"] * 8
@@ -552,7 +553,7 @@ def test_the_bytes_that_went_to_a_worker_and_came_from_it_are_counted(group: Gro
     rpc.rpc_sync("b", len, (torch.ones(size, dtype=torch.uint8),))
     sent = rpc.traffic()["b"].sent - before["b"].sent
     assert size <= sent < size + 2000
-    with rpc.api.acting_as(group["b"]):
+    with acting_as(group["b"]):
         there = rpc.traffic()["a"]
         assert (there.sent > size, there.received > size) == (True, True)
 

@@ -18,6 +18,7 @@ import torch
 from telegrad import rpc
 from telegrad.agent.agent import Agent
 from telegrad.autograd import context, get_gradients
+from telegrad.default_agent import acting_as
 from telegrad.errors import (
     DeadlineExceeded,
     NotInitialized,
@@ -54,7 +55,7 @@ def becomes_true(condition: Callable[[], bool]) -> bool:
 def group() -> Iterator[Group]:
     """Workers a, b and c; the test acts as a."""
     with local_group(["a", "b", "c"]) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             yield agents
         assert becomes_true(lambda: nothing_is_held(agents)), [agent.references.held() for agent in agents.values()]
 
@@ -400,7 +401,7 @@ def test_a_with_statement_releases(group: Group) -> None:
 
 def test_a_reference_after_shutdown() -> None:
     with local_group(["a", "b"]) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             here, there = RRef(Counter()), rpc.remote("b", Counter)
             there.to_here()
         agents["a"].close()
@@ -420,7 +421,7 @@ def test_a_reference_cannot_be_pickled_outside_a_call(group: Group) -> None:
 
 
 def test_a_reference_of_another_agent_of_this_process_is_refused(group: Group) -> None:
-    with rpc.api.acting_as(group["b"]):
+    with acting_as(group["b"]):
         foreign = RRef(1)
     with pytest.raises(TelegradError, match="belongs to worker 'b'"):
         rpc.rpc_sync("c", give_back, (foreign,))
@@ -573,7 +574,7 @@ def test_references_die_in_many_threads_while_others_are_made(group: Group) -> N
 
     def make_and_drop() -> None:
         try:
-            with rpc.api.acting_as(group["a"]):
+            with acting_as(group["a"]):
                 for number in range(40):
                     rref = rpc.remote("b", Counter, (number,))
                     cycle: list[Any] = [rref]
@@ -601,7 +602,7 @@ def test_a_destructor_takes_no_lock(group: Group) -> None:
 
 
 def test_get_future_is_done_when_the_agent_is_closed_first(gate: threading.Event) -> None:
-    with local_group() as group, rpc.api.acting_as(group["a"]):
+    with local_group() as group, acting_as(group["a"]):
         future = rpc.remote("b", wait_for, ("gate",))._get_future()
         group["a"].close()
         gate.set()

@@ -14,6 +14,7 @@ import torch
 
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
+from telegrad.default_agent import acting_as
 
 Group = dict[str, Agent]
 Program = Callable[[Callable[..., Any]], torch.Tensor]
@@ -43,7 +44,7 @@ def gradients_on(agent: Agent, context: int) -> dict[torch.Tensor, torch.Tensor]
     """What a context holds on one worker; nothing, where it never came."""
     if agent.autograd.contexts.get(context) is None:
         return {}
-    with rpc.api.acting_as(agent):
+    with acting_as(agent):
         return autograd.get_gradients(context)
 
 

@@ -1,8 +1,8 @@
 """An optimizer of parameters that live on several workers.
 
 Each owner has an ordinary optimizer for its parameters (`telegrad.optim.local_optimizer`); the object here tells all of
-them what to do, and shows them as one. Its `param_groups` are what learning-rate schedulers change. What changed goes along with
-the next step, so it costs no message of its own.
+them what to do, and shows them as one. Its `param_groups` are what learning-rate schedulers change. What changed goes
+along with the next step, so it costs no message of its own.
 """
 
 from __future__ import annotations

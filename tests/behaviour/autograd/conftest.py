@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.one_process import Group, nothing_left
-from telegrad import rpc
+from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 
 
@@ -15,6 +15,6 @@ from telegrad.testing.group import local_group
 def group() -> Iterator[Group]:
     """Workers a, b and c; the test acts as a."""
     with local_group(["a", "b", "c"]) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             yield agents
         nothing_left(agents)

@@ -18,6 +18,7 @@ import telegrad
 from telegrad import autograd, launch, rpc
 from telegrad.agent.agent import Agent
 from telegrad.backward.driver import PassRun
+from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError, DeadlineExceeded, TelegradError, WorkerLost
 from telegrad.testing.group import local_group
 
@@ -30,7 +31,7 @@ STATE = ("num_autograd_contexts", "num_current_backward_passes", "islands_runnin
 def group() -> Iterator[Group]:
     Break.go = threading.Event()
     with local_group(["a", "b", "c"]) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             yield agents
             Break.go.set()
             nothing_left(agents)

@@ -13,6 +13,7 @@ import torch
 from support.one_process import Group, assert_equal, gradients_on, leaf, remotely, wait_until
 from telegrad import autograd, rpc
 from telegrad.backward.grad_slots import Installed
+from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError, DeadlineExceeded, NotInitialized, WorkerLost
 from telegrad.testing.group import local_group
 
@@ -46,7 +47,7 @@ def in_threads(group: Group, worker: str, bodies: list[Callable[[], object]]) ->
 
     def run(number: int) -> None:
         try:
-            with rpc.api.acting_as(group[worker]):
+            with acting_as(group[worker]):
                 outcomes[number] = bodies[number]()
         except Exception as error:  # noqa: BLE001 - the test looks at it
             outcomes[number] = error

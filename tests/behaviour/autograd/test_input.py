@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from support.one_process import Group, assert_equal, gradients_on, leaf, remotely
-from telegrad import autograd, rpc
+from telegrad import autograd
+from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError, TelegradError
 
 # -- roots --------------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ def test_a_second_pass_on_another_worker_while_one_runs_is_refused_and_the_first
         thread = threading.Thread(target=first)
         thread.start()
         assert Wait.reached.wait(60)
-        with rpc.api.acting_as(group["b"]), pytest.raises(TelegradError, match="is running on this worker already"):
+        with acting_as(group["b"]), pytest.raises(TelegradError, match="is running on this worker already"):
             autograd.backward(context, [leaf(3).sum()])
         Wait.go.set()
         thread.join(60)
@@ -229,7 +230,7 @@ def test_a_pass_that_reaches_a_recv_of_another_context_that_is_open(group: Group
         failures: list[str] = []
 
         def other() -> None:
-            with rpc.api.acting_as(group["a"]), autograd.context() as second:
+            with acting_as(group["a"]), autograd.context() as second:
                 ids.append(second)
                 with pytest.raises(BackwardError) as caught:
                     second.backward(loss, retain_graph=True)

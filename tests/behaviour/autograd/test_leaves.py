@@ -20,9 +20,10 @@ from support.one_process import (
     remotely,
     wanted_gradients,
 )
-from telegrad import autograd, rpc
+from telegrad import autograd
 from telegrad.backward.accumulate import Gradients, add_up
 from telegrad.backward.torch_private import run_backward
+from telegrad.default_agent import acting_as
 
 weights: dict[str, torch.Tensor] = {}
 modules: dict[str, nn.Module] = {}
@@ -134,7 +135,7 @@ def test_contexts_of_several_threads_on_the_same_parameters_do_not_mix(group: Gr
     outcomes: dict[int, str] = {}
 
     def work(number: int) -> None:
-        with rpc.api.acting_as(group["a" if number % 2 else "c"]):
+        with acting_as(group["a" if number % 2 else "c"]):
             for repeat in range(10):
                 x = (leaf(3, seed=number * 100 + repeat) * 1).detach().requires_grad_()
                 with autograd.context() as context:
@@ -166,7 +167,7 @@ def test_two_contexts_of_two_workers_hold_their_own_gradients_at_one_time(group:
         loss = remotely("b", times, one, "w").sum()
 
         def other() -> None:
-            with rpc.api.acting_as(group["c"]), autograd.context() as second:
+            with acting_as(group["c"]), autograd.context() as second:
                 second.backward(remotely("b", times, two, "w").sum())
                 assert_equal(gradients_on(group["b"], second)[weights["w"]], two.detach())
                 first.backward(loss)

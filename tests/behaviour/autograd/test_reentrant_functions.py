@@ -25,6 +25,7 @@ from support.one_process import (
 from telegrad import autograd, rpc
 from telegrad.backward.contexts import current
 from telegrad.backward.driver import running
+from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError
 from telegrad.testing.group import local_group
 
@@ -259,7 +260,7 @@ def test_contexts_at_once_do_not_mix(group: Group, w: torch.Tensor, way: str) ->
 
     def run(number: int) -> None:
         try:
-            with rpc.api.acting_as(group["a"]):
+            with acting_as(group["a"]):
                 for repeat in range(5):
                     x = leaf(3, seed=100 * number + repeat)
                     with autograd.context() as context:

@@ -10,6 +10,7 @@ import torch
 
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
+from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 from telegrad.testing.programs import UserMul
 
@@ -22,7 +23,7 @@ hook_calls: list[torch.Tensor] = []
 def group(request: pytest.FixtureRequest) -> Iterator[Group]:
     hook_calls.clear()
     with local_group(["a", "b", "c", "d"], transport=request.param) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             yield agents
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from telegrad import rpc
+from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
-    with local_group(["a", "b"]) as agents, rpc.api.acting_as(agents["a"]):
+    with local_group(["a", "b"]) as agents, acting_as(agents["a"]):
         yield
 
 

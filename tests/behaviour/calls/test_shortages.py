@@ -21,6 +21,7 @@ import torch
 
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
+from telegrad.default_agent import acting_as, default_agent
 from telegrad.errors import DeadlineExceeded, WorkerLost
 from telegrad.testing.group import local_group
 from telegrad.transport import slabs, sockets
@@ -194,7 +195,7 @@ def plain() -> None:
 
 def in_threads() -> None:
     with ThreadPoolExecutor(3) as pool:
-        agent = rpc.api.default_agent()
+        agent = default_agent()
         results = list(pool.map(lambda x: agent.call("b", add, (x, 1), timeout=PATIENCE), range(3)))
     assert results == [1, 2, 3]
 
@@ -248,7 +249,7 @@ PROGRAM = (plain, in_threads, nested, asynchronous, coroutines, large, many, bac
 def run(group: Group, *more: Callable[[], None]) -> list[Exception]:
     """Run the program, and return what its parts raise."""
     raised = []
-    with rpc.api.acting_as(group["a"]):
+    with acting_as(group["a"]):
         for part in (*PROGRAM, *more):
             try:
                 part()

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from support.trained_model import Group
-from telegrad import rpc
+from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 
 
 @pytest.fixture
 def group() -> Iterator[Group]:
     """Workers a, b and c; the test acts as a."""
-    with local_group(["a", "b", "c"]) as agents, rpc.api.acting_as(agents["a"]):
+    with local_group(["a", "b", "c"]) as agents, acting_as(agents["a"]):
         yield agents

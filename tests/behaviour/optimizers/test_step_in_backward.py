@@ -10,6 +10,7 @@ from torch import optim
 
 from support.trained_model import Group, Local, Remote, assert_same, layers
 from telegrad import autograd, rpc
+from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError, WorkersFailed
 from telegrad.optim import DistributedOptimizer
 
@@ -22,7 +23,7 @@ def test_the_parameters_are_updated_when_backward_returns_and_no_gradient_is_kep
     with autograd.context() as context:
         context.backward(remote.loss(0))
         for agent in group.values():
-            with rpc.api.acting_as(agent):
+            with acting_as(agent):
                 assert autograd.get_gradients(context) == {}
         local.train(optim.SGD(local.tensors, lr=0.1), [0])
         assert_same(remote, local)
@@ -74,12 +75,12 @@ def test_passes_of_other_workers_step_with_their_own_optimizers(group: Group) ->
     rates = {"a": 1.0, "c": 100.0}
     optimizers = {}
     for worker, rate in rates.items():
-        with rpc.api.acting_as(group[worker]):
+        with acting_as(group[worker]):
             optimizers[worker] = DistributedOptimizer(
                 optim.SGD, [rpc.remote("b", first)], lr=rate, maximize=True, step_in_backward=True
             )
     for worker in ("a", "c", "a", "b"):  # b has no optimizer: its pass steps nothing
-        with rpc.api.acting_as(group[worker]), autograd.context() as context:
+        with acting_as(group[worker]), autograd.context() as context:
             context.backward(rpc.rpc_sync("b", linear))
     assert torch.equal(weight, torch.full_like(weight, 102.0))
 

@@ -12,6 +12,7 @@ from torch import optim
 
 from support.trained_model import Group
 from telegrad import autograd, rpc
+from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError
 from telegrad.optim import DistributedOptimizer, clip_grad_norm_
 
@@ -57,7 +58,7 @@ def run(group: Group, parameters: dict[str, torch.Tensor], **options: Any) -> li
         context.backward(rpc.rpc_sync("b", times, (parameters["a"],)).sum(), timeout=LIMIT, **options)
         found = []
         for name in "ab":
-            with rpc.api.acting_as(group[name]):
+            with acting_as(group[name]):
                 found.append(autograd.get_gradients(context))
         return found
 
@@ -70,7 +71,7 @@ def test_a_hook_that_steps_on_the_context_does_what_one_process_does(
     group: Group, parameters: dict[str, torch.Tensor], worker: str
 ) -> None:
     twins = hooked_in_one_process(worker, parameters, lambda tensor: optim.SGD([tensor], lr=0.1).step())
-    with rpc.api.acting_as(group[worker]):
+    with acting_as(group[worker]):
         optimizer = DistributedOptimizer(optim.SGD, [rpc.RRef(parameters[worker])], lr=0.1)
     parameters[worker].register_post_accumulate_grad_hook(lambda _: optimizer.step(contexts[-1]))
     run(group, parameters)
@@ -84,7 +85,7 @@ def test_a_hook_that_clips_does_what_one_process_does(
     group: Group, parameters: dict[str, torch.Tensor], worker: str
 ) -> None:
     twins = hooked_in_one_process(worker, parameters, lambda tensor: clip_here([tensor]))
-    with rpc.api.acting_as(group[worker]):
+    with acting_as(group[worker]):
         rref = rpc.RRef(parameters[worker])
     seen = []
 
@@ -139,7 +140,7 @@ def test_contexts_at_once_whose_hooks_on_two_workers_step_all_parameters_all_end
     optimizers = {}
     kept.update(parameters)
     for name, other in (("a", "b"), ("b", "a")):
-        with rpc.api.acting_as(group[name]):
+        with acting_as(group[name]):
             rrefs = [rpc.RRef(parameters[name]), rpc.rpc_sync(other, reference_to, (other,))]
             optimizers[name] = DistributedOptimizer(optim.SGD, rrefs, lr=0.1)
 
@@ -160,7 +161,7 @@ def test_contexts_at_once_whose_hooks_on_two_workers_step_all_parameters_all_end
 
     def train(number: int) -> None:
         try:
-            with rpc.api.acting_as(group["a"]):
+            with acting_as(group["a"]):
                 for repeat in range(3):
                     factor = 1.0 + number * 10 + repeat
                     with autograd.context() as context:

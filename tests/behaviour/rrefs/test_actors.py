@@ -13,6 +13,7 @@ import torch
 from tests.rref.test_handle import PATIENCE, Group, becomes_true, nothing_is_held
 
 from telegrad import rpc
+from telegrad.default_agent import acting_as
 from telegrad.errors import CallCancelled, DeadlineExceeded, PayloadError, ReferencesHeld
 from telegrad.rref.handle import RRef
 from telegrad.testing.group import local_group
@@ -21,7 +22,7 @@ from telegrad.testing.group import local_group
 @pytest.fixture
 def group() -> Iterator[Group]:
     with local_group(["a", "b", "c"]) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             yield agents
         assert becomes_true(lambda: nothing_is_held(agents)), [agent.references.held() for agent in agents.values()]
 
@@ -192,7 +193,7 @@ def leave_together(group: Group, **kwargs: Any) -> dict[str, Exception]:
 def test_references_that_are_held_at_shutdown_are_listed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "telegrad")
     with local_group(["a", "b", "c"]) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             rref = rpc.remote("b", Actor)
             rref.to_here()
         assert leave_together(agents) == {}
@@ -205,7 +206,7 @@ def test_references_that_are_held_at_shutdown_are_listed(caplog: pytest.LogCaptu
 
 def test_references_that_are_held_at_a_strict_shutdown_are_an_error() -> None:
     with local_group(["a", "b", "c"]) as agents:
-        with rpc.api.acting_as(agents["a"]):
+        with acting_as(agents["a"]):
             rref = rpc.remote("b", Actor)
             rref.to_here()
         errors = leave_together(agents, strict_references=True)
@@ -217,7 +218,7 @@ def test_references_that_are_held_at_a_strict_shutdown_are_an_error() -> None:
 def test_references_that_were_dropped_just_before_a_strict_shutdown_are_none() -> None:
     for _ in range(5):
         with local_group(["a", "b", "c"]) as agents:
-            with rpc.api.acting_as(agents["a"]):
+            with acting_as(agents["a"]):
                 rrefs = [rpc.remote(name, Actor) for name in "abc" * 5]
                 rpc.rpc_sync("c", len, (rrefs,))
                 del rrefs
