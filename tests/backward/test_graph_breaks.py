@@ -75,6 +75,9 @@ def test_a_call_in_a_compiled_function_is_a_graph_break(function: Callable[..., 
 
 
 FULL_GRAPHS = """
+import sys
+
+sys.path.insert(0, "tests")
 import torch
 import tests.backward.test_graph_breaks as test_compiling
 from telegrad.nn import RemoteModule

@@ -86,7 +86,7 @@ def test_a_request_whose_head_was_cut_is_refused_and_its_caller_stays(request_: 
     owner: Any = SimpleNamespace(
         me=SimpleNamespace(name="b"),
         executor=SimpleNamespace(pause=lambda: None),
-        serving=SimpleNamespace(refuse=lambda channel, call, error: refused.append(call)),
+        server=SimpleNamespace(refuse=lambda channel, call, error: refused.append(call)),
         deliver=deliver,
     )
     channel: Any = SimpleNamespace(outgoing=False, peer="a")

@@ -163,7 +163,7 @@ def test_workers_can_call_each_other() -> None:
 
 
 def test_an_exception_stops_all_and_is_the_cause() -> None:
-    with pytest.raises(WorkerFailed, match=r"worker worker1 raised test_local\.Custom: 17") as caught:
+    with pytest.raises(WorkerFailed, match=r"worker worker1 raised tests\.launch\.test_local\.Custom: 17") as caught:
         local(raise_on_one, 3, init=False)
     assert isinstance(caught.value.__cause__, Custom)
     assert caught.value.__cause__.number == 17

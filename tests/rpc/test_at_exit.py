@@ -156,7 +156,7 @@ def test_a_worker_that_closes_while_an_error_is_handled_tells_the_others_which()
         except ValueError:
             group["a"].close()
         for name in ("b", "c"):  # c had no connection with a
-            with pytest.raises(WorkerLost, match=r"it ended with ValueError: the real error \(test_exiting.py:\d+\)"):
+            with pytest.raises(WorkerLost, match=r"it ended with ValueError: the real error \(test_at_exit.py:\d+\)"):
                 call_until_it_fails(group[name], "a")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from telegrad import rpc
+from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
 from telegrad.autograd import context, get_gradients
 from telegrad.default_agent import acting_as
@@ -535,7 +535,7 @@ def test_gradients_flow_through_to_here_and_through_arguments(group: Group) -> N
     with context() as id:
         y = rpc.rpc_sync("c", times, (x, w))
         loss = (y * w.to_here()).sum()
-        rpc.dist_autograd.backward(id, [loss])
+        autograd.backward(id, [loss])
         assert get_gradients(id)[x].tolist() == [9.0, 9.0]
         there = rpc.rpc_sync("b", lambda w: get_gradients(id)[w.local_value()], (w,))
         assert there.tolist() == [6.0, 12.0]
