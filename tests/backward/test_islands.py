@@ -86,7 +86,7 @@ def test_the_answer_rides_on_the_last_gradient_of_a_small_island(
     sim = Simulation(1, ["a", "b"])
     x = leaf()
     sent: list[bool | None] = []
-    send, tell = OneWay.send, OneWay._tell
+    send, tell = OneWay.send_gradients, OneWay._tell
 
     def watched(self: OneWay, to: int, make_head: Any, *args: Any, **options: Any) -> Any:
         head = make_head(())
@@ -111,7 +111,7 @@ def test_the_answer_rides_on_the_last_gradient_of_a_small_island(
             autograd.backward(context_id, [y.sum()])
             return autograd.get_gradients(context_id)[x]
 
-    monkeypatch.setattr(OneWay, "send", watched)
+    monkeypatch.setattr(OneWay, "send_gradients", watched)
     monkeypatch.setattr(OneWay, "_tell", watched_too)
     with sim:
         found = sim.run(main)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from telegrad.agent.agent import Agent
-from telegrad.calls.oneway import Wakeup
+from telegrad.calls.reader import Waiter
 from telegrad.connection.channel import Channel
 from telegrad.errors import ProtocolError
 from telegrad.testing.simulation import Simulation
@@ -35,7 +35,7 @@ class Pair:
     def __init__(self, seed: int, *, resumable: bool) -> None:
         self.sim = Simulation(seed, ["a", "b"], resumable=resumable)
         self.came: list[tuple[int, int]] = []
-        self.wakeups: dict[int, Wakeup] = {}
+        self.wakeups: dict[int, Waiter] = {}
 
     def run(self, program: Callable[[], Any]) -> Any:
         def main() -> Any:
@@ -51,8 +51,8 @@ class Pair:
         self.wakeups[answer.call].set()
 
     def ask(self, number: int) -> Channel:
-        self.wakeups[number] = Wakeup()
-        return self.sim["a"].oneway.send(1, lambda _: CleanupAutogradContextReq(1, number))
+        self.wakeups[number] = Waiter()
+        return self.sim["a"].oneway.send(1, CleanupAutogradContextReq(1, number))
 
     def wait(self, number: int, channel: Channel | None, seconds: float = LONG) -> bool:
         return self.sim["a"].oneway.wait(self.wakeups[number], channel, self.sim.scheduler.now + seconds)
@@ -106,7 +106,7 @@ def test_a_thread_that_reads_is_woken_by_another(seed: int, resumable: bool) -> 
     def program() -> bool:
         channel = pair.ask(1)
         pair.wait(1, channel)
-        pair.wakeups[2] = Wakeup()
+        pair.wakeups[2] = Waiter()
         waiting = pair.sim.spawn("a", lambda: woken.append(pair.wait(2, channel)))
         pair.sim.sleep(1)
         pair.wakeups[2].set()
@@ -125,7 +125,7 @@ def test_a_follower_that_gives_up_does_not_keep_the_next_from_reading(seed: int)
         channel = pair.ask(0)
         pair.wait(0, channel)
         for number in (1, 2, 3):
-            pair.wakeups[number] = Wakeup()
+            pair.wakeups[number] = Waiter()
         leader = pair.sim.spawn("a", lambda: pair.wait(1, channel))
         pair.sim.sleep(0.1)
         hasty = pair.sim.spawn("a", lambda: pair.wait(2, channel, 0.5))
@@ -134,7 +134,7 @@ def test_a_follower_that_gives_up_does_not_keep_the_next_from_reading(seed: int)
         assert hasty.join(pair.sim.scheduler.now)
         pair.wakeups[1].set()
         assert leader.join(pair.sim.scheduler.now + 1)
-        pair.sim["a"].oneway.send(1, lambda _: CleanupAutogradContextReq(1, 3))
+        pair.sim["a"].oneway.send(1, CleanupAutogradContextReq(1, 3))
         assert patient.join(pair.sim.scheduler.now + 10), pair.sim.scheduler.stacks()
 
     in_time: list[bool] = []
@@ -148,7 +148,7 @@ def test_a_wait_ends_at_its_deadline(resumable: bool) -> None:
     def program() -> tuple[bool, float]:
         channel = pair.ask(1)
         pair.wait(1, channel)
-        pair.wakeups[2] = Wakeup()
+        pair.wakeups[2] = Waiter()
         begin = pair.sim.scheduler.now
         return pair.wait(2, channel, 3.0), pair.sim.scheduler.now - begin
 
@@ -178,8 +178,8 @@ def test_a_message_that_does_not_return_is_refused_where_this_worker_calls(caplo
         echo(sim["b"])
         sim["a"].oneway.handle(PropagateGradientsResp, lambda *_: None)
         sim["a"].oneway.handle(ResumeReq, lambda *_: None)
-        channel = sim["a"].oneway.send(1, lambda _: NOTICE)
-        wakeup = Wakeup()
+        channel = sim["a"].oneway.send(1, NOTICE)
+        wakeup = Waiter()
         sim["a"].on_lost(lambda record, reason: wakeup.set())
         assert sim["a"].oneway.wait(wakeup, channel, LONG)
         return str(channel.session.lost_reason)
@@ -203,4 +203,4 @@ def test_a_handler_that_fails_is_reported_and_the_rest_is_handled(caplog: pytest
         return pair.wait(2, channel)
 
     assert pair.run(program)
-    assert "a handler failed" in caplog.text
+    assert "a message handler failed" in caplog.text

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from telegrad.calls import undelivered
+from telegrad.calls.undelivered import Undeliverable
 from telegrad.errors import ResourceExhausted
 from telegrad.testing.group import local_group
 from telegrad.transport.sockets import SocketLink
@@ -80,18 +80,15 @@ def test_a_one_way_message_that_met_a_shortage_is_sent_when_it_is_over(monkeypat
 def test_a_request_whose_head_was_cut_is_refused_and_its_caller_stays(request_: Request) -> None:
     refused: list[int] = []
 
-    def deliver(channel: object, message: Unread) -> None:
+    def deliver(channel: object, message: Any) -> None:
         decode_head(message.head)
 
-    owner: Any = SimpleNamespace(
-        me=SimpleNamespace(name="b"),
-        executor=SimpleNamespace(pause=lambda: None),
-        server=SimpleNamespace(refuse=lambda channel, call, error: refused.append(call)),
-        deliver=deliver,
-    )
+    local: Any = SimpleNamespace(name="b", executor=SimpleNamespace(pause=lambda: None))
+    server: Any = SimpleNamespace(refuse=lambda channel, call, error: refused.append(call))
+    client: Any = None
     channel: Any = SimpleNamespace(outgoing=False, peer="a")
     error = ResourceExhausted("no memory")
     frame: Any = None
     message = Unread(encode_head(request_)[:256], 70_000, error, cut=True)
-    assert undelivered.report(owner, channel, frame, message, error)
+    assert Undeliverable(local, client, server, deliver).report(channel, frame, message, error)
     assert refused == [7]

@@ -18,6 +18,7 @@ import torch
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
 from telegrad.autograd import context, get_gradients
+from telegrad.calls.extension import Concern, IncomingMessage, OutgoingMessage
 from telegrad.default_agent import acting_as
 from telegrad.errors import (
     DeadlineExceeded,
@@ -31,6 +32,7 @@ from telegrad.errors import (
 )
 from telegrad.rref.handle import RRef
 from telegrad.testing.group import local_group
+from telegrad.wire.payload import Encoded
 
 Group = dict[str, Agent]
 PATIENCE = 20.0
@@ -511,7 +513,9 @@ def test_a_hostile_name_finds_nothing(group: Group) -> None:
     del there
     for head in (RRefForkAccept((5, 5), True), RRefChildAccept((5, 5))):
         a.tell(1, head)
-    a.references._ledger.agent.keeper.not_sent(1, (ForkInfo(0, (0, 99, 0), (0, 98), 1),))
+    unknown = OutgoingMessage(b.me, Encoded(b"", []), None, False, forks=(ForkInfo(0, (0, 99, 0), (0, 98), 1),))
+    for extension in a.pipeline.concerned[Concern.REFERENCES]:
+        extension.unsent(unknown)
     assert a.call("b", add, (1, 2)) == 3
     assert becomes_true(lambda: not any(b.references.counts().values()))
 
@@ -519,7 +523,10 @@ def test_a_hostile_name_finds_nothing(group: Group) -> None:
 def test_a_reference_whose_owner_is_unknown_is_a_lost_one(group: Group) -> None:
     from telegrad.wire.messages import ForkInfo
 
-    [(position, handle)] = group["a"].keeper.incoming(1, [ForkInfo(3, (1, 0, 0), (1, 0), 99)])
+    message = IncomingMessage(group["b"].me, forks=[ForkInfo(3, (1, 0, 0), (1, 0), 99)])
+    for extension in group["a"].pipeline.concerned[Concern.REFERENCES]:
+        assert extension.arrived(message)
+    [(position, handle)] = message.references
     assert position == 3
     with pytest.raises(WorkerLost, match="number 99"):
         handle.to_here()

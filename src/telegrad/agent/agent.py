@@ -9,20 +9,21 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from telegrad.agent.shutdown import Shutdown
-from telegrad.calls import undelivered
-from telegrad.calls.call import Call, Served
+from telegrad.calls.call import Call
 from telegrad.calls.client import Client
 from telegrad.calls.collectives import SERVICE, Collectives
+from telegrad.calls.dispatch import Dispatcher
 from telegrad.calls.exit_cause import shortened
-from telegrad.calls.keeper import Keeper
-from telegrad.calls.oneway import Handler, MakeHead, OneWay
-from telegrad.calls.recorder import Recorder
+from telegrad.calls.oneway import Handler, OneWay
+from telegrad.calls.pipeline import Pipeline
 from telegrad.calls.server import Server
+from telegrad.calls.undelivered import Undeliverable
 from telegrad.connection.accept import PendingConnections
 from telegrad.connection.channel import Channel
+from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
 from telegrad.errors import (
@@ -34,11 +35,12 @@ from telegrad.execution.event_loop import EventLoop
 from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Listener, Poller, Transport
-from telegrad.transport.buffers import BufferPool
-from telegrad.transport.slabs import SlabPool
 from telegrad.waiting import Runtime
-from telegrad.wire.frames import Frame, Message
-from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, Visit, decode_head
+from telegrad.wire.messages import Creation, Visit
+
+if TYPE_CHECKING:
+    from telegrad.backward.engine import Autograd
+    from telegrad.rref.manager import RRefManager
 
 _log = logging.getLogger("telegrad")
 
@@ -67,34 +69,27 @@ class Agent:
     ) -> None:
         check_name(name)
         check_id(worker_id)
-        self.settings = settings or AgentSettings()
-        self.limits = self.settings.limits
-        self.runtime = runtime
-        self.poller = poller
-        self.token = token
-        self.buffers = BufferPool()
-        self.slabs = SlabPool(self.settings.shared_memory, self.buffers.trim)
-        self.executor = Executor(runtime, poller, self._poll, name=name, most_running=self.settings.running)
+        settings = settings or AgentSettings()
+        self.executor = Executor(runtime, poller, self._poll, name=name, most_running=settings.running)
+        self.local = local = LocalWorker(name, settings, runtime, poller, self.executor, token)
+        self.settings, self.runtime, self.poller = settings, runtime, poller
+        self.limits, self.buffers, self.slabs, self.token = local.limits, local.buffers, local.slabs, token
         self.peers = Peers(self, [transport for transport, _ in transports])
         self.pending = PendingConnections(self, self.peers)
-        self.client = Client(self)
-        self.server = Server(self, EventLoop(runtime, self.executor))
-        self.collectives = Collectives(self)
-        self.oneway = OneWay(self)
+        self.pipeline = Pipeline()
+        self.client = Client(local, self.peers, self.pipeline)
+        self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor))
+        self.oneway = OneWay(local, self.peers, self.pipeline)
+        self.dispatcher = Dispatcher(self.client, self.server, self.oneway)
+        self.deliver = self.dispatcher.deliver
+        self.undelivered = Undeliverable(local, self.client, self.server, self.deliver).report
+        self.collectives = Collectives(local, self.peers, self.call)
         self.register(SERVICE[1:], self.collectives.arrive, deferred=True)
-        self.recorder: Recorder | None = None
-        self.keeper: Keeper | None = None
-        self.autograd: Any = None
-        """What `telegrad.autograd` put on top of this agent."""
-        self.references: Any = None
-        """What `telegrad.rpc` keeps the references of this agent in."""
+        self.autograd: Autograd
+        """Distributed autograd, once `telegrad.bootstrap` has added it."""
+        self.references: RRefManager
+        """The references of this agent, once `telegrad.bootstrap` has added them."""
         self.listeners: list[Listener] = []
-        self.carries_autocast = True
-        """Whether calls and passes carry the autocast of their caller."""
-        self.closed = ""
-        """Why the agent cannot be used; empty while it can."""
-        self.draining = False
-        """Whether a shutdown waits for calls to end; their ends are then reported with `activity_ended`."""
         self.shutdown_protocol = Shutdown(self)
         self._on_lost: list[Callable[[WorkerRecord, str], None]] = []
         try:
@@ -104,7 +99,7 @@ class Agent:
             self.shutdown_protocol.close_listeners()
             poller.close()
             raise
-        self.me = WorkerRecord(
+        self.me = local.me = WorkerRecord(
             name=name,
             id=worker_id,
             incarnation=runtime.random_bits(63) if incarnation is None else incarnation,
@@ -189,10 +184,6 @@ class Agent:
         """Have `handler` run for messages of this kind that others send; see `OneWay.handle`."""
         self.oneway.handle(kind, handler, returns=returns, urgent=urgent)
 
-    def send(self, to: int, make_head: MakeHead, attachments: Sequence[Any], data: bytes = b"") -> None:
-        """Send a message that is no call: no credits, no deadline, no answer but what its receiver sends by itself."""
-        self.oneway.send(to, make_head, attachments, data)
-
     def tell(self, to: int, head: Any, data: bytes = b"") -> None:
         """The same, for what a worker that is gone need not know: that is no error."""
         self.oneway.tell(to, head, data)
@@ -207,45 +198,6 @@ class Agent:
                 except Exception:  # noqa: BLE001 - a fault of ours, which must not cost the others what came for them
                     _log.exception("worker %r: what came was not taken", self.me.name)
                     self.executor.pause()
-
-    def deliver(self, channel: Channel, message: Message) -> None:
-        """Take a message that arrived on a channel."""
-        head = decode_head(message.head)
-        if channel.outgoing:
-            if isinstance(head, ANSWERS):
-                call = channel.calls.get(head.call)
-                if isinstance(head, Reply) and head.references and self.keeper is not None:
-                    # Also where nobody wants the answer any more: its sender must hear that they have been dropped.
-                    references = self.keeper.incoming(channel.worker.id, head.references)
-                    if call is not None:
-                        call.references = references
-                if call is None or not self.client.finish(call, head, message):  # it was given up, just now perhaps
-                    with channel.lock:
-                        charge = channel.abandoned.pop(head.call, 0)
-                    if charge:
-                        channel.return_credit(charge)
-                return
-        elif isinstance(head, Request):
-            if not head.nested:
-                with channel.lock:
-                    channel.credits.arrived(message.size)
-            self.server.take(channel, head, message)
-            return
-        elif isinstance(head, Cancel):
-            self._cancel_served(self.server.cancel(channel, head.call, head.reason))
-            return
-        if self.oneway.deliver(channel, head, message):
-            return
-        raise ProtocolError(f"worker {channel.peer!r} sent a {type(head).__name__} in the wrong direction")
-
-    def undelivered(self, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
-        """A message came that this worker cannot take; False: nobody can be told."""
-        return undelivered.report(self, channel, frame, message, cause)
-
-    def _cancel_served(self, cancelled: Iterable[Served]) -> None:
-        for served in cancelled:
-            for call in list(served.children.values()):
-                self.cancel(call, f"{served.function}, which made it, was given up: {served.cancelled}")
 
     # -- peers ------------------------------------------------------------------------------------------------
 
@@ -289,18 +241,7 @@ class Agent:
             _log.warning("worker %r lost worker %r: %s", self.me.name, name, reason)
         for channel in channels:
             channel.close(reason)
-            for call in list(channel.calls.values()):
-                elapsed = self.runtime.now() - call.started
-                error = WorkerLost(
-                    f"worker {name!r} is lost ({reason}) while it had {call.function or 'a function'} to run, "
-                    f"after {elapsed:.3g} s; the call may or may not have run",
-                    worker=name,
-                    function=call.function,
-                    call=call.id,
-                    elapsed=elapsed,
-                )
-                self.client.finish(call, error=error)
-            self._cancel_served(self.server.cancel_all(channel, f"worker {name!r}, which called it, is gone"))
+        self.dispatcher.peer_lost(peer, channels, reason)
         if not left and not self.peers.remove_traces(peer.record):
             self.executor.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
         self.collectives.peer_gone(peer)
@@ -324,6 +265,11 @@ class Agent:
 
         self.executor.submit(attempt, urgent=True)
 
+    @property
+    def closed(self) -> str:
+        """Why the agent cannot be used; empty while it can."""
+        return self.local.closed
+
     # -- services ---------------------------------------------------------------------------------------------
 
     def register(self, name: str, function: Callable[..., Any], *, deferred: bool = False) -> None:
@@ -343,18 +289,6 @@ class Agent:
         """What is under way: calls made and calls served, for people."""
         return self.shutdown_protocol.activity()
 
-    def calls_made(self) -> int:
-        """How many calls this worker ever made, but for gatherings."""
-        return self.client.made
-
-    def as_agent(self) -> Agent:
-        """This agent; what runs in it finds it so."""
-        return self
-
-    def activity_ended(self) -> None:
-        """Wake a shutdown that waits for quiet."""
-        self.shutdown_protocol.activity_ended()
-
     def shutdown(self, *, graceful: bool = True, timeout: float = 0.0, strict_references: bool = False) -> None:
         """Leave. A graceful leave waits until every worker has called shutdown and no call is under way anywhere.
 
@@ -370,7 +304,7 @@ class Agent:
 
     def abandon(self) -> None:
         """This is the child of a fork: close its copies of our sockets, and touch nothing else."""
-        self.closed = "this process is a fork of the worker's; a fork cannot use its agent"
+        self.local.closed = "this process is a fork of the worker's; a fork cannot use its agent"
         for listener in self.listeners:
             listener.abandon()
         self.pending.abandon()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from telegrad.backward.accumulate import Gradients
 from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.backward.nodes import Recv, SendRpcBackward
+from telegrad.calls.extension import current_context
 from telegrad.errors import TelegradError
 from telegrad.interrupts import shielded
 
@@ -92,7 +93,7 @@ class DistAutogradContext:
             )
 
 
-current: ContextVar[DistAutogradContext | None] = ContextVar("telegrad_context", default=None)
+current: ContextVar[DistAutogradContext | None] = current_context
 """The context that the current thread or task works in."""
 
 

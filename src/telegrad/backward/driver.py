@@ -27,7 +27,7 @@ from telegrad.backward.messaging import PassMessaging, Ticket
 from telegrad.backward.nodes import Recv, SendRpcBackward
 from telegrad.backward.reentrant import InnerLeaves
 from telegrad.calls.call import current_agent, current_served
-from telegrad.calls.oneway import Wakeup
+from telegrad.calls.reader import Waiter
 from telegrad.connection.channel import Channel
 from telegrad.errors import ResourceExhausted, TelegradError
 from telegrad.interrupts import shielded
@@ -88,7 +88,7 @@ class PassRun:
         self._graph = PassGraph(context, about, roots, lock, postman.accumulate_through, postman.accumulate_hooks)
         self._gates: dict[int, Event] = {}
         self._todo: deque[Effect[Ticket]] = deque()
-        self._wake: Wakeup | None = None
+        self._wake: Waiter | None = None
         self._reader_of: int | None = None  # the worker whose answers the driver reads itself
         self._way_back: Channel | None = None  # where it reads them
         self._ways_back: dict[int, Channel] = {}  # where others read what this worker has to say to them
@@ -126,14 +126,14 @@ class PassRun:
             with self._lock:
                 self._state.survey()
             self._begin_probe("surveys")
-        wake = Wakeup()
+        wake = Waiter()
         while True:
             with self._lock:
                 effect = self._todo.popleft() if self._todo else None
                 if effect is None:
                     if self._over or self.failure is not None:
                         break
-                    wake.raised = False  # who raises it late, for something that is done, wakes us for nothing
+                    wake.finished = False  # who raises it late, for something that is done, wakes us for nothing
                     self._wake = wake
             if type(effect) is Start:
                 self._run_island(effect)
@@ -504,7 +504,7 @@ class PassRun:
         """Send gradients, and with them an answer; False: that failed, and so has the pass."""
         head = letter.head if word is None else partial(letter.head, answer=word)
         try:
-            channel = self._messaging.agent.oneway.send(letter.to, head, letter.grads, back=letter.back)
+            channel = self._messaging.agent.oneway.send_gradients(letter.to, head, letter.grads, back=letter.back)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller of backward is told
             self.fail(error)
             return False
@@ -521,7 +521,7 @@ class PassRun:
 
     def _send(self, worker: int, head: ProbeReq | LeadsReq | ResumeReq) -> None:
         try:
-            self._messaging.agent.oneway.send(worker, lambda _: head)
+            self._messaging.agent.oneway.send(worker, head)
         except TelegradError as error:
             self.fail(error)
 

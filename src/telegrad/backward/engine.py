@@ -24,6 +24,7 @@ from telegrad.backward.nodes import ONE, Recv
 from telegrad.backward.step_in_backward import StepsInBackward
 from telegrad.backward.torch_private import gradient_edge
 from telegrad.backward.watched_engine import watch_engine
+from telegrad.calls.extension import Concern
 from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import TelegradError, UnknownWorker, WorkerLost
@@ -44,7 +45,6 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     ResumeReq,
 )
-from telegrad.wire.tensors import build
 from telegrad.wire.torch_state import autocast_is_enabled
 
 _GONE = (
@@ -61,14 +61,13 @@ class Autograd:
         # A value of its own for each incarnation, so that a restarted worker never repeats an id.
         first = agent.me.incarnation & ((1 << 40) - 1)
         self.contexts = Contexts(agent.me.id, first, self._released, self._ask_owner)
-        self.recorder = AutogradExtension(self.contexts, self._propagate)
-        self.messaging = PassMessaging(agent, self.recorder.record)
+        agent.pipeline.add(AutogradExtension(self.contexts, self._propagate), Concern.CONTEXT)
+        self.messaging = PassMessaging(agent)
         self.lending = GradSwap(agent, self.contexts, self.messaging.slots)
         self.folding = StepsInBackward(self.contexts.new_message)
         self._passes = itertools.count(first)
         watch_engine()
         self._turns = threading.Lock()  # protects the passes of every context; taken before locks of passes
-        agent.recorder = self.recorder
         agent.autograd = self
         agent.handle(PropagateGradientsReq, self._on_gradient, returns=True)
         agent.handle(PropagateGradientsResp, self._on_answer, returns=True)
@@ -153,7 +152,7 @@ class Autograd:
         number = self._agent.me.id << 48 | next(self._passes) & ((1 << 48) - 1)
         check_nan = torch.is_anomaly_enabled() and anomaly.is_checking()
         steps = self.folding.steps(leaves)
-        autocast = current_autocast() if autocast_is_enabled() and self._agent.carries_autocast else None
+        autocast = current_autocast() if autocast_is_enabled() and self._agent.client.carries_autocast else None
         about = PassInfo(context.id, number, retain_graph, create_graph, leaves, steps, check_nan, autocast)
         deadline = self._agent.runtime.now() + timeout if timeout else None
         run = PassRun(self.messaging, context, about, roots)
@@ -272,10 +271,8 @@ class Autograd:
         if run is None:
             return
         try:
-            there: list[Any] = build(request.attachments, message.region)
+            there = self._agent.pipeline.tensors(channel.worker, request, message)
             del message  # or its memory would live as long as the island runs
-            if request.autograd is not None:
-                there = self.recorder.incoming(channel.worker, request.autograd, there)
             if len(there) < len(request.states):
                 there = _spread(request.states, there)
             run.gradient(sender, request, there, channel if request.back else None)

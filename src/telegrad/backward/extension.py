@@ -1,11 +1,10 @@
-"""Attaches sends and recvs to the messages of calls: the recorder that autograd gives to its agent."""
+"""The autograd extension of messages: records sends, attaches recvs, and serves calls in the caller's context."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextvars import Token
 from functools import partial
 from typing import Any
 
@@ -22,9 +21,9 @@ from telegrad.backward.nodes import (
     receive,
     receive_views,
 )
-from telegrad.connection.worker_record import WorkerRecord
+from telegrad.calls.call import Served
+from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
 from telegrad.wire.messages import AutogradMetadata
-from telegrad.wire.payload import Encoded
 
 _NO_CONTEXT = -1
 """Names the context of a call that was made in one which had ended."""
@@ -34,7 +33,7 @@ Propagate = Callable[[Any, Sequence[torch.Tensor | None]], None]
 """Called by a recv node, with itself, when the engine executes it."""
 
 
-class AutogradExtension:
+class AutogradExtension(Extension):
     """One agent's."""
 
     def __init__(self, contexts: Contexts, propagate: Propagate) -> None:
@@ -44,15 +43,13 @@ class AutogradExtension:
         self._anchors: list[torch.Tensor] = []
         self._warned_of: dict[int, weakref.ref[torch.nn.Module]] = {}  # modules, by id: some cannot be hashed
 
-    def scope(self) -> DistAutogradContext | None:
-        return current.get()
-
-    def outgoing(
-        self, scope: DistAutogradContext | None, peer: WorkerRecord, encoded: Encoded, *, request: bool
-    ) -> AutogradMetadata | None:
-        if scope is None:
-            return None
-        message, indices = 0, []
+    def outgoing(self, message: OutgoingMessage) -> None:
+        """Record the tensors of a message that need gradients."""
+        context: DistAutogradContext | None = message.context
+        if context is None:
+            return
+        encoded = message.encoded
+        number, indices = 0, []
         grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         if encoded.modules:
             self._warn_of_modules(encoded.modules)  # first: the program may make it an error
@@ -65,25 +62,30 @@ class AutogradExtension:
                     indices.append(index)
                     tensors.append(value)
             if indices:
-                message = self.record(scope, peer.id, tensors)
-        if request:
-            with scope.lock:
-                if scope.released:  # as in a task that outlives the block: what comes back must be no leaf
-                    return AutogradMetadata(_NO_CONTEXT, 0, (), grad_mode)
-                scope.made[peer.id] = scope.made.get(peer.id, 0) + 1
-        return AutogradMetadata(scope.id, message, tuple(indices), grad_mode)
+                number = self.record(context, message.peer.id, tensors)
+        if message.is_request:
+            peer = message.peer.id
+            with context.lock:
+                if context.released:  # as in a task that outlives the block: what comes back must be no leaf
+                    message.autograd = AutogradMetadata(_NO_CONTEXT, 0, (), grad_mode)
+                    return
+                context.made[peer] = context.made.get(peer, 0) + 1
+        message.autograd = AutogradMetadata(context.id, number, tuple(indices), grad_mode)
 
-    def not_sent(self, peer: WorkerRecord, metadata: AutogradMetadata) -> None:
-        """Take back what `outgoing` did: the callee must not wait for a call that never comes."""
-        scope = self._contexts.get(metadata.context)
-        if scope is None:
+    def unsent(self, message: OutgoingMessage) -> None:
+        """Undo `outgoing`: the callee must not wait for a call that never comes."""
+        if message.autograd is None:
             return
-        with scope.lock:
-            if peer.id in scope.made:  # else it has been lost
-                scope.made[peer.id] -= 1
-                if not scope.made[peer.id]:
-                    del scope.made[peer.id]
-            send = scope.sends.pop(metadata.message, None)
+        context = self._contexts.get(message.autograd.context)
+        if context is None:
+            return
+        peer = message.peer.id
+        with context.lock:
+            if message.is_request and peer in context.made:  # else it has been lost
+                context.made[peer] -= 1
+                if not context.made[peer]:
+                    del context.made[peer]
+            send = context.sends.pop(message.autograd.message, None)
         if send is not None:
             send.release()
 
@@ -104,7 +106,11 @@ class AutogradExtension:
             send.release()
         return message
 
-    def incoming(self, peer: WorkerRecord, metadata: AutogradMetadata, attachments: list[Any]) -> list[Any]:
+    def incoming(self, message: IncomingMessage) -> None:
+        """Give the received tensors that need gradients their edges."""
+        metadata, peer, attachments = message.autograd, message.peer, message.attachments
+        if metadata is None or not metadata.message:
+            return
         context = self._contexts.get(metadata.context)  # it is there, unless it has ended
         recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name)
         bare, have_views = [], False
@@ -127,31 +133,42 @@ class AutogradExtension:
                 context.recvs[metadata.message] = recv
         for index, tensor in zip(metadata.tensors, tensors, strict=True):
             attachments[index] = tensor
-        return attachments
 
     def _new_anchor(self, number: int) -> torch.Tensor:
         while len(self._anchors) <= number < _MOST_ANCHORS:
             self._anchors.append(new_anchor())
         return self._anchors[number] if number < _MOST_ANCHORS else new_anchor()
 
-    def enter(
-        self, metadata: AutogradMetadata, peer: WorkerRecord
-    ) -> tuple[DistAutogradContext | None, Token[DistAutogradContext | None] | None]:
+    def serve(self, served: Served, function: Callable[[], None]) -> None:
+        """Serve a call in the context and grad mode of its caller."""
+        metadata, peer = served.autograd, served.worker.id
+        if metadata is None:
+            function()
+            return
         context = self._contexts.enter(metadata.context) if metadata.context != _NO_CONTEXT else None
+        token = None
         if context is None:
-            return self._contexts.ended(metadata.context), None
-        with context.lock:
-            context.callers.add(peer.id)
-        return context, current.set(context)
+            served.context = self._contexts.ended(metadata.context)
+        else:
+            with context.lock:
+                context.callers.add(peer)
+            served.context, token = context, current.set(context)
+        try:
+            if served.channel.session.state.is_over:  # its loss may have been reported before, and would not be again
+                self._contexts.caller_lost(served.context, peer)
+            if metadata.grad_mode:
+                function()
+            else:
+                with torch.no_grad():
+                    function()
+        finally:
+            if token is not None:
+                current.reset(token)
 
-    def lost(self, scope: DistAutogradContext, peer: WorkerRecord) -> None:
-        self._contexts.caller_lost(scope, peer.id)
-
-    def leave(self, token: Any) -> None:
-        current.reset(token)
-
-    def answered(self, scope: DistAutogradContext, peer: WorkerRecord) -> None:
-        self._contexts.served(scope, peer.id)
+    def answered(self, served: Served) -> None:
+        """The context may have waited for this reply to be released."""
+        if served.context is not None and not served.channel.session.state.is_over:
+            self._contexts.served(served.context, served.worker.id)
 
     def _warn_of_modules(self, modules: Sequence[torch.nn.Module]) -> None:
         """Warn of those that were not warned of before."""

@@ -13,13 +13,12 @@ from telegrad.agent.agent import Agent
 from telegrad.backward.accumulate import AccumulateThrough
 from telegrad.backward.contexts import DistAutogradContext
 from telegrad.backward.grad_slots import Slots
-from telegrad.calls.error_texts import text_of, traceback_of
-from telegrad.calls.exceptions import RemoteTraceback
+from telegrad.calls.exceptions import RemoteTraceback, pickle_exception, text_of, traceback_of, unpickle_exception
+from telegrad.calls.extension import OutgoingMessage
 from telegrad.connection.channel import Channel
-from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, TelegradError, WorkerLost
+from telegrad.errors import BackwardError, DeadlineExceeded, TelegradError, WorkerLost
 from telegrad.protocol.backward import Report
 from telegrad.waiting import Event, Runtime
-from telegrad.wire import payload
 from telegrad.wire.messages import (
     AbortPass,
     AutogradMetadata,
@@ -28,6 +27,7 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     WorkerReport,
 )
+from telegrad.wire.payload import Encoded
 
 _log = logging.getLogger("telegrad")
 
@@ -38,9 +38,8 @@ Ticket = tuple[int, int, Channel | None]
 class PassMessaging:
     """Carries what passes on one worker have to say."""
 
-    def __init__(self, agent: Agent, record: Callable[[DistAutogradContext, int, Sequence[torch.Tensor]], int]) -> None:
+    def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self._record = record
         self.me = agent.me.id
         self.slots = Slots(agent.runtime, agent.executor, agent.me.name)
         self.accumulate_through = AccumulateThrough(self.slots)
@@ -96,11 +95,9 @@ class PassMessaging:
         self, context: DistAutogradContext, target: int, grads: Sequence[torch.Tensor]
     ) -> AutogradMetadata | None:
         """With create_graph, gradients are recorded like any other message."""
-        indices = [index for index, grad in enumerate(grads) if grad.requires_grad]
-        if not indices:
-            return None
-        message = self._record(context, target, [grads[index] for index in indices])
-        return AutogradMetadata(context.id, message, tuple(indices))
+        message = OutgoingMessage(self.agent.peers.find(target).record, Encoded(b"", list(grads)), context, False)
+        metadata = self.agent.pipeline.extend(message).autograd
+        return metadata if metadata is not None and metadata.message else None
 
     def pack_reports(self, reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
         packed = []
@@ -147,21 +144,16 @@ class PassMessaging:
     def _pack_failure(self, failure: Exception) -> tuple[PassFailure, bytes]:
         cause = failure.__cause__
         text = traceback_of(cause, cause.__traceback__) if isinstance(cause, Exception) else ""
-        data = b""
-        try:
-            data = payload.encode(failure, root="error", edges=False).data
-        except PayloadError as reason:
-            _log.debug("the error of a pass cannot be pickled: %s", reason)
-        return PassFailure(self.me, text_of(failure), text), data
+        told = pickle_exception(failure)
+        # Tensors do not travel with the failure of a pass.
+        data = b"" if told.value.attachments else told.value.data
+        return PassFailure(self.me, told.text, text), data
 
     def read_failure(self, told: PassFailure, data: memoryview) -> Exception:
         """The failure that another worker tells of."""
-        failure: object = None
-        if data:
-            try:
-                failure = payload.decode(data, ())
-            except PayloadError as reason:
-                _log.debug("the error of a pass cannot be read: %s", reason)
+        failure, reason = unpickle_exception(data)
+        if data and failure is None:
+            _log.debug("the error of a pass cannot be read: %s", reason)
         if not isinstance(failure, TelegradError):
             failure = BackwardError(told.text, worker=self.name_of(told.worker))
         if told.traceback:

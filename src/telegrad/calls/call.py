@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from telegrad.calls.keeper import Placed
-from telegrad.calls.recorder import Scope
+from telegrad.calls.extension import Context, Extension, OutgoingMessage, PlacedReference
+from telegrad.calls.reader import Waiter
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled
 from telegrad.execution.executor import Timer
-from telegrad.waiting import Event
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, Autocast, AutogradMetadata, ForkInfo, Turn, Visit
+from telegrad.wire.messages import Answer, Autocast, AutogradMetadata, Turn, Visit
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -38,16 +37,14 @@ class Call(msgspec.Struct, eq=False):
     """Whether `on_done` is short, waits for nothing and runs nothing of the user's."""
     charge: int = 0
     """Credits taken for it, in bytes; 0 if nested."""
-    recorded: AutogradMetadata | None = None
-    """What the recorder made of it."""
-    forks: tuple[ForkInfo, ...] = ()
-    """What the keeper made of it."""
+    outgoing: OutgoingMessage | None = None
+    """The request, if it concerned extensions."""
     timer: Timer | None = None
     waiters: list[Waiter] = msgspec.field(default_factory=list)
     """One for each thread that waits for it."""
     answer: Answer | None = None
     message: Message | None = None
-    references: Sequence[Placed] = ()
+    references: Sequence[PlacedReference] = ()
     error: Exception | None = None
 
     def done(self) -> bool:
@@ -58,24 +55,11 @@ class Call(msgspec.Struct, eq=False):
         return f"call {self.id} of {self.function or 'a function by value'} on worker {self.worker!r}"
 
 
-class Waiter(msgspec.Struct, eq=False):
-    """A thread that waits for a call."""
-
-    call: Call
-    event: Event | None = None
-    """There while it waits for another thread that reads."""
-    leading: int = 0
-    """The thread, while it reads the link itself."""
-
-    def done(self) -> bool:
-        """Whether the call has ended."""
-        return self.call.answer is not None or self.call.error is not None
-
-
 class Served(msgspec.Struct, eq=False):
     """A call that this worker runs for another."""
 
     agent: Agent
+    channel: Channel
     id: int
     worker: WorkerRecord
     """The one that called."""
@@ -84,8 +68,12 @@ class Served(msgspec.Struct, eq=False):
     deadline: float | None
     charge: int
     autograd: AutogradMetadata | None = None
-    scope: Scope | None = None
-    """The recorder's context that the call was made in."""
+    context: Context | None = None
+    """The autograd context that the call was made in."""
+    extensions: tuple[Extension, ...] = ()
+    """Those that the request concerned."""
+    on_result: Callable[[object, BaseException | None], object] | None = None
+    """Set by an extension: takes what the function returned or raised, and returns what the caller gets instead."""
     cancelled: str = ""
     """Why the caller no longer wants the answer; empty if it does."""
     children: dict[int, Call] = msgspec.field(default_factory=dict)

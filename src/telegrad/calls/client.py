@@ -1,4 +1,4 @@
-"""The calls that this worker makes: from the request to the answer, a deadline, a cancellation or a loss."""
+"""The calls that this worker makes: from the request to the reply, a deadline, a cancellation or a loss."""
 
 from __future__ import annotations
 
@@ -7,62 +7,43 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
-from telegrad.calls.call import Call, Waiter, current_served
+from telegrad.calls.call import Call, current_served
 from telegrad.calls.collectives import SERVICE
 from telegrad.calls.deadlines import Deadlines
-from telegrad.calls.exceptions import read_answer, read_failure
-from telegrad.calls.keeper import Keeper
-from telegrad.calls.recorder import Recorder
+from telegrad.calls.exceptions import exception_of
+from telegrad.calls.extension import Concern, IncomingMessage, current_context
+from telegrad.calls.pipeline import Frames, Pipeline, pack_head
+from telegrad.calls.reader import LinkReader, Waiter
 from telegrad.connection.channel import Channel
+from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
-from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, TelegradError
+from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, TelegradError, WorkerLost
 from telegrad.execution.autocast import current as current_autocast
-from telegrad.execution.executor import Executor, Owed
+from telegrad.execution.executor import Owed
 from telegrad.interrupts import shielded
-from telegrad.settings import AgentSettings
-from telegrad.transport.base import Ready
-from telegrad.transport.buffers import BufferPool
-from telegrad.waiting import Runtime
 from telegrad.wire import payload
-from telegrad.wire.frames import Message, Outgoing, pack
-from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Request, RequestInAutocast, Visit, encode_head
-from telegrad.wire.tensors import lay_out
+from telegrad.wire.frames import Message
+from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Reply, Request, RequestInAutocast, Visit
 from telegrad.wire.torch_state import autocast_is_enabled
 
 _log = logging.getLogger("telegrad")
-_READ = Ready.READ
 _ROOT = ("args", "kwargs")
-
-
-class ClientOwner(Protocol):
-    """What calling needs of its agent."""
-
-    closed: str
-    me: WorkerRecord
-    settings: AgentSettings
-    runtime: Runtime
-    executor: Executor
-    buffers: BufferPool
-    peers: Peers
-    recorder: Recorder | None
-    keeper: Keeper | None
-    draining: bool
-    carries_autocast: bool
-
-    def activity_ended(self) -> None:
-        """A call has ended while a shutdown waits for quiet."""
 
 
 class Client:
     """The calls that one agent makes."""
 
-    def __init__(self, owner: ClientOwner) -> None:
-        self._owner = owner
+    def __init__(self, local: LocalWorker, peers: Peers, pipeline: Pipeline) -> None:
+        self._local = local
+        self._peers = peers
+        self._pipeline = pipeline
         self._call_ids = itertools.count(1)
-        self._deadlines = Deadlines(owner.runtime, owner.executor, self._expire)
+        self._deadlines = Deadlines(local.runtime, local.executor, self._expire)
+        self._reader = LinkReader(local.name, local.runtime, local.executor)
+        self.carries_autocast = True
+        """Whether calls and passes carry the autocast of their caller."""
         self.made = 0
         """Calls ever made, but for gatherings; only compared."""
 
@@ -75,7 +56,14 @@ class Client:
         timeout: float | None,
     ) -> Any:
         """See `Agent.call`."""
-        return self.complete(self.begin(to, function, args, kwargs, timeout))
+        call = self.begin(to, function, args, kwargs, timeout)
+        try:  # as `complete` does, without a function call for each call
+            if call.answer is None:
+                self.wait(call)
+        except BaseException:
+            self.cancel(call, "the caller was interrupted")
+            raise
+        return self.result(call)
 
     def complete(self, call: Call) -> Any:
         """Wait for a call, and return its result."""
@@ -89,16 +77,16 @@ class Client:
 
     def ask(self, to: str | int, what: str, make_head: Callable[[int], Any], timeout: float | None) -> Call:
         """Start a call that is a message of its own kind, made from the call's number. It takes no credits."""
-        now = self._owner.runtime.now()
+        now = self._local.runtime.now()
         peer, deadline = self._target(to, now, timeout)
-        channel = peer.outgoing or self._owner.peers.channel_to(peer, deadline)
+        channel = peer.outgoing or self._peers.channel_to(peer, deadline)
         call = Call(next(self._call_ids), channel, peer.record.name, what, now, deadline)
         self.made += 1
         channel.calls[call.id] = call
         try:
-            channel.post(pack(encode_head(make_head(call.id)), b"", None, channel.room))
+            channel.post(pack_head(channel, make_head(call.id)))
         except BaseException:
-            self._forget(call, peer)
+            self._forget(call)
             raise
         return call
 
@@ -115,13 +103,13 @@ class Client:
     ) -> Call:
         """See `Agent.begin` and, with `on_done`, `Agent.call_async`."""
         parent = current_served.get()
-        now = self._owner.runtime.now()
+        now = self._local.runtime.now()
         peer, deadline = self._target(to, now, timeout)
         channel = peer.outgoing
         if channel is None:
-            channel = self._owner.peers.channel_to(peer, deadline)
+            channel = self._peers.channel_to(peer, deadline)
         call = Call(next(self._call_ids), channel, peer.record.name, "", now, deadline, parent, on_done)
-        call.at_once = creation is not None  # then it is the keeper's
+        call.at_once = creation is not None  # then the RRef manager takes the reply
         try:
             frames = self._pack_request(call, peer, function, args, kwargs, creation, visit)
             if parent is None:
@@ -136,18 +124,19 @@ class Client:
                 self._take_credit(call)
                 channel.post(frames, unwaited=unwaited)
         except BaseException:
-            self._forget(call, peer)
+            self._forget(call)
             raise
+        call.outgoing = None  # it holds the arguments
         if unwaited and deadline is not None:
             self._deadlines.add(call, deadline)
         return call
 
     def _target(self, to: str | int, now: float, timeout: float | None) -> tuple[Peer, float | None]:
         """Whom a call is for, and its deadline: never later than that of the call that is served meanwhile."""
-        if self._owner.closed:
-            raise NotInitialized(f"worker {self._owner.me.name!r} cannot call: {self._owner.closed}")
-        peer = self._owner.peers.find(to)
-        timeout = self._owner.settings.rpc_timeout if timeout is None else timeout
+        if self._local.closed:
+            raise NotInitialized(f"worker {self._local.me.name!r} cannot call: {self._local.closed}")
+        peer = self._peers.find(to)
+        timeout = self._local.settings.rpc_timeout if timeout is None else timeout
         deadline = now + timeout if timeout else None
         parent = current_served.get()
         if parent is not None:
@@ -165,9 +154,9 @@ class Client:
         kwargs: dict[str, Any] | None,
         creation: Creation | None,
         visit: Visit | None,
-    ) -> tuple[Outgoing, ...]:
-        owner = self._owner
-        by_name = peer.record.main == owner.me.main and bool(owner.me.main)
+    ) -> Frames:
+        me = self._local.me
+        by_name = peer.record.main == me.main and bool(me.main)
         values: tuple[Any, ...] = (args, kwargs or {})
         root: tuple[str, ...] = _ROOT
         if isinstance(function, str):
@@ -177,28 +166,21 @@ class Client:
             if not name:
                 values, root = (function, *values), ("function", *root)
         call.function = name
-        recorder = owner.recorder
-        scope = recorder.scope() if recorder is not None else None
-        encoded = payload.encode(values, root=root, main_by_name=by_name, edges=scope is not None)
-        layout = lay_out(encoded.attachments) if encoded.attachments else None
-        if scope is not None and recorder is not None:
-            call.recorded = recorder.outgoing(scope, peer.record, encoded, request=True)
-        if encoded.references and owner.keeper is not None:
-            call.forks = owner.keeper.outgoing(peer.record.id, encoded.references)
+        context = current_context.get()
+        encoded = payload.encode(values, root=root, main_by_name=by_name, edges=context is not None)
         left = 0.0
         if call.deadline is not None:
-            # The deadline travels as what is left of it: clocks differ between hosts.
-            left = call.deadline - owner.runtime.now()
+            # The deadline travels as the time that is left: clocks differ between hosts.
+            left = call.deadline - self._local.runtime.now()
             if left < 1e-3:
-                left = 1e-3  # 0 would be none
-        descriptors = () if layout is None else layout.descriptors
-        nested = call.parent is not None
-        what = (call.id, name, left, nested, descriptors, call.recorded, call.forks, creation, visit)
-        if autocast_is_enabled() and owner.carries_autocast:
-            request: Request = RequestInAutocast(*what, current_autocast())
-        else:
-            request = Request(*what)
-        return pack(encode_head(request), encoded.data, layout, call.channel.room)
+                left = 1e-3  # 0 means no deadline
+        rest: tuple[Any, ...] = (creation, visit)
+        kind: type[Request] = Request
+        if autocast_is_enabled() and self.carries_autocast:
+            kind, rest = RequestInAutocast, (creation, visit, current_autocast())
+        make_head = partial(kind, call.id, name, left, call.parent is not None)
+        frames, call.outgoing = self._pipeline.pack(call.channel, encoded, make_head, rest, context, True)
+        return frames
 
     def _take_credit(self, call: Call) -> None:
         """Wait until the peer takes another request of this size."""
@@ -206,7 +188,7 @@ class Client:
         call.charge = 0
         channel.calls.pop(call.id, None)  # it is not under way
         while True:
-            event = self._owner.runtime.event()
+            event = self._local.runtime.event()
             wake = event.set
             if channel.take_credit(size, wake):
                 call.charge = size
@@ -216,12 +198,12 @@ class Client:
                 return  # posting says what happened
             in_time = False
             try:
-                in_time = self._owner.executor.wait(event, call.deadline)
+                in_time = self._local.executor.wait(event, call.deadline)
             finally:
                 if not in_time:
                     channel.stop_starving(wake)
             if not in_time:
-                elapsed, limits = self._owner.runtime.now() - call.started, self._owner.settings.session
+                elapsed, limits = self._local.runtime.now() - call.started, self._local.settings.session
                 raise DeadlineExceeded(
                     f"{call} was not sent within {elapsed:.3g} s: the worker has {limits.request_credits} requests or "
                     f"{limits.request_bytes:,} bytes of ours that it has not answered",
@@ -235,56 +217,27 @@ class Client:
         """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
         if call.answer is not None or call.error is not None:
             return True
-        executor = self._owner.executor
+        executor = self._local.executor
         if executor.current.held is not None:
             # Not for each wait in here alone: a thread that reads for others must not wait in between for what it held.
             return executor.without_held(partial(self.wait, call, deadline))
         until = call.deadline if deadline is None else deadline
         if deadline is not None and call.deadline is not None:
             until = min(deadline, call.deadline)
-        waiter = Waiter(call)
+        waiter = Waiter()
         call.waiters.append(waiter)
         try:
-            return self._wait(call, waiter, until)
+            # Checked again: the call may have ended before there was a waiter.
+            while call.answer is None and call.error is None:
+                if not self._reader.wait(waiter, call.channel, until) and not self._time_is_up(call):
+                    return call.done()
         finally:
             call.waiters.remove(waiter)
-
-    def _wait(self, call: Call, waiter: Waiter, until: float | None) -> bool:
-        channel, executor, thread = call.channel, self._owner.executor, get_ident()
-        while call.answer is None and call.error is None:
-            try:
-                link = channel.lead(waiter, thread)
-                if link is None:
-                    if not self._follow(waiter, until) and not self._time_is_up(call):
-                        return call.done()
-                    continue
-                while call.answer is None and call.error is None and channel.link is link:
-                    if executor.wait_for_link(link, until) & _READ:
-                        channel.pump()
-                    elif until is not None and self._owner.runtime.now() >= until and not self._time_is_up(call):
-                        return call.done()
-            finally:
-                if waiter.leading:
-                    channel.stop_leading(waiter)
         return True
-
-    def _follow(self, waiter: Waiter, until: float | None) -> bool:
-        """Wait while another thread reads; False if time is up."""
-        event = waiter.event
-        appointed = False
-        try:
-            # Looked at again: the call may have ended before there was an event to set.
-            in_time = waiter.done() or event is None or self._owner.executor.wait(event, until)
-            appointed = in_time and not waiter.done()
-        finally:
-            if not appointed:
-                # It may have been appointed all the same; then another must be, or nobody would read.
-                waiter.call.channel.stop_following(waiter)
-        return in_time
 
     def _time_is_up(self, call: Call) -> bool:
         """End the call if its own deadline has passed; if not, it was only that of a wait."""
-        if call.deadline is not None and self._owner.runtime.now() >= call.deadline:
+        if call.deadline is not None and self._local.runtime.now() >= call.deadline:
             self._expire(call)
             return True
         return False
@@ -297,15 +250,38 @@ class Client:
         assert answer is not None
         assert message is not None
         call.message = None
-        return read_answer(call, answer, message, self._owner.recorder, self._owner.peers)
+        if isinstance(answer, Reply):
+            references, call.references = call.references, ()
+            return self._pipeline.unpack(call.channel.worker, answer, message, references)
+        if isinstance(answer, Failure):
+            raise exception_of(call, answer, message)
+        return None
 
     def failure(self, call: Call) -> Exception | None:
-        """What a call that has ended raises, anew each time; None: it returned."""
+        """Return a new instance of what a call that has ended raises; None if it returned."""
         if call.error is not None:
             return call.error
         if not isinstance(call.answer, Failure) or call.message is None:
             return None
-        return read_failure(call, call.answer, call.message)
+        return exception_of(call, call.answer, call.message)
+
+    # -- the end of a call --------------------------------------------------------------------------------------
+
+    def receive(self, channel: Channel, answer: Answer, message: Message) -> None:
+        """Take the reply to a call."""
+        call = channel.calls.get(answer.call)
+        if isinstance(answer, Reply) and answer.references:
+            # Even if nobody waits for the reply any more: its sender must learn that the references were dropped.
+            arrived = IncomingMessage(channel.worker, forks=answer.references)
+            for extension in self._pipeline.concerned[Concern.REFERENCES]:
+                extension.arrived(arrived)
+            if call is not None:
+                call.references = arrived.references
+        if call is None or not self.finish(call, answer, message):  # it was given up, perhaps just now
+            with channel.lock:
+                charge = channel.abandoned.pop(answer.call, 0)
+            if charge:
+                channel.return_credit(charge)
 
     def finish(
         self,
@@ -334,7 +310,7 @@ class Client:
         call.message, call.error = message, error
         call.answer = answer
         if call.timer is not None:
-            self._owner.executor.cancel(call.timer)
+            self._local.executor.cancel(call.timer)
         parent, call.parent = call.parent, None  # what ends with it must not live as long as the call is remembered
         if parent is not None:
             parent.children.pop(call.id, None)
@@ -342,7 +318,7 @@ class Client:
         if on_done is not None:
             if answer is None:
                 channel.expect_fewer(1)
-                self._owner.executor.submit(Owed(on_done, call))
+                self._local.executor.submit(Owed(on_done, call))
             elif call.at_once:
                 channel.expect_fewer(1)
                 self._run_at_once(on_done, call)
@@ -351,14 +327,16 @@ class Client:
                 channel.ended.append(Owed(on_done, call))
         # Threads may wait for an asynchronous call, too, and several for one.
         for waiter in list(call.waiters):
+            # As `Waiter.set` does, without a function call for each reply.
+            waiter.finished = True
             if waiter.event is not None:
                 waiter.event.set()
             elif waiter.leading and waiter.leading != get_ident():
                 link = channel.link
                 if link is not None:
                     link.wake()
-        if self._owner.draining:
-            self._owner.activity_ended()
+        if self._local.on_idle is not None:
+            self._local.on_idle()
         return True
 
     def answer_lost(self, channel: Channel, number: int, error: Exception) -> None:
@@ -373,14 +351,30 @@ class Client:
         if charge:
             channel.return_credit(charge)
 
+    def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
+        """Fail the calls that a lost worker has not answered."""
+        name = peer.record.name
+        for channel in channels:
+            for call in list(channel.calls.values()):
+                elapsed = self._local.runtime.now() - call.started
+                error = WorkerLost(
+                    f"worker {name!r} is lost ({reason}) while it had {call.function or 'a function'} to run, "
+                    f"after {elapsed:.3g} s; the call may or may not have run",
+                    worker=name,
+                    function=call.function,
+                    call=call.id,
+                    elapsed=elapsed,
+                )
+                self.finish(call, error=error)
+
     def _run_at_once(self, on_done: Callable[[Call], None], call: Call) -> None:
         try:
             on_done(call)
         except Exception:  # noqa: BLE001 - a fault of ours, which must not end the reading
-            _log.exception("worker %r: what follows from %s failed", self._owner.me.name, call)
+            _log.exception("worker %r: what follows from %s failed", self._local.me.name, call)
 
     @shielded
-    def _forget(self, call: Call, peer: Peer) -> None:
+    def _forget(self, call: Call) -> None:
         """The request never left: take back all that was done for it."""
         call.channel.calls.pop(call.id, None)
         charge, call.charge = call.charge, 0
@@ -388,13 +382,10 @@ class Client:
             call.channel.return_credit(charge)
         if call.parent is not None:
             call.parent.children.pop(call.id, None)
-        if call.recorded is not None and self._owner.recorder is not None:
-            self._owner.recorder.not_sent(peer.record, call.recorded)
-        if call.forks and self._owner.keeper is not None:
-            self._owner.keeper.not_sent(peer.record.id, call.forks)
+        self._pipeline.unsent(call.outgoing)
 
     def _expire(self, call: Call) -> None:
-        elapsed = self._owner.runtime.now() - call.started
+        elapsed = self._local.runtime.now() - call.started
         error = DeadlineExceeded(
             f"{call} was not answered within {elapsed:.3g} s; the worker has been told to give it up. "
             "If it needs longer, give the call a larger timeout (0 for none)",
@@ -415,7 +406,7 @@ class Client:
         if not self.finish(call, error=error, given_up=True):
             return False
         try:
-            call.channel.post(pack(encode_head(Cancel(call.id, reason)), b"", None, call.channel.room))
+            call.channel.post(pack_head(call.channel, Cancel(call.id, reason)))
         except TelegradError as lost:  # then there is nobody to tell
             _log.debug("%s was given up, but the worker is gone: %s", call, lost)
         return True

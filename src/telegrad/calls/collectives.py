@@ -1,6 +1,7 @@
-"""Everybody brings a value, and gets everybody's: the barrier, all_gather, and the rounds of an orderly shutdown.
+"""Collectives: the barrier, all_gather, and the rounds of a graceful shutdown.
 
-The member with the lowest id collects. Each member calls it, and it answers all of them when the last one came.
+The member with the lowest id is the root. Each member calls it with its value, and it answers all of them when the last
+value has arrived.
 """
 
 from __future__ import annotations
@@ -9,52 +10,42 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
-from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import DeadlineExceeded, TelegradError, WorkerLost
-from telegrad.execution.executor import Executor, Timer
-from telegrad.waiting import Runtime
+from telegrad.execution.executor import Timer
 
 _log = logging.getLogger("telegrad")
 
 SERVICE = "@telegrad.gather"
 _PATIENCE = 1.0  # seconds after which those that have not come are looked after
-_KNOCK = 10.0
+_PROBE = 10.0
 
-Answer = Callable[[object, Exception | None], None]
-
-
-class CollectivesOwner(Protocol):
-    """What gathering needs of its agent."""
-
-    runtime: Runtime
-    executor: Executor
-    me: WorkerRecord
-    peers: Peers
-
-    def call(self, to: str | int, function: Any, args: tuple[Any, ...] = ..., *, timeout: float | None = ...) -> Any:
-        """Call a function or a registered name on a worker."""
+Respond = Callable[[object, Exception | None], None]
+CallWorker = Callable[..., Any]
 
 
-class _Meeting:
+class _Collective:
     def __init__(self, expected: set[str]) -> None:
         self.expected = expected
         self.values: dict[str, Any] = {}
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, Respond] = {}
         self.timer: Timer | None = None
-        self.knock: Timer | None = None
+        self.probe: Timer | None = None
 
 
 class Collectives:
     """The gatherings that this worker takes part in or collects."""
 
-    def __init__(self, owner: CollectivesOwner) -> None:
-        self._owner = owner
+    def __init__(self, local: LocalWorker, peers: Peers, call: CallWorker) -> None:
+        self._local = local
+        self._peers = peers
+        self._call = call
         self._lock = threading.Lock()  # protects the two below
         self._rounds: dict[tuple[str, tuple[str, ...]], int] = {}
-        self._meetings: dict[str, _Meeting] = {}
+        self._pending: dict[str, _Collective] = {}
 
     def gather(
         self, value: object, names: Sequence[str] | None = None, *, timeout: float | None, topic: str = "user"
@@ -63,12 +54,11 @@ class Collectives:
 
         With the topic "shutdown" workers that are gone are left out instead of failing the gathering.
         """
-        owner = self._owner
-        members = [peer for peer in owner.peers.all() if names is None or peer.record.name in names]
+        members = [peer for peer in self._peers.all() if names is None or peer.record.name in names]
         unknown = set(names or ()) - {peer.record.name for peer in members}
         for name in unknown:
-            owner.peers.find(name)  # raises the error that lists the known ones
-        mine = owner.me.name
+            self._peers.find(name)  # raises the error that lists the known ones
+        mine = self._local.name
         if mine not in {peer.record.name for peer in members}:
             raise ValueError(f"worker {mine!r} is not among {sorted(names or ())}, so it cannot take part")
         everybody = tuple(peer.record.name for peer in members)
@@ -77,48 +67,50 @@ class Collectives:
         key = f"{topic}/{number}/{','.join(everybody)}"
         if topic != "shutdown":
             collector = everybody[0]
-            values: dict[str, Any] = owner.call(collector, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
+            values: dict[str, Any] = self._call(collector, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
             return {name: values[name] for name in everybody}
         while True:
             present = [peer.record.name for peer in members if not peer.gone]
             try:
-                return dict(owner.call(present[0], SERVICE, (key, everybody, mine, value, timeout), timeout=0.0))
+                return dict(self._call(present[0], SERVICE, (key, everybody, mine, value, timeout), timeout=0.0))
             except WorkerLost:
                 # Only the loss of the collector leads on: the next one takes over.
-                if not owner.peers.find(present[0]).gone:
+                if not self._peers.find(present[0]).gone:
                     raise
 
     def arrive(
-        self, answer: Answer, key: str, everybody: tuple[str, ...], name: str, value: object, timeout: float | None
+        self, answer: Respond, key: str, everybody: tuple[str, ...], name: str, value: object, timeout: float | None
     ) -> None:
         """A member came. Answered when all have."""
         with self._lock:
-            meeting = self._meetings.get(key)
-            if meeting is None:
-                meeting = self._meetings[key] = _Meeting(set(everybody))
+            collective = self._pending.get(key)
+            if collective is None:
+                collective = self._pending[key] = _Collective(set(everybody))
                 if timeout:
-                    when = self._owner.runtime.now() + timeout
-                    meeting.timer = self._owner.executor.at(when, lambda: self._too_late(key, timeout))
-                meeting.knock = self._owner.executor.at(self._owner.runtime.now() + _PATIENCE, lambda: self._knock(key))
-            meeting.values[name] = value
-            meeting.answers[name] = answer
+                    when = self._local.runtime.now() + timeout
+                    collective.timer = self._local.executor.at(when, lambda: self._too_late(key, timeout))
+                collective.probe = self._local.executor.at(
+                    self._local.runtime.now() + _PATIENCE, lambda: self._probe(key)
+                )
+            collective.values[name] = value
+            collective.answers[name] = answer
         self._look(key)
 
     def peer_gone(self, peer: Peer) -> None:
         """A worker will never come."""
         with self._lock:
-            keys = list(self._meetings)
+            keys = list(self._pending)
         for key in keys:
             self._look(key)
 
     def _look(self, key: str) -> None:
         """Answer everybody if all have come, or if one that must come never will."""
-        gone = {peer.record.name: peer.gone for peer in self._owner.peers.all() if peer.gone}
+        gone = {peer.record.name: peer.gone for peer in self._peers.all() if peer.gone}
         with self._lock:
-            meeting = self._meetings.get(key)
-            if meeting is None:
+            collective = self._pending.get(key)
+            if collective is None:
                 return
-            missing = meeting.expected - set(meeting.values)
+            missing = collective.expected - set(collective.values)
             if key.startswith("shutdown/"):
                 missing -= set(gone)
             error: Exception | None = None
@@ -127,40 +119,40 @@ class Collectives:
                 error = WorkerLost(f"worker {lost[0]!r} is gone ({gone[lost[0]]}), so not all can come", worker=lost[0])
             elif missing:
                 return
-            del self._meetings[key]
-        self._answer(meeting, error)
+            del self._pending[key]
+        self._answer(collective, error)
 
-    def _knock(self, key: str) -> None:
+    def _probe(self, key: str) -> None:
         """Connect to those that have not come: a worker that nobody has a connection with may die unnoticed."""
         with self._lock:
-            meeting = self._meetings.get(key)
-            missing = set() if meeting is None else meeting.expected - set(meeting.values)
-        for peer in self._owner.peers.all():
+            collective = self._pending.get(key)
+            missing = set() if collective is None else collective.expected - set(collective.values)
+        for peer in self._peers.all():
             if peer.record.name in missing and not peer.gone and not peer.channels():
-                self._owner.executor.submit(partial(self._knock_at, peer), urgent=True)
+                self._local.executor.submit(partial(self._connect, peer), urgent=True)
 
-    def _knock_at(self, peer: Peer) -> None:
+    def _connect(self, peer: Peer) -> None:
         try:
-            self._owner.peers.channel_to(peer, self._owner.runtime.now() + _KNOCK)
+            self._peers.channel_to(peer, self._local.runtime.now() + _PROBE)
         except TelegradError as error:  # if it is lost, everybody who waits for it has been told
             _log.debug("worker %r, which has not come, cannot be connected to: %s", peer.record.name, error)
 
     def _too_late(self, key: str, timeout: float) -> None:
         with self._lock:
-            meeting = self._meetings.pop(key, None)
-        if meeting is not None:
-            missing = sorted(meeting.expected - set(meeting.values))
+            collective = self._pending.pop(key, None)
+        if collective is not None:
+            missing = sorted(collective.expected - set(collective.values))
             names = ", ".join(map(repr, missing))
             what = "has not called shutdown()" if key.startswith("shutdown/") else "did not come"
             self._answer(
-                meeting,
+                collective,
                 DeadlineExceeded(f"after {timeout:g} s worker {names} {what}", worker=missing[0], elapsed=timeout),
             )
 
-    def _answer(self, meeting: _Meeting, error: Exception | None) -> None:
-        for timer in (meeting.timer, meeting.knock):
+    def _answer(self, collective: _Collective, error: Exception | None) -> None:
+        for timer in (collective.timer, collective.probe):
             if timer is not None:
-                self._owner.executor.cancel(timer)
+                self._local.executor.cancel(timer)
         # This worker last: when it hears that all have come it may leave, and the others must have their answers then.
-        for name in sorted(meeting.answers, key=lambda name: name == self._owner.me.name):
-            meeting.answers[name](meeting.values, error)
+        for name in sorted(collective.answers, key=lambda name: name == self._local.name):
+            collective.answers[name](collective.values, error)

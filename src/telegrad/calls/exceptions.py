@@ -1,21 +1,33 @@
-"""Turns an answer back into a value, or into the exception that the callee raised."""
+"""Exceptions on their way between workers: to text and bytes on one side, back to an exception on the other.
+
+An exception belongs to the user, so making a text of it may fail, the text may not be encodable, and its class may not
+be picklable. None of that may hide the exception: the caller then gets a RemoteError with the text and the traceback.
+"""
 
 from __future__ import annotations
 
+import logging
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 
+import msgspec
+import torch
+
 from telegrad.calls.call import Call
-from telegrad.calls.recorder import Recorder
-from telegrad.connection.peers import Peers
 from telegrad.errors import FunctionNotFound, PayloadError, RemoteError
 from telegrad.wire import payload
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, Failure, Reply
-from telegrad.wire.tensors import build
+from telegrad.wire.messages import Failure
+from telegrad.wire.payload import Encoded
+from telegrad.wire.tensors import TensorDescriptor, build
+
+_log = logging.getLogger("telegrad")
 
 
 class RemoteTraceback(Exception):
-    """Where on the callee an exception came from; Python prints it above the exception itself."""
+    """Where on the callee an exception was raised. Python prints it above the exception itself."""
 
     def __init__(self, worker: str, text: str) -> None:
         super().__init__(worker, text)
@@ -26,34 +38,92 @@ class RemoteTraceback(Exception):
         return f"on worker {self.worker!r}:\n\n{self.text}"
 
 
-def read_answer(call: Call, answer: Answer, message: Message, recorder: Recorder | None, peers: Peers) -> Any:
-    """The value of a Reply; the exception of a Failure is raised."""
-    if isinstance(answer, Reply):
-        attachments: list[Any] = build(answer.attachments, message.region) if answer.attachments else []
-        if answer.autograd is not None and answer.autograd.message and recorder is not None:
-            attachments = recorder.incoming(peers.find(call.worker).record, answer.autograd, attachments)
-        references, call.references = call.references, ()
-        return payload.decode(message.data, attachments, references)
-    if isinstance(answer, Failure):
-        raise read_failure(call, answer, message)
-    return None
+# -- to text --------------------------------------------------------------------------------------------------
 
 
-def read_failure(call: Call, failure: Failure, message: Message) -> Exception:
-    """The exception of a Failure."""
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception."""
+    try:
+        return sendable(str(error))
+    except Exception:  # noqa: BLE001 - a failing __str__ of the user's must not hide the error
+        return f"<{type(error).__name__} whose text cannot be made>"
+
+
+def traceback_of(error: BaseException, trace: TracebackType | None) -> str:
+    """Return an exception with its traceback, formatted as Python does."""
+    try:
+        return sendable("".join(traceback.format_exception(type(error), error, trace)))
+    except Exception as failure:  # noqa: BLE001 - the caller must get its reply even if this one cannot be formatted
+        return f"{type(error).__name__}: {text_of(error)} (its traceback cannot be shown: {sendable(repr(failure))})"
+
+
+def sendable(text: str) -> str:
+    r"""Return the text with lone surrogates escaped: file names that are not UTF-8 have some, and messages cannot.
+
+    >>> sendable("name \ud800")
+    'name \\ud800'
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
+def explain(error: BaseException) -> None:
+    """Add a note to an error of torch's that a received tensor caused."""
+    if type(error) is RuntimeError and "storage that is not resizable" in text_of(error):
+        error.add_note(
+            "A received tensor lies in the memory of its message, which cannot grow or be freed: call clone() on it "
+            "before resize_(), before using it as out= of an operation with a larger result, and before resizing its "
+            "storage."
+        )
+
+
+# -- to bytes -------------------------------------------------------------------------------------------------
+
+
+class PickledException(msgspec.Struct, frozen=True):
+    """An exception as bytes. The value is empty if it cannot be pickled."""
+
+    type_name: str
+    text: str
+    value: Encoded
+
+
+def pickle_exception(error: BaseException) -> PickledException:
+    """Turn an exception into bytes and text."""
+    value = Encoded(b"", [])
+    if isinstance(error, Exception):
+        try:
+            encoded = payload.encode(error, main_by_name=True, root="error", edges=False)
+            if not encoded.references:  # an error is stored in many places, and would keep them alive
+                # Without history: that of an error is not recorded, and a leaf would look as if it had none.
+                parts = [part.detach() if isinstance(part, torch.Tensor) else part for part in encoded.attachments]
+                value = Encoded(encoded.data, parts)
+        except Exception as failure:  # noqa: BLE001 - then the receiver gets the text
+            _log.debug("%s cannot be pickled: %s", type(error).__name__, failure)
+    return PickledException(sendable(f"{type(error).__module__}.{type(error).__qualname__}"), text_of(error), value)
+
+
+def unpickle_exception(
+    data: bytes | memoryview, descriptors: Sequence[TensorDescriptor] = (), region: Any = None
+) -> tuple[Exception | None, str]:
+    """Turn bytes back into an exception; None and the reason if that cannot be done."""
+    if not data:
+        return None, "its class cannot be pickled"
+    try:
+        error = payload.decode(data, build(descriptors, region) if descriptors else [])
+    except PayloadError as reason:
+        return None, str(reason)
+    return (error, "") if isinstance(error, Exception) else (None, "its class cannot be pickled")
+
+
+def exception_of(call: Call, failure: Failure, message: Message) -> Exception:
+    """Return the exception that the callee reported for a call."""
     about: Any = {"worker": call.worker, "function": call.function, "call": call.id}
     if failure.not_found:
         return FunctionNotFound(
             f"worker {call.worker!r} cannot run {call.function or 'the function'}: {failure.text}", **about
         )
-    error: object = None
-    why = "its class cannot be pickled"
-    if message.data:
-        try:
-            error = payload.decode(message.data, build(failure.attachments, message.region))
-        except PayloadError as reason:
-            why = str(reason)
-    if not isinstance(error, Exception):
+    error, why = unpickle_exception(message.data, failure.attachments, message.region)
+    if error is None:
         remote = RemoteError(
             f"{call.function or 'the function'} raised {failure.type_name} on worker {call.worker!r}: {failure.text}\n"
             f"(it arrives as a RemoteError because {why})\n\n{failure.traceback}",

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from telegrad.calls.error_texts import text_of
+from telegrad.calls.exceptions import text_of
 from telegrad.errors import WorkerLost
 
 MOST = 600

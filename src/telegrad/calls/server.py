@@ -1,4 +1,4 @@
-"""Runs the functions that others call here, and answers them."""
+"""Runs the functions that others call here, and replies to them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from telegrad.calls.call import Served, current_served
-from telegrad.calls.error_texts import explain, sendable, text_of, traceback_of
-from telegrad.calls.keeper import Keeper, Placed
-from telegrad.calls.recorder import Recorder
+from telegrad.calls.exceptions import explain, pickle_exception, traceback_of
+from telegrad.calls.extension import IncomingMessage, PlacedReference
+from telegrad.calls.pipeline import Frames, Pipeline, pack_head
 from telegrad.connection.channel import Channel
-from telegrad.connection.worker_record import WorkerRecord
+from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
-from telegrad.execution import event_loop as coroutines
+from telegrad.execution import event_loop
 from telegrad.execution.autocast import entered
 from telegrad.execution.event_loop import EventLoop, InGradMode
-from telegrad.execution.executor import Executor
-from telegrad.transport.buffers import BufferPool
-from telegrad.waiting import Runtime
 from telegrad.wire import payload
-from telegrad.wire.frames import Message, pack
-from telegrad.wire.messages import AutogradMetadata, Creation, Failure, ForkInfo, Reply, Request, encode_head
-from telegrad.wire.tensors import Layout, build, lay_out
+from telegrad.wire.frames import Message
+from telegrad.wire.messages import Failure, Reply, Request
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _is_grad_enabled = torch.is_grad_enabled
-_CALLS_IT = (__name__, coroutines.__name__)
+_CALLS_IT = (__name__, event_loop.__name__)
 """Modules whose lines a traceback of a user's function does not begin with."""
 _EARLY = 256
 """Cancellations that are kept of calls that are not there: they may still come, or were answered."""
@@ -51,30 +47,13 @@ ANY_FUTURE = torch._C.Future
 `torch.jit.fork`: they are no `torch.futures.Future`."""
 
 
-class ServerOwner(Protocol):
-    """What serving needs of its agent."""
-
-    runtime: Runtime
-    me: WorkerRecord
-    buffers: BufferPool
-    recorder: Recorder | None
-    keeper: Keeper | None
-    executor: Executor
-    draining: bool
-
-    def as_agent(self) -> Agent:
-        """The agent itself, for the functions that it runs."""
-
-    def activity_ended(self) -> None:
-        """A call was answered while a shutdown waits for quiet."""
-
-
 class Server:
     """The calls that this worker serves."""
 
-    def __init__(self, owner: ServerOwner, loop: EventLoop) -> None:
-        self._owner = owner
-        self._agent = owner.as_agent()
+    def __init__(self, agent: Agent, local: LocalWorker, pipeline: Pipeline, loop: EventLoop) -> None:
+        self._agent = agent  # for the functions that run here
+        self._local = local
+        self._pipeline = pipeline
         self.loop = loop
         self._lock = threading.Lock()  # protects the three below; `active` only where it and _leaving must agree
         self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
@@ -98,10 +77,11 @@ class Server:
     # -- one call ---------------------------------------------------------------------------------------------
 
     def take(self, channel: Channel, request: Request, message: Message) -> None:
-        """A request has come: have a runner serve it. Until then it can be cancelled, and is never run."""
-        now = self._owner.runtime.now()
+        """Have a worker thread serve a request. Until it does, a cancelled request is never run."""
+        now = self._local.runtime.now()
         served = Served(
             self._agent,
+            channel,
             request.call,
             channel.worker,
             request.function,
@@ -109,130 +89,115 @@ class Server:
             now + request.timeout if request.timeout else None,
             0 if request.nested else message.size,
         )
+        references = request.creation is not None or bool(request.references)
         if request.visit is not None:
             served.visit, served.turn = request.visit, request.visit.turn
+            references = references or served.turn is not None
         if request.autocast is not None:
             served.autocast = request.autocast
         self.active[channel, request.call] = served
         if self._early:
             with self._lock:
                 served.cancelled = self._early.pop((channel, request.call), "")
-        if request.creation is None and not request.references:
-            task = partial(self._serve, channel, served, request, [message], ())
+        served.extensions = self._pipeline.concerned[(request.autograd is not None) + (2 if references else 0)]
+        # The message is in a list that is emptied when it is decoded, and nobody else holds it: its memory can go back
+        # to the sender when the function is done with it.
+        if references:
+            task = partial(self._admit, served, request, [message])
         else:
-            task = partial(self._begin, channel, served, request, [message])
-        self._owner.executor.submit(task)
+            task = partial(self._serve, served, request, [message], ())
+        self._local.executor.submit(task)
 
     def refuse(self, channel: Channel, call: int, error: Exception) -> None:
-        """A request has come that cannot be taken: answer it with `error`."""
+        """Answer a request that cannot be taken with `error`."""
         served = self.active.get((channel, call))
         if served is None:
-            served = Served(self._agent, call, channel.worker, "", self._owner.runtime.now(), None, 0)
+            served = Served(self._agent, channel, call, channel.worker, "", self._local.runtime.now(), None, 0)
             self.active[channel, call] = served
-        self._answer(channel, served, None, None, error)
+        self._answer(served, None, error)
 
-    def _begin(self, channel: Channel, served: Served, request: Request, parcel: list[Message]) -> None:
-        """Serve a request that makes a reference, or brings some, when these are confirmed."""
-        keeper = self._owner.keeper
-        references: list[Placed] | tuple[()] = ()
-        if keeper is not None:
-            if channel.session.state.is_over:
-                # What a lost worker held has been given up, and this came too late for that.
-                _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
-                self.active.pop((channel, request.call), None)
-                if self._owner.draining:
-                    self._owner.activity_ended()
+    def _admit(self, served: Served, request: Request, holder: list[Message]) -> None:
+        """Serve a request that brings or makes references, when extensions say that it can be."""
+        channel = served.channel
+        if channel.session.state.is_over:
+            # What a lost worker held has been released, and this came too late for that.
+            _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
+            self.active.pop((channel, request.call), None)
+            if self._local.on_idle is not None:
+                self._local.on_idle()
+            return
+        arrived = IncomingMessage(channel.worker, forks=request.references, creation=request.creation, served=served)
+        later = partial(self._serve, served, request, holder, arrived.references)
+        arrived.proceed = partial(self._local.executor.submit, later)
+        for extension in served.extensions:
+            if not extension.arrived(arrived):
                 return
-            caller = channel.worker.id
-            if request.creation is not None:
-                keeper.creating(request.creation, caller)
-            if request.references:
-                references = keeper.incoming(caller, request.references)
-                later = partial(self._serve, channel, served, request, parcel, references)
-                if not keeper.when_confirmed(references, lambda: self._owner.executor.submit(later)):
-                    return
-        self._serve(channel, served, request, parcel, references)
+        self._serve(served, request, holder, arrived.references)
 
     def _serve(
         self,
-        channel: Channel,
         served: Served,
         request: Request,
-        parcel: list[Message],
-        references: list[Placed] | tuple[()],
+        holder: list[Message],
+        references: list[PlacedReference] | tuple[()],
     ) -> None:
-        """Run the function, and answer. The parcel holds the message until it is decoded, and nobody else does: its
-        memory can go back to the sender when the function is done with it."""
+        """Run the function, and reply."""
         if not _is_grad_enabled():  # a function that ran on this thread before left it so
             torch.set_grad_enabled(True)
         token = current_served.set(served)
-        recorder, entered = self._owner.recorder, None
         try:
-            if request.autograd is None:
-                self._run(channel, served, request, parcel, references)
+            if not served.extensions:
+                self._run(served, request, holder, references)
             else:
-                if recorder is not None:
-                    served.autograd = request.autograd
-                    served.scope, entered = recorder.enter(request.autograd, channel.worker)
-                    if channel.session.state.is_over:  # its loss may have come before, and would not come again
-                        recorder.lost(served.scope, channel.worker)
-                if request.autograd.grad_mode:
-                    self._run(channel, served, request, parcel, references)
-                else:
-                    with torch.no_grad():
-                        self._run(channel, served, request, parcel, references)
-        except Exception as error:  # noqa: BLE001 - a fault of ours, and the caller must not wait for it
-            _log.exception("worker %r failed to serve %s", self._owner.me.name, request.function)
-            self._answer(channel, served, request.creation, None, error)
+                run: Callable[[], None] = partial(self._run, served, request, holder, references)
+                served.autograd = request.autograd
+                for extension in reversed(served.extensions):
+                    run = partial(extension.serve, served, run)
+                run()
+        except Exception as error:  # noqa: BLE001 - a bug of ours, and the caller must not wait for ever
+            _log.exception("worker %r failed to serve %s", self._local.name, request.function)
+            self._answer(served, None, error)
         finally:
             current_served.reset(token)
-            if entered is not None and recorder is not None:
-                recorder.leave(entered)
 
     def serve_message(self, channel: Channel, call: int, what: str, run: Callable[[], None], done: Any) -> None:
-        """Serve a call that is a message of its own kind: `run` it, and answer with the head `done`, or the error."""
-        served = Served(self._agent, call, channel.worker, what, self._owner.runtime.now(), None, 0)
+        """Serve a call that is a message of its own kind: `run` it, and reply with the head `done`, or the error."""
+        served = Served(self._agent, channel, call, channel.worker, what, self._local.runtime.now(), None, 0)
         self.active[channel, call] = served
         token = current_served.set(served)
         try:
             run()
-            frames = pack(encode_head(done), b"", None, channel.room)
+            frames = pack_head(channel, done)
         except BaseException as error:  # noqa: BLE001 - whatever it raises belongs to the caller
-            frames = self._pack_failure(channel, served, error)
+            frames = self._pack_failure(served, error)
         finally:
             current_served.reset(token)
             self.active.pop((channel, call), None)
         try:
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
-            _log.debug("the answer to %s of worker %r has no taker: %s", what, served.caller, failure)
-        self._owner.activity_ended()
+            _log.debug("the reply to %s of worker %r cannot be delivered: %s", what, served.caller, failure)
+        if self._local.on_idle is not None:
+            self._local.on_idle()
 
     def _run(
         self,
-        channel: Channel,
         served: Served,
         request: Request,
-        parcel: list[Message],
-        references: list[Placed] | tuple[()],
+        holder: list[Message],
+        references: list[PlacedReference] | tuple[()],
     ) -> None:
-        creation = request.creation
         try:
             if served.cancelled:  # while it waited for a thread, or for its references
                 served.check()
             name = request.function
-            message = parcel.pop()
-            attachments = build(request.attachments, message.region) if request.attachments else []
-            if served.autograd is not None and served.autograd.message:
-                attachments = self._incoming(channel, served.autograd, attachments)
-            values: Any = payload.decode(message.data, attachments, references)
-            del message  # or the region would live as long as the function runs
+            values = self._pipeline.unpack(served.worker, request, holder.pop(), references)
             if references:
                 references.clear()
             if name.startswith("@"):
                 function, deferred = self._services.get(name) or self._unknown(name)
                 if deferred:
-                    function = partial(function, partial(self._answer, channel, served, creation))
+                    function = partial(function, partial(self._answer, served))
                     if request.autocast is None:
                         function(*values[0], **values[1])
                     else:
@@ -253,17 +218,17 @@ class Server:
             else:
                 with entered(request.autocast):
                     result = function(*args, **kwargs)
-            # Or what was sent would live until the answer has left, and its memory go back with the next one only.
-            del args, kwargs, values, attachments
+            # Or the arguments would live until the reply has left, and their memory would go back with the next one.
+            del args, kwargs, values
         except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
             if self.on_failure is not None:
                 self.on_failure(error)
-            self._answer(channel, served, creation, None, error)
+            self._answer(served, None, error)
             return
         if type(result) in AT_ONCE:
-            self._answer(channel, served, creation, result, None)
+            self._answer(served, result, None)
         else:
-            self.conclude(served, function, result, partial(self._answer, channel, served, creation))
+            self.conclude(served, function, result, partial(self._answer, served))
 
     def conclude(
         self, served: Served, function: object, result: Any, answer: Callable[[object, BaseException | None], None]
@@ -276,12 +241,6 @@ class Server:
             result.add_done_callback(lambda future: _pass_on(future, answer))
         else:
             answer(result, None)
-
-    def _incoming(self, channel: Channel, autograd: AutogradMetadata, attachments: list[Any]) -> list[Any]:
-        recorder = self._owner.recorder
-        if recorder is None:
-            return attachments
-        return recorder.incoming(channel.worker, autograd, attachments)
 
     def _run_coroutine(
         self,
@@ -307,7 +266,7 @@ class Server:
 
     def _never_runs(self, served: Served) -> TelegradError:
         return TelegradError(
-            f"worker {self._owner.me.name!r} cannot run {served.function}: a coroutine there blocks the event loop in "
+            f"worker {self._local.name!r} cannot run {served.function}: a coroutine there blocks the event loop in "
             f"backward() of context {served.autograd.context if served.autograd else 0:#x}, and that pass may need "
             "this call. Run the pass on a thread of its own: await asyncio.to_thread(telegrad.autograd.backward, ...)"
         )
@@ -316,94 +275,62 @@ class Server:
         known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"
         raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
 
-    # -- answers ----------------------------------------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------------------------------
 
-    def _answer(
-        self,
-        channel: Channel,
-        served: Served,
-        creation: Creation | None,
-        value: object,
-        error: BaseException | None,
-    ) -> None:
-        if creation is not None and self._owner.keeper is not None:
-            self._owner.keeper.computed(creation, value, error)
-            value = None
+    def _answer(self, served: Served, value: object, error: BaseException | None) -> None:
+        channel = served.channel
+        if served.on_result is not None:
+            value = served.on_result(value, error)
         with self._lock:
             if self.active.pop((channel, served.id), None) is None:
                 return  # answered already
             self._leaving.add(served)
         served.answered = True
         served.on_cancel = None  # it knows the coroutine, and that knows its result
-        if served.turn is not None and self._owner.keeper is not None:
-            self._owner.keeper.not_in_turn(served.turn, channel.worker.id)
         try:
             try:
                 if error is None:
-                    frames = self._pack_reply(channel, served, value)
+                    main = self._local.me.main
+                    by_name = bool(main) and channel.worker.main == main
+                    context = served.context
+                    encoded = payload.encode(value, main_by_name=by_name, root="result", edges=context is not None)
+                    if not encoded.attachments and not encoded.references:
+                        context = None  # nothing of it is recorded
+                    frames, _ = self._pipeline.pack(channel, encoded, partial(Reply, served.id), (), context)
                 else:
-                    frames = self._pack_failure(channel, served, error)
+                    frames = self._pack_failure(served, error)
             except BaseException as failure:  # noqa: BLE001 - whatever pickling raises belongs to the caller
-                frames = self._pack_failure(channel, served, failure)
+                frames = self._pack_failure(served, failure)
             if served.charge:
                 with channel.lock:
                     channel.credits.answered(served.charge)
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
-            _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)
+            _log.debug("the reply to %s of worker %r cannot be delivered: %s", served.function, served.caller, failure)
         finally:
             self._leaving.discard(served)
-            if served.scope is not None and self._owner.recorder is not None and not channel.session.state.is_over:
-                self._owner.recorder.answered(served.scope, channel.worker)
-            if self._owner.draining:
-                self._owner.activity_ended()
+            for extension in served.extensions:
+                extension.answered(served)
+            if self._local.on_idle is not None:
+                self._local.on_idle()
 
-    def _pack_reply(self, channel: Channel, served: Served, value: object) -> Any:
-        caller = channel.worker
-        by_name = bool(self._owner.me.main) and caller.main == self._owner.me.main
-        encoded = payload.encode(value, main_by_name=by_name, root="result", edges=served.scope is not None)
-        if not encoded.attachments and not encoded.references:
-            return pack(encode_head(Reply(served.id)), encoded.data, None, channel.room)
-        recorder, autograd = self._owner.recorder, None
-        forks: tuple[ForkInfo, ...] = ()
-        if encoded.references and self._owner.keeper is not None:
-            forks = self._owner.keeper.outgoing(caller.id, encoded.references)
-        try:
-            layout: Layout = lay_out(encoded.attachments)  # first: it finds what cannot be sent
-            if served.scope is not None and recorder is not None:
-                autograd = recorder.outgoing(served.scope, caller, encoded, request=False)
-            head = encode_head(Reply(served.id, layout.descriptors, autograd, forks))
-            return pack(head, encoded.data, layout, channel.room)
-        except BaseException:
-            if forks and self._owner.keeper is not None:
-                self._owner.keeper.not_sent(caller.id, forks)
-            raise
-
-    def _pack_failure(self, channel: Channel, served: Served, error: BaseException) -> Any:
+    def _pack_failure(self, served: Served, error: BaseException) -> Frames:
         explain(error)
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__") in _CALLS_IT:
             trace = trace.tb_next
         text = traceback_of(error, trace)
-        data, layout = b"", None
-        if isinstance(error, Exception):
-            try:
-                encoded = payload.encode(error, main_by_name=True, root="error", edges=False)
-                if not encoded.references:  # an error is shown in many places, and would keep them alive
-                    # Without history: that of an error is not recorded, and a leaf would look as if it had none.
-                    parts = [part.detach() if isinstance(part, torch.Tensor) else part for part in encoded.attachments]
-                    data, layout = encoded.data, lay_out(parts)
-            except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
-                _log.debug("%s cannot be pickled: %s", type(error).__name__, failure)
-        head = Failure(
-            served.id,
-            sendable(f"{type(error).__module__}.{type(error).__qualname__}"),
-            text_of(error),
-            text,
-            isinstance(error, FunctionNotFound),
-            layout.descriptors if layout is not None else (),
-        )
-        return pack(encode_head(head), data, layout, channel.room)
+        told = pickle_exception(error)
+        not_found = isinstance(error, FunctionNotFound)
+
+        def make_head(descriptors: Any, *_: Any) -> Failure:
+            return Failure(served.id, told.type_name, told.text, text, not_found, descriptors)
+
+        try:
+            return self._pipeline.pack(served.channel, told.value, make_head)[0]
+        except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
+            _log.debug("%s cannot be sent: %s", told.type_name, failure)
+            return pack_head(served.channel, make_head(()))
 
     # -- cancelling -------------------------------------------------------------------------------------------
 

@@ -8,19 +8,20 @@ backward pass, say) nobody could be told: the channel tries for some seconds, an
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 from telegrad.calls.client import Client
 from telegrad.calls.server import Server
 from telegrad.connection.channel import Channel
-from telegrad.connection.worker_record import WorkerRecord
+from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import CallError, ProtocolError, ResourceExhausted, is_shortage
-from telegrad.execution.executor import Executor
 from telegrad.wire.frames import Frame, Message
 from telegrad.wire.messages import Cancel, Failure, Reply, Request, RequestInAutocast, call_of
 from telegrad.wire.reassembly import head_of
 
 _log = logging.getLogger("telegrad")
+
+Deliver = Callable[[Channel, Message], None]
 
 _CANCEL = Cancel.__struct_config__.tag
 _REQUESTS = frozenset(kind.__struct_config__.tag for kind in (Request, RequestInAutocast))
@@ -30,47 +31,43 @@ _ANSWERS = frozenset(kind.__struct_config__.tag for kind in (Reply, Failure))
 _TRIES = 100  # to take a message for which there is no memory, and whose loss nobody could be told
 
 
-class UndeliveredOwner(Protocol):
-    """What this needs of its agent."""
+class Undeliverable:
+    """Reports messages that this worker cannot take."""
 
-    me: WorkerRecord
-    executor: Executor
-    client: Client
-    server: Server
+    def __init__(self, local: LocalWorker, client: Client, server: Server, deliver: Deliver) -> None:
+        self._local = local
+        self._client = client
+        self._server = server
+        self._deliver = deliver
 
-    def deliver(self, channel: Channel, message: Message) -> None:
-        """Take a message that arrived on a channel."""
+    def report(self, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
+        """Fail the call that a message belongs to; False: it belongs to none, and cannot be taken later either."""
+        head = head_of(frame) if message is None else message.head
+        me, peer = self._local.name, channel.peer
+        if not is_shortage(cause):
+            _log.error("worker %r cannot take a message of worker %r", me, peer, exc_info=cause)
+        tag, call = call_of(head) or (None, 0)
+        if channel.outgoing and tag in _ANSWERS:
+            self._client.answer_lost(
+                channel, call, _error(f"worker {me!r} cannot take the answer of", channel, cause, call)
+            )
+            return True
+        if not channel.outgoing and tag in _REQUESTS:
+            self._server.refuse(channel, call, _error(f"worker {me!r} cannot take a call from", channel, cause, call))
+            return True
+        return tag == _CANCEL or (message is not None and is_shortage(cause) and self._taken_later(channel, message))
 
-
-def report(owner: UndeliveredOwner, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
-    """Fail the call that a message belongs to; False: it belongs to none, and cannot be taken later either."""
-    head = head_of(frame) if message is None else message.head
-    me, peer = owner.me.name, channel.peer
-    if not is_shortage(cause):
-        _log.error("worker %r cannot take a message of worker %r", me, peer, exc_info=cause)
-    tag, call = call_of(head) or (None, 0)
-    if channel.outgoing and tag in _ANSWERS:
-        owner.client.answer_lost(
-            channel, call, _error(f"worker {me!r} cannot take the answer of", channel, cause, call)
-        )
-        return True
-    if not channel.outgoing and tag in _REQUESTS:
-        owner.server.refuse(channel, call, _error(f"worker {me!r} cannot take a call from", channel, cause, call))
-        return True
-    return tag == _CANCEL or (message is not None and is_shortage(cause) and _taken_later(owner, channel, message))
-
-
-def _taken_later(owner: UndeliveredOwner, channel: Channel, message: Message) -> bool:
-    for _ in range(_TRIES):
-        owner.executor.pause()
-        try:
-            owner.deliver(channel, message)
-        except MemoryError:
-            continue
-        except ProtocolError:  # its head was cut: it cannot be read, and that is our fault
-            return False
-        return True
-    return False
+    def _taken_later(self, channel: Channel, message: Message) -> bool:
+        for _ in range(_TRIES):
+            self._local.executor.pause()
+            try:
+                self._deliver(channel, message)
+            except MemoryError:
+                continue
+            except ProtocolError:  # its head was cut: it cannot be read, and that is our fault
+                return False
+            return True
+        return False
 
 
 def _error(what: str, channel: Channel, cause: Exception, call: int) -> Exception:

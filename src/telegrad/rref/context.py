@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from telegrad.agent.agent import Agent
-from telegrad.calls.keeper import Traffic
+from telegrad.agent.shutdown import ReferenceTraffic
 from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import ReferenceGone, UnknownWorker
@@ -222,7 +222,7 @@ class RRefContext:
             with self.lock:
                 self.kept.pop(rref, None)
 
-    def traffic(self, pending: bool) -> Traffic:
+    def traffic(self, pending: bool) -> ReferenceTraffic:
         """See `Keeper.traffic`."""
         with self.lock:
-            return Traffic(pending, dict(self._sent), dict(self._received))
+            return ReferenceTraffic(pending, dict(self._sent), dict(self._received))

@@ -1,14 +1,12 @@
-"""References on their way: what happens to the books when calls and answers carry them to other workers, and here.
-
-This is what the agent asks as its `telegrad.calls.keeper.Keeper`.
-"""
+"""The references extension of messages: forks those that leave, takes those that arrive, and stores created values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
-from telegrad.calls.keeper import Placed, Traffic
+from telegrad.calls.call import Served
+from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
 from telegrad.errors import ReferenceGone
 from telegrad.protocol import ownership as protocol
 from telegrad.protocol.ownership import Ref
@@ -26,29 +24,20 @@ class Book(Protocol):
     def make_handle(self, rref: Ref, use: UserRRef | None, owner: int, ordered: bool) -> Reference:
         """A handle of a reference."""
 
-    def settled(self) -> bool:
-        """Whether every handle that died has been given up."""
 
-    def held(self) -> list[str]:
-        """What is kept here for others, and what of others is held here, for people."""
-
-    def close(self) -> None:
-        """The agent is shutting down."""
-
-
-class RRefExtension:
+class RRefExtension(Extension):
     """Keeps the books when references travel."""
 
     def __init__(self, ledger: RRefContext, book: Book) -> None:
         self._ledger = ledger
         self._book = book
 
-    def outgoing(self, to: int, references: Sequence[Placed]) -> tuple[ForkInfo, ...]:
-        """See `Keeper.outgoing`."""
-        ledger = self._ledger
+    def outgoing(self, message: OutgoingMessage) -> None:
+        """Fork the references that a message carries."""
+        ledger, to = self._ledger, message.peer.id
         forks: list[ForkInfo] = []
         try:
-            for position, reference in references:
+            for position, reference in message.encoded.references:
                 handle = self._own(reference)
                 from_fork = handle._use.fork if handle._use else None
                 with ledger.lock:
@@ -56,10 +45,8 @@ class RRefExtension:
                         raise handle.released_error()
                     fork = ledger.rules.pass_on(handle._id, from_fork, to=to, fork=ledger.new_fork())
                 forks.append(ForkInfo(position, fork.rref, fork.fork, fork.owner, handle._ordered))
-        except BaseException:
-            self.not_sent(to, forks)
-            raise
-        return tuple(forks)
+        finally:
+            message.forks = tuple(forks)  # also if one failed: `unsent` takes the others back
 
     def _own(self, handle: Reference) -> RRef[object]:
         assert isinstance(handle, RRef)
@@ -71,18 +58,33 @@ class RRefExtension:
             )
         return handle
 
-    def not_sent(self, to: int, forks: Sequence[ForkInfo]) -> None:
-        """See `Keeper.not_sent`."""
+    def unsent(self, message: OutgoingMessage) -> None:
+        """Take the forks of a message back."""
+        forks, message.forks = message.forks, ()
         for info in forks:
             with self._ledger.lock:
-                effects = self._ledger.rules.not_sent(protocol.Fork(info.rref, info.fork, info.owner), to)
+                effects = self._ledger.rules.not_sent(protocol.Fork(info.rref, info.fork, info.owner), message.peer.id)
             self._ledger.carry_out(effects)
 
-    def incoming(self, sender: int, forks: Sequence[ForkInfo]) -> list[Placed]:
-        """See `Keeper.incoming`."""
-        ledger = self._ledger
-        placed: list[Placed] = []
-        for info in forks:
+    def arrived(self, message: IncomingMessage) -> bool:
+        """Take the references that a message brings, and note the one that it creates.
+
+        A request is held back until the owners of all its references have confirmed them.
+        """
+        if message.creation is not None:
+            self._create(message.creation, message.peer.id)
+            if message.served is not None:
+                message.served.on_result = partial(self._computed, message.creation)
+        if message.forks:
+            self._receive(message)
+            if message.proceed is not None:
+                uses = [h._use for _, h in message.references if isinstance(h, RRef) and h._use is not None]
+                return self._ledger.when_settled(uses, message.proceed)
+        return True
+
+    def _receive(self, message: IncomingMessage) -> None:
+        ledger, sender = self._ledger, message.peer.id
+        for info in message.forks:
             use = None if info.owner == ledger.me else UserRRef(info.fork)
             handle = self._book.make_handle(info.rref, use, info.owner, info.ordered)
             with ledger.lock:
@@ -93,17 +95,10 @@ class RRefExtension:
                 effects = ledger.rules.received(sender, protocol.Fork(info.rref, info.fork, info.owner))
                 if use is not None:
                     use.confirmed = use.settled = sender == info.owner
-            placed.append((info.position, handle))
+            message.references.append((info.position, handle))
             ledger.carry_out(effects)
-        return placed
 
-    def when_confirmed(self, references: Sequence[Placed], action: Callable[[], None]) -> bool:
-        """See `Keeper.when_confirmed`."""
-        uses = [handle._use for _, handle in references if isinstance(handle, RRef) and handle._use is not None]
-        return self._ledger.when_settled(uses, action)
-
-    def creating(self, creation: Creation, caller: int) -> None:
-        """See `Keeper.creating`."""
+    def _create(self, creation: Creation, caller: int) -> None:
         ledger = self._ledger
         if caller == ledger.me:
             return  # it is here since the call was made
@@ -113,8 +108,8 @@ class RRefExtension:
                 kept.mailbox = OrderedQueue()
             ledger.rules.created(creation.rref, creation.fork, caller, creation.after)
 
-    def computed(self, creation: Creation, value: object, error: BaseException | None) -> None:
-        """See `Keeper.computed`."""
+    def _computed(self, creation: Creation, value: object, error: BaseException | None) -> None:
+        """Store what the function returned or raised. The caller gets nothing but the news that it has ended."""
         ledger = self._ledger
         with ledger.lock:
             kept = ledger.kept.get(creation.rref)
@@ -124,9 +119,10 @@ class RRefExtension:
             effects = ledger.rules.computed(creation.rref)
         ledger.carry_out(effects)
 
-    def not_in_turn(self, turn: Turn, caller: int) -> None:
-        """See `Keeper.not_in_turn`."""
-        self.skip(caller, turn)
+    def answered(self, served: Served) -> None:
+        """Let the calls that wait for this one in an object's order go on, if it never took its turn."""
+        if served.turn is not None:
+            self.skip(served.worker.id, served.turn)
 
     def skip(self, caller: int, turn: Turn, *, last: bool = False) -> None:
         """A call of an ordered object that lives here will not come."""
@@ -141,15 +137,3 @@ class RRefExtension:
 
         if kept.when_ready(skip):
             skip()
-
-    def held(self) -> list[str]:
-        """See `Keeper.held`."""
-        return self._book.held()
-
-    def traffic(self) -> Traffic:
-        """See `Keeper.traffic`."""
-        return self._ledger.traffic(not self._book.settled())
-
-    def close(self) -> None:
-        """See `Keeper.close`."""
-        self._book.close()

@@ -67,7 +67,7 @@ class RRef(Reference, Generic[T]):
     _released: bool
 
     def __new__(cls, value: Any = None, type_hint: object = None, *, ordered: bool = False) -> Self:
-        return default_agent().references.own(value, ordered=ordered, cls=cls)  # type: ignore[no-any-return]
+        return default_agent().references.own(value, ordered=ordered, cls=cls)  # type: ignore[return-value]  # it makes a `cls`
 
     @classmethod
     def _make(cls, book: RRefManager, rref: Ref, use: UserRRef | None, owner: int, ordered: bool) -> Self:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from telegrad.agent.agent import Agent
+from telegrad.agent.shutdown import ReferenceTraffic
 from telegrad.calls.call import Call, current_served
+from telegrad.calls.extension import Concern
 from telegrad.connection.channel import Channel
 from telegrad.errors import CallError, DeadlineExceeded, NotInitialized, TelegradError, WorkerLost
 from telegrad.execution.executor import Owed
@@ -43,7 +45,7 @@ class RRefManager:
         self._sweeper: Finalizer[Dropped] = Finalizer(agent.runtime, agent.executor, self._sweep)
         self._passing = RRefExtension(self._ledger, self)
         self.closed = False
-        agent.keeper = self._passing
+        agent.pipeline.add(self._passing, Concern.REFERENCES)
         agent.references = self
         agent.handle(RRefSkip, self._on_skip, urgent=True)
         RRefService(self)
@@ -192,6 +194,10 @@ class RRefManager:
             ledger.settle(use)
 
     # -- for people and tests ---------------------------------------------------------------------------------------
+
+    def traffic(self) -> ReferenceTraffic:
+        """Return how many messages about references this worker has sent and received."""
+        return self._ledger.traffic(not self.settled())
 
     def held(self) -> list[str]:
         """What is kept here for others, and what of others is held here, for people."""

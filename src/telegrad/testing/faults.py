@@ -104,7 +104,7 @@ class _FaultyChannel(Channel):
             f"{call} was not sent: its failure was injected", worker=call.worker, function=call.function, call=call.id
         )
         calling = self.agent.client
-        calling._forget(call, self.agent.peers.find(call.worker))
+        calling._forget(call)
         self.calls[call.id] = call  # only then can it end
         on_done = None
         if call.at_once:  # a reference knows that it was not created before its maker has it, as in torch

@@ -450,14 +450,15 @@ def test_a_call_whose_caller_was_lost_before_it_is_served_leaves_no_context(monk
     """Its caller alone could have ended the context there, and word of the loss does not come twice."""
     with local_group(["a", "b", "c"]) as group, acting_as(group["a"]):
         b, c = group["b"], group["c"]
-        enter = c.recorder.enter
+        contexts = c.autograd.contexts
+        enter = contexts.enter
 
-        def enter_late(metadata: Any, peer: Any) -> Any:
+        def enter_late(context_id: int) -> Any:
             b.close()
             wait_until(lambda: c.peers.find("b").gone != "")
-            return enter(metadata, peer)
+            return enter(context_id)
 
-        monkeypatch.setattr(c.recorder, "enter", enter_late)
+        monkeypatch.setattr(contexts, "enter", enter_late)
         b.register("f", lambda: b.call("c", "@g"))
         c.register("g", make_weight)
         with autograd.context():

@@ -130,7 +130,7 @@ def start(
 
     def prepare(agent: Agent) -> None:
         use_handles(agent)
-        agent.carries_autocast = False  # as in torch, where autocast is each worker's own
+        agent.client.carries_autocast = False  # as in torch, where autocast is each worker's own
         # Others may call this worker the moment that it serves, and what they call may make calls.
         set_current_agent(cls(agent, store, rpc_backend_options, static=bool(world_size)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from telegrad import rpc
-from telegrad.calls.error_texts import sendable, text_of, traceback_of
+from telegrad.calls.exceptions import sendable, text_of, traceback_of
 from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 

@@ -1,0 +1,57 @@
+"""Where whole messages arrive: each goes to the client, to the server, or to the handler of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from telegrad.calls.call import Served
+from telegrad.calls.client import Client
+from telegrad.calls.oneway import OneWay
+from telegrad.calls.server import Server
+from telegrad.connection.channel import Channel
+from telegrad.connection.peers import Peer
+from telegrad.errors import ProtocolError
+from telegrad.wire.frames import Message
+from telegrad.wire.messages import ANSWERS, Cancel, Request, decode_head
+
+
+class Dispatcher:
+    """Takes the messages that channels deliver."""
+
+    def __init__(self, client: Client, server: Server, oneway: OneWay) -> None:
+        self._client = client
+        self._server = server
+        self._oneway = oneway
+
+    def deliver(self, channel: Channel, message: Message) -> None:
+        """Take a message that arrived on a channel."""
+        head = decode_head(message.head)
+        if channel.outgoing:
+            if isinstance(head, ANSWERS):
+                self._client.receive(channel, head, message)
+                return
+        elif isinstance(head, Request):
+            if not head.nested:
+                with channel.lock:
+                    channel.credits.arrived(message.size)
+            self._server.take(channel, head, message)
+            return
+        elif isinstance(head, Cancel):
+            self.cancel_children(self._server.cancel(channel, head.call, head.reason))
+            return
+        if not self._oneway.deliver(channel, head, message):
+            raise ProtocolError(f"worker {channel.peer!r} sent a {type(head).__name__} in the wrong direction")
+
+    def cancel_children(self, cancelled: Iterable[Served]) -> None:
+        """Cancel the calls that cancelled calls have made."""
+        for served in cancelled:
+            for call in list(served.children.values()):
+                self._client.cancel(call, f"{served.function}, which made it, was given up: {served.cancelled}")
+
+    def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
+        """Fail the calls that a lost worker has not answered, and cancel those that it made."""
+        self._client.peer_lost(peer, channels, reason)
+        for channel in channels:
+            self.cancel_children(
+                self._server.cancel_all(channel, f"worker {peer.record.name!r}, which called it, is gone")
+            )

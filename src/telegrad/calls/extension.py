@@ -1,0 +1,97 @@
+"""The interface through which packages extend messages: autograd records tensors, references record forks.
+
+Calls know neither gradients nor ownership. A package that adds something to messages implements `Extension`, and adds
+it to the agent's `Pipeline`, saying which messages concern it. Messages that concern no extension skip this file, so a
+plain call pays nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.wire.messages import AutogradMetadata, Creation, ForkInfo
+from telegrad.wire.payload import Encoded, Reference
+
+if TYPE_CHECKING:
+    from telegrad.calls.call import Served
+
+PlacedReference = tuple[int, Reference]
+"""A reference and its position among the attachments of a message."""
+
+Context = Any
+"""What messages are sent in: a context of distributed autograd, which only the autograd extension looks into."""
+
+current_context: ContextVar[Context | None] = ContextVar("telegrad_autograd_context", default=None)
+"""The context of the current thread or task."""
+
+
+class Concern(enum.IntFlag):
+    """Which messages an extension is asked about."""
+
+    CONTEXT = 1
+    """Those sent in a context."""
+    REFERENCES = 2
+    """Those that carry, create or call references."""
+    ALL = 4
+
+
+class OutgoingMessage(msgspec.Struct, eq=False):
+    """A message that has been encoded and has not left. Extensions fill in what travels with it."""
+
+    peer: WorkerRecord
+    encoded: Encoded
+    context: Context | None
+    is_request: bool
+    autograd: AutogradMetadata | None = None
+    forks: tuple[ForkInfo, ...] = ()
+
+
+class IncomingMessage(msgspec.Struct, eq=False):
+    """A message that has arrived. Extensions turn what traveled with it into edges and references."""
+
+    peer: WorkerRecord
+    autograd: AutogradMetadata | None = None
+    attachments: list[Any] = []
+    """The tensors; only once they are decoded, for `Extension.incoming`."""
+    forks: Sequence[ForkInfo] = ()
+    references: list[PlacedReference] = []
+    """What `Extension.arrived` makes of the forks. Whoever drops the message drops the references."""
+    creation: Creation | None = None
+    """Of a request whose result stays on this worker."""
+    proceed: Callable[[], None] | None = None
+    """Of a request: serves it. For an extension that holds the request back, see `Extension.arrived`."""
+    served: Served | None = None
+    """Of a request."""
+
+
+class Extension:
+    """Adds something to messages. Every method may be left as it is."""
+
+    def outgoing(self, message: OutgoingMessage) -> None:
+        """A message has been encoded; nothing has left yet. An exception fails the message before it is sent."""
+
+    def unsent(self, message: OutgoingMessage) -> None:
+        """Undo `outgoing`: the message did not leave. Also called if `outgoing` itself raised."""
+
+    def arrived(self, message: IncomingMessage) -> bool:
+        """A message arrived. Called once for each, even if nobody waits for it any more.
+
+        Return False to hold a request back, and call `message.proceed` when it can be served.
+        """
+        return True
+
+    def incoming(self, message: IncomingMessage) -> None:
+        """The tensors of a message have been decoded; the values that hold them have not."""
+
+    def serve(self, served: Served, function: Callable[[], None]) -> None:
+        """Serve a call by calling `function` on this thread."""
+        function()
+
+    def answered(self, served: Served) -> None:
+        """The reply to a call has left, or could not be delivered."""

@@ -1,0 +1,133 @@
+"""The stages that every message passes: encode, extensions, layout, frames, channel; and back in the reverse order.
+
+Requests, replies and one-way messages, with and without tensors, all take this way, so whatever is added to messages is
+added here once. See `telegrad.calls.extension` for the second stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from telegrad.calls.extension import Concern, Context, Extension, IncomingMessage, OutgoingMessage, PlacedReference
+from telegrad.connection.channel import Channel
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.interrupts import shielded
+from telegrad.wire import payload
+from telegrad.wire.frames import Message, Outgoing, pack
+from telegrad.wire.messages import AutogradMetadata, encode_head
+from telegrad.wire.payload import Encoded
+from telegrad.wire.tensors import TensorDescriptor, build, lay_out
+
+Frames = tuple[Outgoing, ...]
+Descriptors = tuple[TensorDescriptor, ...]
+MakeHead = Callable[..., Any]
+"""Makes the head of a message from its tensor descriptors, autograd metadata and forks, and what follows them."""
+
+
+class Head(Protocol):
+    """The head of a message that carries values."""
+
+    @property
+    def attachments(self) -> Descriptors: ...
+    @property
+    def autograd(self) -> AutogradMetadata | None: ...
+
+
+class Pipeline:
+    """The message pipeline of one agent."""
+
+    def __init__(self) -> None:
+        # The extensions that a message concerns, by its concerns: 0 for none, CONTEXT, REFERENCES, both.
+        self.concerned: tuple[tuple[Extension, ...], ...] = ((), (), (), ())
+
+    def add(self, extension: Extension, concern: Concern) -> None:
+        """Have `extension` asked about the messages that it concerns, after the extensions added before."""
+        self.concerned = tuple(
+            (*extensions, extension) if concern & (Concern.ALL | Concern(concerns)) else extensions
+            for concerns, extensions in enumerate(self.concerned)
+        )
+
+    # -- out --------------------------------------------------------------------------------------------------
+
+    def pack(
+        self,
+        channel: Channel,
+        encoded: Encoded,
+        make_head: MakeHead,
+        rest: tuple[Any, ...] = (),
+        context: Context | None = None,
+        is_request: bool = False,
+    ) -> tuple[Frames, OutgoingMessage | None]:
+        """Pass an encoded value through extensions and layout, and return its frames.
+
+        `rest` are the fields of the head that follow descriptors, autograd metadata and forks. The second result is
+        for `unsent`, if the frames cannot be sent.
+        """
+        concerned = self.concerned[(context is not None) + (2 if encoded.references else 0)]
+        if not concerned:
+            layout = lay_out(encoded.attachments) if encoded.attachments else None
+            head = make_head(() if layout is None else layout.descriptors, None, (), *rest)
+            return pack(encode_head(head), encoded.data, layout, channel.room), None
+        message = OutgoingMessage(channel.worker, encoded, context, is_request)
+        try:
+            for extension in concerned:
+                extension.outgoing(message)
+            layout = lay_out(encoded.attachments) if encoded.attachments else None
+            head = make_head(() if layout is None else layout.descriptors, message.autograd, message.forks, *rest)
+            return pack(encode_head(head), encoded.data, layout, channel.room), message
+        except BaseException:
+            self.unsent(message)
+            raise
+
+    def pack_gradients(
+        self, channel: Channel, gradients: Sequence[Any], make_head: Callable[[Descriptors], Any]
+    ) -> Frames:
+        """Pass gradients through the layout, and return the frames of their message.
+
+        With create_graph the autograd extension has recorded them before, inside the engine: see `extend`.
+        """
+        # Two gradients that are one tensor here must be two there, or whoever changes one changes the other.
+        layout = lay_out(gradients, share=False)
+        return pack(encode_head(make_head(layout.descriptors)), b"", layout, channel.room)
+
+    def extend(self, message: OutgoingMessage) -> OutgoingMessage:
+        """Pass a message through the extensions ahead of time, for `pack_gradients`."""
+        for extension in self.concerned[message.context is not None]:
+            extension.outgoing(message)
+        return message
+
+    @shielded
+    def unsent(self, message: OutgoingMessage | None) -> None:
+        """Have extensions undo what they did for a message that was not sent."""
+        if message is not None:
+            for extension in self.concerned[(message.context is not None) + (2 if message.encoded.references else 0)]:
+                extension.unsent(message)
+
+    # -- in ---------------------------------------------------------------------------------------------------
+
+    def tensors(self, peer: WorkerRecord, head: Head, message: Message) -> list[Any]:
+        """Decode the tensors of a message, with their edges."""
+        attachments: list[Any] = build(head.attachments, message.region) if head.attachments else []
+        if head.autograd is not None:
+            incoming = IncomingMessage(peer, head.autograd, attachments)
+            for extension in self.concerned[Concern.CONTEXT]:
+                extension.incoming(incoming)
+        return attachments
+
+    def unpack(
+        self, peer: WorkerRecord, head: Head, message: Message, references: Sequence[PlacedReference] = ()
+    ) -> Any:
+        """Decode the value of a message."""
+        attachments: list[Any] = build(head.attachments, message.region) if head.attachments else []
+        concerned = self.concerned[head.autograd is not None]
+        if concerned:
+            incoming = IncomingMessage(peer, head.autograd, attachments)
+            for extension in concerned:
+                extension.incoming(incoming)
+        return payload.decode(message.data, attachments, references)
+
+
+def pack_head(channel: Channel, head: Any, data: bytes = b"") -> Frames:
+    """Return the frames of a message that carries no tensors and concerns no extension."""
+    return pack(encode_head(head), data, None, channel.room)

@@ -1,0 +1,42 @@
+"""This worker's side of everything: who it is, its settings, and the clock, threads, memory and sockets that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.execution.executor import Executor
+from telegrad.settings import AgentSettings
+from telegrad.transport.base import Poller
+from telegrad.transport.buffers import BufferPool
+from telegrad.transport.slabs import SlabPool
+from telegrad.waiting import Runtime
+
+
+class LocalWorker:
+    """What the parts of an agent share. It knows none of them."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: AgentSettings,
+        runtime: Runtime,
+        poller: Poller,
+        executor: Executor,
+        token: bytes | None,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.limits = settings.limits
+        self.runtime = runtime
+        self.poller = poller
+        self.executor = executor
+        self.token = token
+        self.buffers = BufferPool()
+        self.slabs = SlabPool(settings.shared_memory, self.buffers.trim)
+        self.me: WorkerRecord
+        """Set once the listeners have their addresses."""
+        self.closed = ""
+        """Why the agent cannot be used; empty while it can."""
+        self.on_idle: Callable[[], None] | None = None
+        """Called when a call has ended, while a shutdown waits for that."""
