@@ -86,7 +86,7 @@ def test_the_answer_rides_on_the_last_gradient_of_a_small_island(
     sim = Simulation(1, ["a", "b"])
     x = leaf()
     sent: list[bool | None] = []
-    send, tell = OneWay.send_gradients, OneWay._tell
+    send, tell = OneWay.send_gradients, OneWay.tell
 
     def watched(self: OneWay, to: int, make_head: Any, *args: Any, **options: Any) -> Any:
         head = make_head(())
@@ -94,10 +94,10 @@ def test_the_answer_rides_on_the_last_gradient_of_a_small_island(
             sent.append(head.answer is not None)
         return send(self, to, make_head, *args, **options)
 
-    def watched_too(self: OneWay, to: int, head: Any, *args: Any) -> None:
+    def watched_too(self: OneWay, to: int, head: Any, *args: Any, **options: Any) -> None:
         if to == 0 and isinstance(head, PropagateGradientsResp):
             sent.append(None)
-        tell(self, to, head, *args)
+        tell(self, to, head, *args, **options)
 
     def large(x: torch.Tensor) -> torch.Tensor:
         for _ in range(40):
@@ -112,7 +112,7 @@ def test_the_answer_rides_on_the_last_gradient_of_a_small_island(
             return autograd.get_gradients(context_id)[x]
 
     monkeypatch.setattr(OneWay, "send_gradients", watched)
-    monkeypatch.setattr(OneWay, "_tell", watched_too)
+    monkeypatch.setattr(OneWay, "tell", watched_too)
     with sim:
         found = sim.run(main)
     expected = torch.autograd.grad((large(x) if function == "large" else x * 2).sum(), [x])[0]

@@ -267,9 +267,8 @@ class Client:
 
     # -- the end of a call --------------------------------------------------------------------------------------
 
-    def receive(self, channel: Channel, answer: Answer, message: Message) -> None:
-        """Take the reply to a call."""
-        call = channel.calls.get(answer.call)
+    def receive(self, channel: Channel, call: Call | None, answer: Answer, message: Message) -> None:
+        """Take a reply that brings references, or that nobody waits for any more."""
         if isinstance(answer, Reply) and answer.references:
             # Even if nobody waits for the reply any more: its sender must learn that the references were dropped.
             arrived = IncomingMessage(channel.worker, forks=answer.references)
@@ -278,10 +277,14 @@ class Client:
             if call is not None:
                 call.references = arrived.references
         if call is None or not self.finish(call, answer, message):  # it was given up, perhaps just now
-            with channel.lock:
-                charge = channel.abandoned.pop(answer.call, 0)
-            if charge:
-                channel.return_credit(charge)
+            self.return_abandoned(channel, answer.call)
+
+    def return_abandoned(self, channel: Channel, number: int) -> None:
+        """Return the credits of a call that was given up, and has now been answered."""
+        with channel.lock:
+            charge = channel.abandoned.pop(number, 0)
+        if charge:
+            channel.return_credit(charge)
 
     def finish(
         self,
@@ -343,11 +346,10 @@ class Client:
         """The answer of a call came, and this worker could not take it."""
         call = channel.calls.get(number)
         if call is None:
-            with channel.lock:
-                charge = channel.abandoned.pop(number, 0)
-        else:
-            charge, call.charge = call.charge, 0  # the callee has answered, and counts it no longer
-            self.finish(call, error=error)
+            self.return_abandoned(channel, number)
+            return
+        charge, call.charge = call.charge, 0  # the callee has answered, and counts it no longer
+        self.finish(call, error=error)
         if charge:
             channel.return_credit(charge)
 

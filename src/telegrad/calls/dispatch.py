@@ -12,7 +12,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.peers import Peer
 from telegrad.errors import ProtocolError
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import ANSWERS, Cancel, Request, decode_head
+from telegrad.wire.messages import ANSWERS, Cancel, Reply, Request, decode_head
 
 
 class Dispatcher:
@@ -28,7 +28,11 @@ class Dispatcher:
         head = decode_head(message.head)
         if channel.outgoing:
             if isinstance(head, ANSWERS):
-                self._client.receive(channel, head, message)
+                call = channel.calls.get(head.call)
+                if call is None or (type(head) is Reply and head.references):
+                    self._client.receive(channel, call, head, message)
+                elif not self._client.finish(call, head, message):  # it was given up just now
+                    self._client.return_abandoned(channel, head.call)
                 return
         elif isinstance(head, Request):
             if not head.nested:

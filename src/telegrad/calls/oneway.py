@@ -70,30 +70,38 @@ class OneWay:
         return peer.outgoing or self._peers.channel_to(peer, None)
 
     def tell(self, to: int, head: Any, data: bytes = b"", *, back: Channel | None = None) -> None:
-        """The same, for what a worker that is gone need not know: that is no error."""
-        if back is None:
-            back = self._peers.find(to).outgoing
-            if back is None:
-                # Whoever tells may be the runner that polls, and connecting waits for the poller of the other side:
-                # workers in a ring that tell each other something for the first time would wait for each other.
-                self._local.executor.submit(partial(self._tell, to, head, data, None), urgent=True)
-                return
-        self._tell(to, head, data, back)
-
-    def _tell(self, to: int, head: Any, data: bytes, channel: Channel | None) -> None:
+        """Send a message that a worker which is gone need not get: that is no error."""
+        channel = back or self._peers.find(to).outgoing
+        if channel is None:
+            # Whoever calls this may be the thread that polls, and connecting waits for the poller of the other side:
+            # workers in a ring that tell each other something for the first time would wait for each other.
+            self._local.executor.submit(partial(self._connect_and_tell, to, head, data), urgent=True)
+            return
         try:
-            channel = channel or self._channel_to(to)
             channel.post(pack_head(channel, head, data))
-        except (WorkerLost, NotInitialized, AuthenticationError) as error:
-            _log.debug("%s for worker %d was not sent: %s", type(head).__name__, to, error)
-        except Exception as error:
-            if not is_shortage(error):
-                raise
-            # The peer may wait for it without a deadline, so it is sent when the shortage is over.
-            _log.warning("%s for worker %d is sent later: %s", type(head).__name__, to, error)
-            executor = self._local.executor
-            again = partial(executor.submit, partial(self._tell, to, head, data, channel), urgent=True)
-            executor.at(self._local.runtime.now() + AGAIN, again)
+        except Exception as error:  # noqa: BLE001 - raised again if it is a bug
+            self._not_told(to, head, data, channel, error)
+
+    def _connect_and_tell(self, to: int, head: Any, data: bytes) -> None:
+        try:
+            channel = self._channel_to(to)
+        except Exception as error:  # noqa: BLE001 - raised again if it is a bug
+            self._not_told(to, head, data, None, error)
+        else:
+            self.tell(to, head, data, back=channel)
+
+    def _not_told(self, to: int, head: Any, data: bytes, channel: Channel | None, error: Exception) -> None:
+        kind = type(head).__name__
+        if isinstance(error, WorkerLost | NotInitialized | AuthenticationError):
+            _log.debug("%s for worker %d was not sent: %s", kind, to, error)
+            return
+        if not is_shortage(error):
+            raise error
+        # The peer may wait for it without a deadline, so it is sent when the shortage is over.
+        _log.warning("%s for worker %d is sent later: %s", kind, to, error)
+        executor = self._local.executor
+        again = partial(executor.submit, partial(self.tell, to, head, data, back=channel), urgent=True)
+        executor.at(self._local.runtime.now() + AGAIN, again)
 
     # -- receiving --------------------------------------------------------------------------------------------
 
