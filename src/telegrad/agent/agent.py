@@ -80,9 +80,9 @@ class Agent:
         self.client = Client(local, self.peers, self.pipeline)
         self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor))
         self.oneway = OneWay(local, self.peers, self.pipeline)
-        self.dispatcher = Dispatcher(self.client, self.server, self.oneway)
+        self.dispatcher = Dispatcher(self.client.completion, self.server, self.oneway)
         self.deliver = self.dispatcher.deliver
-        self.undelivered = Undeliverable(local, self.client, self.server, self.deliver).report
+        self.undelivered = Undeliverable(local, self.client.completion, self.server, self.deliver).report
         self.collectives = Collectives(local, self.peers, self.call)
         self.register(SERVICE[1:], self.collectives.arrive, deferred=True)
         self.autograd: Autograd

@@ -6,26 +6,23 @@ import itertools
 import logging
 from collections.abc import Callable
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 from telegrad.calls.call import Call, current_served
 from telegrad.calls.collectives import SERVICE
+from telegrad.calls.completion import Completion
 from telegrad.calls.deadlines import Deadlines
 from telegrad.calls.exceptions import exception_of
-from telegrad.calls.extension import Concern, IncomingMessage, current_context
+from telegrad.calls.extension import current_context
 from telegrad.calls.pipeline import Frames, Pipeline, pack_head
 from telegrad.calls.reader import LinkReader, Waiter
-from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
-from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, TelegradError, WorkerLost
+from telegrad.errors import DeadlineExceeded, NotInitialized
 from telegrad.execution.autocast import current as current_autocast
-from telegrad.execution.executor import Owed
 from telegrad.interrupts import shielded
 from telegrad.wire import payload
-from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Reply, Request, RequestInAutocast, Visit
+from telegrad.wire.messages import Creation, Failure, Reply, Request, RequestInAutocast, Visit
 from telegrad.wire.torch_state import autocast_is_enabled
 
 _log = logging.getLogger("telegrad")
@@ -40,7 +37,9 @@ class Client:
         self._peers = peers
         self._pipeline = pipeline
         self._call_ids = itertools.count(1)
-        self._deadlines = Deadlines(local.runtime, local.executor, self._expire)
+        self.completion = Completion(local, pipeline)
+        self.cancel = self.completion.cancel
+        self._deadlines = Deadlines(local.runtime, local.executor, self.completion.expire)
         self._reader = LinkReader(local.name, local.runtime, local.executor)
         self.carries_autocast = True
         """Whether calls and passes carry the autocast of their caller."""
@@ -61,7 +60,7 @@ class Client:
             if call.answer is None:
                 self.wait(call)
         except BaseException:
-            self.cancel(call, "the caller was interrupted")
+            self.completion.cancel(call, "the caller was interrupted")
             raise
         return self.result(call)
 
@@ -71,7 +70,7 @@ class Client:
             if call.answer is None:
                 self.wait(call)
         except BaseException:
-            self.cancel(call, "the caller was interrupted")
+            self.completion.cancel(call, "the caller was interrupted")
             raise
         return self.result(call)
 
@@ -238,7 +237,7 @@ class Client:
     def _time_is_up(self, call: Call) -> bool:
         """End the call if its own deadline has passed; if not, it was only that of a wait."""
         if call.deadline is not None and self._local.runtime.now() >= call.deadline:
-            self._expire(call)
+            self.completion.expire(call)
             return True
         return False
 
@@ -265,116 +264,6 @@ class Client:
             return None
         return exception_of(call, call.answer, call.message)
 
-    # -- the end of a call --------------------------------------------------------------------------------------
-
-    def receive(self, channel: Channel, call: Call | None, answer: Answer, message: Message) -> None:
-        """Take a reply that brings references, or that nobody waits for any more."""
-        if isinstance(answer, Reply) and answer.references:
-            # Even if nobody waits for the reply any more: its sender must learn that the references were dropped.
-            arrived = IncomingMessage(channel.worker, forks=answer.references)
-            for extension in self._pipeline.concerned[Concern.REFERENCES]:
-                extension.arrived(arrived)
-            if call is not None:
-                call.references = arrived.references
-        if call is None or not self.finish(call, answer, message):  # it was given up, perhaps just now
-            self.return_abandoned(channel, answer.call)
-
-    def return_abandoned(self, channel: Channel, number: int) -> None:
-        """Return the credits of a call that was given up, and has now been answered."""
-        with channel.lock:
-            charge = channel.abandoned.pop(number, 0)
-        if charge:
-            channel.return_credit(charge)
-
-    def finish(
-        self,
-        call: Call,
-        answer: Answer | None = None,
-        message: Message | None = None,
-        error: Exception | None = None,
-        *,
-        given_up: bool = False,
-    ) -> bool:
-        """End a call; only the first end counts. If it was given up, its answer may still come."""
-        channel = call.channel
-        if given_up:
-            with channel.lock:
-                if channel.calls.pop(call.id, None) is None:
-                    return False
-                if call.charge:
-                    # The callee counts the request until it answers it, so its credits come back only then.
-                    channel.abandoned[call.id] = call.charge
-        elif channel.calls.pop(call.id, None) is None:
-            return False
-        charge = call.charge
-        if charge and answer is not None:
-            call.charge = 0
-            channel.return_credit(charge)
-        call.message, call.error = message, error
-        call.answer = answer
-        if call.timer is not None:
-            self._local.executor.cancel(call.timer)
-        parent, call.parent = call.parent, None  # what ends with it must not live as long as the call is remembered
-        if parent is not None:
-            parent.children.pop(call.id, None)
-        on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other, and the result
-        if on_done is not None:
-            if answer is None:
-                channel.expect_fewer(1)
-                self._local.executor.submit(Owed(on_done, call))
-            elif call.at_once:
-                channel.expect_fewer(1)
-                self._run_at_once(on_done, call)
-            else:
-                # Whoever reads submits it, with those that came at the same time.
-                channel.ended.append(Owed(on_done, call))
-        # Threads may wait for an asynchronous call, too, and several for one.
-        for waiter in list(call.waiters):
-            # As `Waiter.set` does, without a function call for each reply.
-            waiter.finished = True
-            if waiter.event is not None:
-                waiter.event.set()
-            elif waiter.leading and waiter.leading != get_ident():
-                link = channel.link
-                if link is not None:
-                    link.wake()
-        if self._local.on_idle is not None:
-            self._local.on_idle()
-        return True
-
-    def answer_lost(self, channel: Channel, number: int, error: Exception) -> None:
-        """The answer of a call came, and this worker could not take it."""
-        call = channel.calls.get(number)
-        if call is None:
-            self.return_abandoned(channel, number)
-            return
-        charge, call.charge = call.charge, 0  # the callee has answered, and counts it no longer
-        self.finish(call, error=error)
-        if charge:
-            channel.return_credit(charge)
-
-    def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
-        """Fail the calls that a lost worker has not answered."""
-        name = peer.record.name
-        for channel in channels:
-            for call in list(channel.calls.values()):
-                elapsed = self._local.runtime.now() - call.started
-                error = WorkerLost(
-                    f"worker {name!r} is lost ({reason}) while it had {call.function or 'a function'} to run, "
-                    f"after {elapsed:.3g} s; the call may or may not have run",
-                    worker=name,
-                    function=call.function,
-                    call=call.id,
-                    elapsed=elapsed,
-                )
-                self.finish(call, error=error)
-
-    def _run_at_once(self, on_done: Callable[[Call], None], call: Call) -> None:
-        try:
-            on_done(call)
-        except Exception:  # noqa: BLE001 - a fault of ours, which must not end the reading
-            _log.exception("worker %r: what follows from %s failed", self._local.me.name, call)
-
     @shielded
     def _forget(self, call: Call) -> None:
         """The request never left: take back all that was done for it."""
@@ -385,30 +274,3 @@ class Client:
         if call.parent is not None:
             call.parent.children.pop(call.id, None)
         self._pipeline.unsent(call.outgoing)
-
-    def _expire(self, call: Call) -> None:
-        elapsed = self._local.runtime.now() - call.started
-        error = DeadlineExceeded(
-            f"{call} was not answered within {elapsed:.3g} s; the worker has been told to give it up. "
-            "If it needs longer, give the call a larger timeout (0 for none)",
-            worker=call.worker,
-            function=call.function,
-            call=call.id,
-            elapsed=elapsed,
-        )
-        self._give_up(call, error, "its deadline passed")
-
-    def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
-        """End a call and tell the callee; False if it has ended already."""
-        error = CallCancelled(f"{call}: {reason}", worker=call.worker, function=call.function, call=call.id)
-        return self._give_up(call, error, reason)
-
-    @shielded
-    def _give_up(self, call: Call, error: Exception, reason: str) -> bool:
-        if not self.finish(call, error=error, given_up=True):
-            return False
-        try:
-            call.channel.post(pack_head(call.channel, Cancel(call.id, reason)))
-        except TelegradError as lost:  # then there is nobody to tell
-            _log.debug("%s was given up, but the worker is gone: %s", call, lost)
-        return True

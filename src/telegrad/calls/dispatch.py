@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from telegrad.calls.call import Served
-from telegrad.calls.client import Client
+from telegrad.calls.completion import Completion
 from telegrad.calls.oneway import OneWay
 from telegrad.calls.server import Server
 from telegrad.connection.channel import Channel
@@ -18,8 +18,8 @@ from telegrad.wire.messages import ANSWERS, Cancel, Reply, Request, decode_head
 class Dispatcher:
     """Takes the messages that channels deliver."""
 
-    def __init__(self, client: Client, server: Server, oneway: OneWay) -> None:
-        self._client = client
+    def __init__(self, completion: Completion, server: Server, oneway: OneWay) -> None:
+        self._completion = completion
         self._server = server
         self._oneway = oneway
 
@@ -30,9 +30,9 @@ class Dispatcher:
             if isinstance(head, ANSWERS):
                 call = channel.calls.get(head.call)
                 if call is None or (type(head) is Reply and head.references):
-                    self._client.receive(channel, call, head, message)
-                elif not self._client.finish(call, head, message):  # it was given up just now
-                    self._client.return_abandoned(channel, head.call)
+                    self._completion.receive(channel, call, head, message)
+                elif not self._completion.finish(call, head, message):  # it was given up just now
+                    self._completion.return_abandoned(channel, head.call)
                 return
         elif isinstance(head, Request):
             if not head.nested:
@@ -50,11 +50,11 @@ class Dispatcher:
         """Cancel the calls that cancelled calls have made."""
         for served in cancelled:
             for call in list(served.children.values()):
-                self._client.cancel(call, f"{served.function}, which made it, was given up: {served.cancelled}")
+                self._completion.cancel(call, f"{served.function}, which made it, was given up: {served.cancelled}")
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the calls that a lost worker has not answered, and cancel those that it made."""
-        self._client.peer_lost(peer, channels, reason)
+        self._completion.peer_lost(peer, channels, reason)
         for channel in channels:
             self.cancel_children(
                 self._server.cancel_all(channel, f"worker {peer.record.name!r}, which called it, is gone")

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from telegrad.calls.call import Served, current_served
-from telegrad.calls.exceptions import explain, pickle_exception, traceback_of
 from telegrad.calls.extension import IncomingMessage, PlacedReference
-from telegrad.calls.pipeline import Frames, Pipeline, pack_head
+from telegrad.calls.pipeline import Pipeline, pack_head
+from telegrad.calls.replier import Replier
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
-from telegrad.execution import event_loop
 from telegrad.execution.autocast import entered
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.wire import payload
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Failure, Reply, Request
+from telegrad.wire.messages import Request
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _is_grad_enabled = torch.is_grad_enabled
-_CALLS_IT = (__name__, event_loop.__name__)
-"""Modules whose lines a traceback of a user's function does not begin with."""
 _EARLY = 256
 """Cancellations that are kept of calls that are not there: they may still come, or were answered."""
 AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
@@ -55,12 +52,12 @@ class Server:
         self._local = local
         self._pipeline = pipeline
         self.loop = loop
-        self._lock = threading.Lock()  # protects the three below; `active` only where it and _leaving must agree
+        self.replier = Replier(local, pipeline)
+        self._answer = self.replier.answer
+        self.active, self.unanswered = self.replier.active, self.replier.unanswered
+        self._lock = threading.Lock()  # protects the two below
         self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
-        self._leaving: set[Served] = set()  # those whose answers are being made and sent
         self._early: dict[tuple[Channel, int], str] = {}  # cancellations that overtook a large request, perhaps
-        self.active: dict[tuple[Channel, int], Served] = {}
-        """The calls that have come and are not answered, also those that wait for a thread."""
         self.on_failure: Callable[[BaseException], None] | None = None
         """Told of every exception that a function raised, before its caller is."""
 
@@ -68,11 +65,6 @@ class Server:
         """Let others call `function` as ``@name``. A deferred one gets, first, a function to answer with."""
         with self._lock:
             self._services["@" + name] = (function, deferred)
-
-    def unanswered(self) -> list[Served]:
-        """The calls whose answers have not left."""
-        with self._lock:
-            return [*list(self.active.values()), *list(self._leaving)]
 
     # -- one call ---------------------------------------------------------------------------------------------
 
@@ -169,7 +161,7 @@ class Server:
             run()
             frames = pack_head(channel, done)
         except BaseException as error:  # noqa: BLE001 - whatever it raises belongs to the caller
-            frames = self._pack_failure(served, error)
+            frames = self.replier.pack_failure(served, error)
         finally:
             current_served.reset(token)
             self.active.pop((channel, call), None)
@@ -274,63 +266,6 @@ class Server:
     def _unknown(self, name: str) -> NoReturn:
         known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"
         raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
-
-    # -- replies ----------------------------------------------------------------------------------------------
-
-    def _answer(self, served: Served, value: object, error: BaseException | None) -> None:
-        channel = served.channel
-        if served.on_result is not None:
-            value = served.on_result(value, error)
-        with self._lock:
-            if self.active.pop((channel, served.id), None) is None:
-                return  # answered already
-            self._leaving.add(served)
-        served.answered = True
-        served.on_cancel = None  # it knows the coroutine, and that knows its result
-        try:
-            try:
-                if error is None:
-                    main = self._local.me.main
-                    by_name = bool(main) and channel.worker.main == main
-                    context = served.context
-                    encoded = payload.encode(value, main_by_name=by_name, root="result", edges=context is not None)
-                    if not encoded.attachments and not encoded.references:
-                        context = None  # nothing of it is recorded
-                    frames, _ = self._pipeline.pack(channel, encoded, partial(Reply, served.id), (), context)
-                else:
-                    frames = self._pack_failure(served, error)
-            except BaseException as failure:  # noqa: BLE001 - whatever pickling raises belongs to the caller
-                frames = self._pack_failure(served, failure)
-            if served.charge:
-                with channel.lock:
-                    channel.credits.answered(served.charge)
-            channel.post(frames)
-        except TelegradError as failure:  # the caller is gone
-            _log.debug("the reply to %s of worker %r cannot be delivered: %s", served.function, served.caller, failure)
-        finally:
-            self._leaving.discard(served)
-            for extension in served.extensions:
-                extension.answered(served)
-            if self._local.on_idle is not None:
-                self._local.on_idle()
-
-    def _pack_failure(self, served: Served, error: BaseException) -> Frames:
-        explain(error)
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_globals.get("__name__") in _CALLS_IT:
-            trace = trace.tb_next
-        text = traceback_of(error, trace)
-        told = pickle_exception(error)
-        not_found = isinstance(error, FunctionNotFound)
-
-        def make_head(descriptors: Any, *_: Any) -> Failure:
-            return Failure(served.id, told.type_name, told.text, text, not_found, descriptors)
-
-        try:
-            return self._pipeline.pack(served.channel, told.value, make_head)[0]
-        except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
-            _log.debug("%s cannot be sent: %s", told.type_name, failure)
-            return pack_head(served.channel, make_head(()))
 
     # -- cancelling -------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from telegrad.calls.client import Client
+from telegrad.calls.completion import Completion
 from telegrad.calls.server import Server
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
@@ -34,9 +34,9 @@ _TRIES = 100  # to take a message for which there is no memory, and whose loss n
 class Undeliverable:
     """Reports messages that this worker cannot take."""
 
-    def __init__(self, local: LocalWorker, client: Client, server: Server, deliver: Deliver) -> None:
+    def __init__(self, local: LocalWorker, completion: Completion, server: Server, deliver: Deliver) -> None:
         self._local = local
-        self._client = client
+        self._completion = completion
         self._server = server
         self._deliver = deliver
 
@@ -48,7 +48,7 @@ class Undeliverable:
             _log.error("worker %r cannot take a message of worker %r", me, peer, exc_info=cause)
         tag, call = call_of(head) or (None, 0)
         if channel.outgoing and tag in _ANSWERS:
-            self._client.answer_lost(
+            self._completion.answer_lost(
                 channel, call, _error(f"worker {me!r} cannot take the answer of", channel, cause, call)
             )
             return True

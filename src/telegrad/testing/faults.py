@@ -103,13 +103,13 @@ class _FaultyChannel(Channel):
         error = CallError(
             f"{call} was not sent: its failure was injected", worker=call.worker, function=call.function, call=call.id
         )
-        calling = self.agent.client
-        calling._forget(call)
+        client = self.agent.client
+        client._forget(call)
         self.calls[call.id] = call  # only then can it end
         on_done = None
         if call.at_once:  # a reference knows that it was not created before its maker has it, as in torch
             on_done, call.on_done = call.on_done, None
-        calling.finish(call, error=error)
+        client.completion.finish(call, error=error)
         if on_done is not None:
             self.expect_fewer(1)
             on_done(call)

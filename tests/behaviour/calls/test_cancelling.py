@@ -108,7 +108,7 @@ def test_credits_come_back_of_a_call_that_is_given_up_just_when_its_answer_was_r
 ) -> None:
     with local_group(["a", "b"], settings=AgentSettings(session=SessionSettings(request_credits=1))) as group:
         a = group["a"]
-        finish = a.client.finish
+        finish = a.client.completion.finish
 
         def give_up_first(call: Call, answer: Any = None, *args: Any, **kwargs: Any) -> bool:
             if answer is not None:
@@ -116,7 +116,7 @@ def test_credits_come_back_of_a_call_that_is_given_up_just_when_its_answer_was_r
             return finish(call, answer, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(a.client, "finish", give_up_first)
+            patch.setattr(a.client.completion, "finish", give_up_first)
             with pytest.raises(CallCancelled):
                 a.call("b", abs, (-1,))
         assert a.call("b", abs, (-1,), timeout=20) == 1

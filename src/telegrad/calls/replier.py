@@ -1,0 +1,95 @@
+"""Replies to the calls that this worker serves: with what the function returned, or with what it raised."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+from typing import Any
+
+from telegrad.calls.call import Served
+from telegrad.calls.exceptions import explain, pickle_exception, traceback_of
+from telegrad.calls.pipeline import Frames, Pipeline, pack_head
+from telegrad.connection.channel import Channel
+from telegrad.connection.local_worker import LocalWorker
+from telegrad.errors import FunctionNotFound, TelegradError
+from telegrad.execution import event_loop
+from telegrad.wire import payload
+from telegrad.wire.messages import Failure, Reply
+
+_log = logging.getLogger("telegrad")
+
+_SERVERS = ("telegrad.calls.server", event_loop.__name__)
+"""Modules whose frames a traceback of a user's function does not begin with."""
+
+
+class Replier:
+    """The calls that this worker has not answered, and how it answers them."""
+
+    def __init__(self, local: LocalWorker, pipeline: Pipeline) -> None:
+        self._local = local
+        self._pipeline = pipeline
+        self._lock = threading.Lock()  # protects the two below, `active` only where they must agree
+        self._leaving: set[Served] = set()  # those whose replies are being made and sent
+        self.active: dict[tuple[Channel, int], Served] = {}
+        """The calls that have arrived and are not answered, also those that wait for a thread."""
+
+    def unanswered(self) -> list[Served]:
+        """The calls whose answers have not left."""
+        with self._lock:
+            return [*list(self.active.values()), *list(self._leaving)]
+
+    def answer(self, served: Served, value: object, error: BaseException | None) -> None:
+        channel = served.channel
+        if served.on_result is not None:
+            value = served.on_result(value, error)
+        with self._lock:
+            if self.active.pop((channel, served.id), None) is None:
+                return  # answered already
+            self._leaving.add(served)
+        served.answered = True
+        served.on_cancel = None  # it knows the coroutine, and that knows its result
+        try:
+            try:
+                if error is None:
+                    main = self._local.me.main
+                    by_name = bool(main) and channel.worker.main == main
+                    context = served.context
+                    encoded = payload.encode(value, main_by_name=by_name, root="result", edges=context is not None)
+                    if not encoded.attachments and not encoded.references:
+                        context = None  # nothing of it is recorded
+                    frames, _ = self._pipeline.pack(channel, encoded, partial(Reply, served.id), (), context)
+                else:
+                    frames = self.pack_failure(served, error)
+            except BaseException as failure:  # noqa: BLE001 - whatever pickling raises belongs to the caller
+                frames = self.pack_failure(served, failure)
+            if served.charge:
+                with channel.lock:
+                    channel.credits.answered(served.charge)
+            channel.post(frames)
+        except TelegradError as failure:  # the caller is gone
+            _log.debug("the reply to %s of worker %r cannot be delivered: %s", served.function, served.caller, failure)
+        finally:
+            self._leaving.discard(served)
+            for extension in served.extensions:
+                extension.answered(served)
+            if self._local.on_idle is not None:
+                self._local.on_idle()
+
+    def pack_failure(self, served: Served, error: BaseException) -> Frames:
+        explain(error)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_globals.get("__name__") in _SERVERS:
+            trace = trace.tb_next
+        text = traceback_of(error, trace)
+        told = pickle_exception(error)
+        not_found = isinstance(error, FunctionNotFound)
+
+        def make_head(descriptors: Any, *_: Any) -> Failure:
+            return Failure(served.id, told.type_name, told.text, text, not_found, descriptors)
+
+        try:
+            return self._pipeline.pack(served.channel, told.value, make_head)[0]
+        except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
+            _log.debug("%s cannot be sent: %s", told.type_name, failure)
+            return pack_head(served.channel, make_head(()))
