@@ -420,7 +420,7 @@ def test_all_gather_and_barrier_over_everybody_and_over_some(group: Group) -> No
 
 def test_a_barrier_that_somebody_misses_says_who(group: Group) -> None:
     def take_part(name: str) -> None:
-        with acting_as(group[name]), pytest.raises(DeadlineExceeded, match="'c' did not come"):
+        with acting_as(group[name]), pytest.raises(DeadlineExceeded, match="'c' did not join the collective"):
             rpc.barrier(timeout=0.1)
 
     with ThreadPoolExecutor(2) as pool:

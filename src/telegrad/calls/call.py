@@ -1,4 +1,4 @@
-"""Calls: those that this worker made and waits for, and those that it serves."""
+"""The two ends of a call: `Call` on the worker that made it, `Served` on the worker that runs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Call(msgspec.Struct, eq=False):
-    """A call that this worker made. It ends once: with an answer, or with an error."""
+    """A call that this worker made. It ends once: with a reply, or with an error."""
 
     id: int
     channel: Channel
@@ -32,23 +32,23 @@ class Call(msgspec.Struct, eq=False):
     deadline: float | None = None
     parent: Served | None = None
     on_done: Callable[[Call], None] | None = None
-    """Asynchronous calls only; run by a runner, or, with `at_once`, by whoever reads the answer."""
+    """For asynchronous calls: runs on a worker thread, or, with `at_once`, on the thread that reads the reply."""
     at_once: bool = False
-    """Whether `on_done` is short, waits for nothing and runs nothing of the user's."""
+    """Whether `on_done` is short, never blocks and runs no user code."""
     charge: int = 0
-    """Credits taken for it, in bytes; 0 if nested."""
+    """The credits that it holds, in bytes; 0 if it is nested."""
     outgoing: OutgoingMessage | None = None
     """The request, if it concerned extensions."""
     timer: Timer | None = None
     waiters: list[Waiter] = msgspec.field(default_factory=list)
-    """One for each thread that waits for it."""
+    """One for each waiting thread."""
     answer: Answer | None = None
     message: Message | None = None
     references: Sequence[PlacedReference] = ()
     error: Exception | None = None
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self.answer is not None or self.error is not None
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Served(msgspec.Struct, eq=False):
     channel: Channel
     id: int
     worker: WorkerRecord
-    """The one that called."""
+    """The caller."""
     function: str
     started: float
     deadline: float | None
@@ -75,26 +75,26 @@ class Served(msgspec.Struct, eq=False):
     on_result: Callable[[object, BaseException | None], object] | None = None
     """Set by an extension: takes what the function returned or raised, and returns what the caller gets instead."""
     cancelled: str = ""
-    """Why the caller no longer wants the answer; empty if it does."""
+    """Why the caller gave the call up; empty while it waits."""
     children: dict[int, Call] = msgspec.field(default_factory=dict)
     on_cancel: Callable[[], None] | None = None
     answered: bool = False
     deferred: bool = False
-    """The function has returned a future, whose result is the answer."""
+    """The function returned a future, and the reply is its result."""
     visit: Visit | None = None
-    """Of a call of a method, or of `to_here`."""
+    """What the call accesses, if it is a method call or `to_here` on a reference."""
     turn: Turn | None = None
-    """Of a call of an ordered object, until it waits for its turn there."""
+    """Its place in the caller's order of calls to an ordered object, until it has entered the object's queue."""
     autocast: Autocast | None = None
-    """The caller's."""
+    """The caller's autocast state."""
 
     @property
     def caller(self) -> str:
-        """The name of the worker that called."""
+        """The name of the calling worker."""
         return self.worker.name
 
     def check(self) -> None:
-        """Raise CallCancelled if the caller no longer wants the answer: long functions may call this now and then."""
+        """Raise CallCancelled if the caller gave the call up. Long functions may call this now and then."""
         if self.cancelled:
             raise CallCancelled(
                 f"{self.function or 'a function'}, called by worker {self.caller!r}: {self.cancelled}",
@@ -104,7 +104,7 @@ class Served(msgspec.Struct, eq=False):
 
 
 current_agent: ContextVar[Agent | None] = ContextVar("telegrad_acting", default=None)
-"""The agent that the current thread or task works for, where it serves no call."""
+"""The agent of the current thread or task, where it serves no call."""
 
 current_served: ContextVar[Served | None] = ContextVar("telegrad_serving", default=None)
 """The call that the current thread or task serves."""

@@ -1,4 +1,4 @@
-"""The calls that this worker makes: from the request to the reply, a deadline, a cancellation or a loss."""
+"""The calls that this worker makes: sends requests, and waits for replies. `telegrad.calls.completion` ends them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Client:
         self.carries_autocast = True
         """Whether calls and passes carry the autocast of their caller."""
         self.made = 0
-        """Calls ever made, but for gatherings; only compared."""
+        """How many calls were ever made, without collectives; shutdown compares it."""
 
     def call(
         self,
@@ -75,7 +75,7 @@ class Client:
         return self.result(call)
 
     def ask(self, to: str | int, what: str, make_head: Callable[[int], Any], timeout: float | None) -> Call:
-        """Start a call that is a message of its own kind, made from the call's number. It takes no credits."""
+        """Start a call whose request is a message of its own kind, made from the call's number. It takes no credits."""
         now = self._local.runtime.now()
         peer, deadline = self._target(to, now, timeout)
         channel = peer.outgoing or self._peers.channel_to(peer, deadline)
@@ -131,7 +131,7 @@ class Client:
         return call
 
     def _target(self, to: str | int, now: float, timeout: float | None) -> tuple[Peer, float | None]:
-        """Whom a call is for, and its deadline: never later than that of the call that is served meanwhile."""
+        """Return the callee and the deadline, which is never later than that of the call that is being served."""
         if self._local.closed:
             raise NotInitialized(f"worker {self._local.me.name!r} cannot call: {self._local.closed}")
         peer = self._peers.find(to)
@@ -182,10 +182,10 @@ class Client:
         return frames
 
     def _take_credit(self, call: Call) -> None:
-        """Wait until the peer takes another request of this size."""
+        """Wait until the peer accepts another request of this size."""
         channel, size = call.channel, call.charge
         call.charge = 0
-        channel.calls.pop(call.id, None)  # it is not under way
+        channel.calls.pop(call.id, None)  # it is not in flight
         while True:
             event = self._local.runtime.event()
             wake = event.set
@@ -194,7 +194,7 @@ class Client:
                 channel.calls[call.id] = call
                 return
             if channel.session.state.is_over:
-                return  # posting says what happened
+                return  # posting raises the reason
             in_time = False
             try:
                 in_time = self._local.executor.wait(event, call.deadline)
@@ -204,8 +204,8 @@ class Client:
             if not in_time:
                 elapsed, limits = self._local.runtime.now() - call.started, self._local.settings.session
                 raise DeadlineExceeded(
-                    f"{call} was not sent within {elapsed:.3g} s: the worker has {limits.request_credits} requests or "
-                    f"{limits.request_bytes:,} bytes of ours that it has not answered",
+                    f"{call} was not sent within {elapsed:.3g} s: the worker has not answered {limits.request_credits} "
+                    f"requests or {limits.request_bytes:,} bytes of requests of this worker",
                     worker=call.worker,
                     function=call.function,
                     call=call.id,
@@ -213,12 +213,12 @@ class Client:
                 )
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
-        """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
+        """Wait until `call` has ended; False if `deadline`, which is that of this wait only, passes first."""
         if call.answer is not None or call.error is not None:
             return True
         executor = self._local.executor
         if executor.current.held is not None:
-            # Not for each wait in here alone: a thread that reads for others must not wait in between for what it held.
+            # Once for all waits in here: a thread that reads for others must not block on what it held in between.
             return executor.without_held(partial(self.wait, call, deadline))
         until = call.deadline if deadline is None else deadline
         if deadline is not None and call.deadline is not None:
@@ -235,14 +235,14 @@ class Client:
         return True
 
     def _time_is_up(self, call: Call) -> bool:
-        """End the call if its own deadline has passed; if not, it was only that of a wait."""
+        """Expire the call if its own deadline has passed, not only that of a wait."""
         if call.deadline is not None and self._local.runtime.now() >= call.deadline:
             self.completion.expire(call)
             return True
         return False
 
     def result(self, call: Call) -> Any:
-        """What the call returned; raises what it raised. The call has ended."""
+        """Return what a call that has ended returned, or raise what it raised."""
         if call.error is not None:
             raise call.error
         answer, message = call.answer, call.message
@@ -266,7 +266,7 @@ class Client:
 
     @shielded
     def _forget(self, call: Call) -> None:
-        """The request never left: take back all that was done for it."""
+        """Undo everything that was done for a request that was not sent."""
         call.channel.calls.pop(call.id, None)
         charge, call.charge = call.charge, 0
         if charge:

@@ -20,7 +20,7 @@ from telegrad.execution.executor import Timer
 _log = logging.getLogger("telegrad")
 
 SERVICE = "@telegrad.gather"
-_PATIENCE = 1.0  # seconds after which those that have not come are looked after
+_PATIENCE = 1.0  # seconds after which missing members are probed
 _PROBE = 10.0
 
 Respond = Callable[[object, Exception | None], None]
@@ -37,7 +37,7 @@ class _Collective:
 
 
 class Collectives:
-    """The gatherings that this worker takes part in or collects."""
+    """The collectives that this worker takes part in, or is the root of."""
 
     def __init__(self, local: LocalWorker, peers: Peers, call: CallWorker) -> None:
         self._local = local
@@ -50,9 +50,9 @@ class Collectives:
     def gather(
         self, value: object, names: Sequence[str] | None = None, *, timeout: float | None, topic: str = "user"
     ) -> dict[str, Any]:
-        """Bring `value`, and get the values of all `names` (everybody, if None), which must all call this.
+        """Contribute `value`, and return the values of all `names` (default: all workers), which must all call this.
 
-        With the topic "shutdown" workers that are gone are left out instead of failing the gathering.
+        With the topic "shutdown", workers that are gone are left out instead of failing the collective.
         """
         members = [peer for peer in self._peers.all() if names is None or peer.record.name in names]
         unknown = set(names or ()) - {peer.record.name for peer in members}
@@ -66,22 +66,22 @@ class Collectives:
             number = self._rounds[topic, everybody] = self._rounds.get((topic, everybody), 0) + 1
         key = f"{topic}/{number}/{','.join(everybody)}"
         if topic != "shutdown":
-            collector = everybody[0]
-            values: dict[str, Any] = self._call(collector, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
+            root = everybody[0]
+            values: dict[str, Any] = self._call(root, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
             return {name: values[name] for name in everybody}
         while True:
             present = [peer.record.name for peer in members if not peer.gone]
             try:
                 return dict(self._call(present[0], SERVICE, (key, everybody, mine, value, timeout), timeout=0.0))
             except WorkerLost:
-                # Only the loss of the collector leads on: the next one takes over.
+                # Go on only if the root was lost: the next worker takes over.
                 if not self._peers.find(present[0]).gone:
                     raise
 
     def arrive(
         self, answer: Respond, key: str, everybody: tuple[str, ...], name: str, value: object, timeout: float | None
     ) -> None:
-        """A member came. Answered when all have."""
+        """Take the value of a member, and reply when all values have arrived."""
         with self._lock:
             collective = self._pending.get(key)
             if collective is None:
@@ -97,14 +97,14 @@ class Collectives:
         self._look(key)
 
     def peer_gone(self, peer: Peer) -> None:
-        """A worker will never come."""
+        """Fail the collectives that wait for a worker which is gone."""
         with self._lock:
             keys = list(self._pending)
         for key in keys:
             self._look(key)
 
     def _look(self, key: str) -> None:
-        """Answer everybody if all have come, or if one that must come never will."""
+        """Reply to all members if all values have arrived, or if one never will."""
         gone = {peer.record.name: peer.gone for peer in self._peers.all() if peer.gone}
         with self._lock:
             collective = self._pending.get(key)
@@ -116,14 +116,16 @@ class Collectives:
             error: Exception | None = None
             lost = sorted(missing & set(gone))
             if lost:
-                error = WorkerLost(f"worker {lost[0]!r} is gone ({gone[lost[0]]}), so not all can come", worker=lost[0])
+                error = WorkerLost(
+                    f"worker {lost[0]!r} is gone ({gone[lost[0]]}), so not all workers can take part", worker=lost[0]
+                )
             elif missing:
                 return
             del self._pending[key]
         self._answer(collective, error)
 
     def _probe(self, key: str) -> None:
-        """Connect to those that have not come: a worker that nobody has a connection with may die unnoticed."""
+        """Connect to missing members: a worker that nobody has a connection with may die unnoticed."""
         with self._lock:
             collective = self._pending.get(key)
             missing = set() if collective is None else collective.expected - set(collective.values)
@@ -134,8 +136,8 @@ class Collectives:
     def _connect(self, peer: Peer) -> None:
         try:
             self._peers.channel_to(peer, self._local.runtime.now() + _PROBE)
-        except TelegradError as error:  # if it is lost, everybody who waits for it has been told
-            _log.debug("worker %r, which has not come, cannot be connected to: %s", peer.record.name, error)
+        except TelegradError as error:  # if it is lost, those that wait for it have been told
+            _log.debug("cannot connect to worker %r, which has not joined the collective: %s", peer.record.name, error)
 
     def _too_late(self, key: str, timeout: float) -> None:
         with self._lock:
@@ -143,7 +145,7 @@ class Collectives:
         if collective is not None:
             missing = sorted(collective.expected - set(collective.values))
             names = ", ".join(map(repr, missing))
-            what = "has not called shutdown()" if key.startswith("shutdown/") else "did not come"
+            what = "has not called shutdown()" if key.startswith("shutdown/") else "did not join the collective"
             self._answer(
                 collective,
                 DeadlineExceeded(f"after {timeout:g} s worker {names} {what}", worker=missing[0], elapsed=timeout),
@@ -153,6 +155,6 @@ class Collectives:
         for timer in (collective.timer, collective.probe):
             if timer is not None:
                 self._local.executor.cancel(timer)
-        # This worker last: when it hears that all have come it may leave, and the others must have their answers then.
+        # This worker last: once it has its reply it may leave, and by then the others must have theirs.
         for name in sorted(collective.answers, key=lambda name: name == self._local.name):
             collective.answers[name](collective.values, error)

@@ -56,14 +56,14 @@ class Completion:
         *,
         given_up: bool = False,
     ) -> bool:
-        """End a call; only the first end counts. If it was given up, its answer may still come."""
+        """End a call; False if it has ended before. The reply to a call that was `given_up` may still arrive."""
         channel = call.channel
         if given_up:
             with channel.lock:
                 if channel.calls.pop(call.id, None) is None:
                     return False
                 if call.charge:
-                    # The callee counts the request until it answers it, so its credits come back only then.
+                    # The callee counts the request until it replies, so its credits are returned only then.
                     channel.abandoned[call.id] = call.charge
         elif channel.calls.pop(call.id, None) is None:
             return False
@@ -75,10 +75,10 @@ class Completion:
         call.answer = answer
         if call.timer is not None:
             self._local.executor.cancel(call.timer)
-        parent, call.parent = call.parent, None  # what ends with it must not live as long as the call is remembered
+        parent, call.parent = call.parent, None  # what ends with it must not live as long as the call
         if parent is not None:
             parent.children.pop(call.id, None)
-        on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other, and the result
+        on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other alive
         if on_done is not None:
             if answer is None:
                 channel.expect_fewer(1)
@@ -87,9 +87,9 @@ class Completion:
                 channel.expect_fewer(1)
                 self._run_at_once(on_done, call)
             else:
-                # Whoever reads submits it, with those that came at the same time.
+                # The reading thread submits it, together with those that arrived at the same time.
                 channel.ended.append(Owed(on_done, call))
-        # Threads may wait for an asynchronous call, too, and several for one.
+        # Threads may also wait for an asynchronous call, and several for one call.
         for waiter in list(call.waiters):
             # As `Waiter.set` does, without a function call for each reply.
             waiter.finished = True
@@ -104,12 +104,12 @@ class Completion:
         return True
 
     def answer_lost(self, channel: Channel, number: int, error: Exception) -> None:
-        """The answer of a call came, and this worker could not take it."""
+        """Fail a call whose reply arrived but could not be read by this worker."""
         call = channel.calls.get(number)
         if call is None:
             self.return_abandoned(channel, number)
             return
-        charge, call.charge = call.charge, 0  # the callee has answered, and counts it no longer
+        charge, call.charge = call.charge, 0  # the callee no longer counts it
         self.finish(call, error=error)
         if charge:
             channel.return_credit(charge)
@@ -133,8 +133,8 @@ class Completion:
     def _run_at_once(self, on_done: Callable[[Call], None], call: Call) -> None:
         try:
             on_done(call)
-        except Exception:  # noqa: BLE001 - a fault of ours, which must not end the reading
-            _log.exception("worker %r: what follows from %s failed", self._local.me.name, call)
+        except Exception:  # noqa: BLE001 - a bug of ours must not stop the reader
+            _log.exception("worker %r: the callback of %s failed", self._local.me.name, call)
 
     def expire(self, call: Call) -> None:
         elapsed = self._local.runtime.now() - call.started
@@ -149,7 +149,7 @@ class Completion:
         self._give_up(call, error, "its deadline passed")
 
     def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
-        """End a call and tell the callee; False if it has ended already."""
+        """Cancel a call and tell the callee; False if it has ended already."""
         error = CallCancelled(f"{call}: {reason}", worker=call.worker, function=call.function, call=call.id)
         return self._give_up(call, error, reason)
 
@@ -159,6 +159,6 @@ class Completion:
             return False
         try:
             call.channel.post(pack_head(call.channel, Cancel(call.id, reason)))
-        except TelegradError as lost:  # then there is nobody to tell
-            _log.debug("%s was given up, but the worker is gone: %s", call, lost)
+        except TelegradError as lost:  # nobody is left to tell
+            _log.debug("%s was cancelled, but its worker is gone: %s", call, lost)
         return True

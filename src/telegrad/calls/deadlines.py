@@ -1,9 +1,9 @@
-"""The deadlines of calls that no thread waits for.
+"""Deadlines of calls that no thread waits for.
 
-Nearly all calls of a program have the same timeout, so their deadlines come in the order in which the calls are made,
-and nearly all have ended long before. So they stand in a queue, with one timer for the first; when a call ends, there
-is nothing to cancel, and the queue forgets it with the next call, or at its deadline. A call whose deadline is earlier
-than that of one before it gets a timer of its own.
+Nearly all calls of a program have the same timeout, so their deadlines are in the order in which the calls are made,
+and nearly all calls end long before. So they are in a queue with one timer for the first. When a call ends, nothing has
+to be cancelled: the queue drops it with the next call, or at its deadline. A call whose deadline is earlier than that of
+a call before it gets its own timer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from telegrad.calls.call import Call
 from telegrad.execution.executor import Executor, Timer
 from telegrad.waiting import Runtime
 
-_AMPLE = 256  # calls in the queue before those that have ended are sought
+_AMPLE = 256  # length of the queue from which on calls that have ended are looked for
 
 
 class Deadlines:
-    """Has `expire` called, on a runner, with every call that is still under way at its deadline."""
+    """Calls `expire`, on a worker thread, with every call that is still in flight at its deadline."""
 
     def __init__(self, runtime: Runtime, executor: Executor, expire: Callable[[Call], object]) -> None:
         self._now = runtime.now
@@ -33,8 +33,8 @@ class Deadlines:
         self._ample = _AMPLE
 
     def add(self, call: Call, deadline: float) -> None:
-        """The call ends at its deadline, if not before."""
-        forgotten: list[Call] = []  # until the lock is free: what dies with a call may run code of the user's
+        """Expire `call` at its deadline, unless it has ended before."""
+        forgotten: list[Call] = []  # until the lock is free: what dies with a call may run user code
         with self._lock:
             queue = self._queue
             while queue and (queue[0].answer is not None or queue[0].error is not None):
@@ -43,7 +43,7 @@ class Deadlines:
                 queue.append(call)
                 if len(queue) > self._ample:
                     forgotten.extend(queue)
-                    self._queue = deque([each for each in queue if not each.done()])  # one that lasts hid the others
+                    self._queue = deque([each for each in queue if not each.done()])  # a long call hid the others
                     self._ample = max(_AMPLE, 2 * len(self._queue))
                 if self._timer is None or self._timer.action is None or deadline < self._timer.when:
                     if self._timer is not None:
@@ -63,14 +63,14 @@ class Deadlines:
                 queue = self._queue
                 while queue and (queue[0].done() or (queue[0].deadline or 0.0) <= now):
                     passed.append(queue.popleft())
-                if self._timer is None or self._timer.action is None:  # else an earlier one has been set meanwhile
+                if self._timer is None or self._timer.action is None:  # else an earlier one was set meanwhile
                     self._timer = self._executor.at(queue[0].deadline or 0.0, self._look) if queue else None
         finally:  # also if there is no memory for the next timer
             for call in passed:
                 if not call.done():
-                    # Each on its own: what one raises must not keep the others from ending.
+                    # One task each: what one raises must not keep the others from ending.
                     self._executor.submit(partial(self._expire, call), urgent=True)
 
     def waiting(self) -> int:
-        """Calls in the queue, ended or not; for tests."""
+        """Return the length of the queue, with calls that have ended; for tests."""
         return len(self._queue)

@@ -1,4 +1,4 @@
-"""Why a worker ended, in one line, for the others: what they raise because of it must name the first cause."""
+"""Why a worker exits, in one line for the other workers: the errors that follow there name the first cause."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from telegrad.calls.exceptions import text_of
 from telegrad.errors import WorkerLost
 
 MOST = 600
-"""Characters of a cause."""
+"""The maximum length of a cause, in characters."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def error_in_flight() -> BaseException | None:
-    """The exception that is being handled on this thread; of an exit, the one that led to it."""
+    """Return the exception that this thread is handling; for a SystemExit, the one that led to it."""
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit) and isinstance(error.__context__, Exception):
         return error.__context__
@@ -25,9 +25,9 @@ def error_in_flight() -> BaseException | None:
 
 
 def cause_of(error: BaseException | None, first: str = "") -> str:
-    """What the others are told of a worker that ends with `error`; empty if it ends with none.
+    """Return what the other workers are told about a worker that exits with `error`; empty if there is none.
 
-    `first` is the cause of another worker's end, if one is known: an error that follows from it is not worth naming.
+    `first` is why another worker exited before, if known: an error that follows from it is not worth naming.
 
     >>> cause_of(ValueError("no such file")), cause_of(None)
     ('with ValueError: no such file', '')
@@ -44,7 +44,7 @@ def cause_of(error: BaseException | None, first: str = "") -> str:
 
 
 def shortened(text: str, most: int = MOST) -> str:
-    """The text in one line that can be shown, and not too long."""
+    """Return the text as one printable line of limited length."""
     line = text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
@@ -59,7 +59,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _place_of(error: BaseException) -> str:
-    """File and line where the user's code raised it, or called us."""
+    """Return the file and line where user code raised the error, or called telegrad."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((_PACKAGE, "<frozen")):
             return f"{os.path.basename(frame.filename)}:{frame.lineno}"

@@ -35,11 +35,12 @@ class Replier:
         """The calls that have arrived and are not answered, also those that wait for a thread."""
 
     def unanswered(self) -> list[Served]:
-        """The calls whose answers have not left."""
+        """Return the calls whose replies have not left."""
         with self._lock:
             return [*list(self.active.values()), *list(self._leaving)]
 
     def answer(self, served: Served, value: object, error: BaseException | None) -> None:
+        """Reply to a call, unless that has been done."""
         channel = served.channel
         if served.on_result is not None:
             value = served.on_result(value, error)
@@ -48,7 +49,7 @@ class Replier:
                 return  # answered already
             self._leaving.add(served)
         served.answered = True
-        served.on_cancel = None  # it knows the coroutine, and that knows its result
+        served.on_cancel = None  # it refers to the coroutine, and that to its result
         try:
             try:
                 if error is None:

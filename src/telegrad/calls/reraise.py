@@ -1,8 +1,8 @@
-"""An exception that is kept to be raised more than once must not be raised itself.
+"""Raising a stored exception more than once: each time a copy of it.
 
-It would collect the frames of all who see it, and with them all that their variables refer to. If one of those leads
-back to the place where the exception is kept, neither ever dies: torch's futures, and values on other workers, are
-beyond the reach of Python's garbage collector.
+The exception itself would collect the frames of everybody who sees it, and with them everything that their variables
+refer to. If one of those leads back to where the exception is stored, neither is ever freed: Python's garbage collector
+does not see torch's futures and values on other workers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 def another(error: Exception) -> Exception:
-    """The same exception once more, without its traceback."""
+    """Return a copy of an exception, without its traceback."""
     try:
         other = _copy(error)
-    except Exception:  # noqa: BLE001 - the user's class; then all get the same exception
+    except Exception:  # noqa: BLE001 - a class of the user's; then the same exception is raised again
         other = error
     other.__cause__, other.__context__ = error.__cause__, None
     return other.with_traceback(None)
@@ -27,7 +27,7 @@ def _copy(error: Exception) -> Exception:
     own_way = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not base.__reduce__
     if own_way or cls.__init__ is base.__init__:
         return copy.copy(error)
-    # Its __init__ may take other arguments than those that the exception shows, or change them once more.
+    # Its __init__ may take other arguments than the exception has in args, or change them again.
     _, args, *state = base.__reduce__(error)
     other: Exception = cls.__new__(cls, *args)
     base.__init__(other, *args)

@@ -32,16 +32,16 @@ _log = logging.getLogger("telegrad")
 
 _is_grad_enabled = torch.is_grad_enabled
 _EARLY = 256
-"""Cancellations that are kept of calls that are not there: they may still come, or were answered."""
+"""How many cancellations of unknown calls are remembered: those calls may still arrive, or were answered."""
 AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
-"""Types of results that are the answer themselves, as nearly all are."""
+"""Types of results that need no further step before the reply, as nearly all are."""
 
 DEFERRED = "_telegrad_answers_later"
-"""Functions with this attribute return a future; its result is the answer."""
+"""Functions with this attribute return a future, and the reply is its result."""
 
 ANY_FUTURE = torch._C.Future
-"""The base class of torch's futures. Its own instances come from `torch.futures.Future.then`, `collect_all` and
-`torch.jit.fork`: they are no `torch.futures.Future`."""
+"""The base class of torch's futures. `torch.futures.Future.then`, `collect_all` and `torch.jit.fork` return
+instances of it that are not a `torch.futures.Future`."""
 
 
 class Server:
@@ -57,12 +57,12 @@ class Server:
         self.active, self.unanswered = self.replier.active, self.replier.unanswered
         self._lock = threading.Lock()  # protects the two below
         self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
-        self._early: dict[tuple[Channel, int], str] = {}  # cancellations that overtook a large request, perhaps
+        self._early: dict[tuple[Channel, int], str] = {}  # cancellations that may have overtaken a large request
         self.on_failure: Callable[[BaseException], None] | None = None
-        """Told of every exception that a function raised, before its caller is."""
+        """Called with every exception that a function raises, before the reply is sent."""
 
     def register(self, name: str, function: Callable[..., Any], *, deferred: bool = False) -> None:
-        """Let others call `function` as ``@name``. A deferred one gets, first, a function to answer with."""
+        """Let others call `function` as ``@name``. A deferred one gets a function to reply with first."""
         with self._lock:
             self._services["@" + name] = (function, deferred)
 
@@ -225,7 +225,7 @@ class Server:
     def conclude(
         self, served: Served, function: object, result: Any, answer: Callable[[object, BaseException | None], None]
     ) -> None:
-        """Answer with what a function returned; if that is a coroutine or an announced future, with what it becomes."""
+        """Reply with what a function returned; if that is a coroutine or an announced future, with its result."""
         if type(result) is CoroutineType:
             self._run_coroutine(served, result, answer)
         elif isinstance(result, ANY_FUTURE) and getattr(function, DEFERRED, False):
@@ -254,7 +254,7 @@ class Server:
         if served.cancelled:
             cancel()
         if served.answered:
-            served.on_cancel = None  # see _answer, which came before it was set
+            served.on_cancel = None  # the reply was sent before it was set
 
     def _never_runs(self, served: Served) -> TelegradError:
         return TelegradError(
@@ -270,7 +270,7 @@ class Server:
     # -- cancelling -------------------------------------------------------------------------------------------
 
     def cancel(self, channel: Channel, call: int, reason: str) -> list[Served]:
-        """The caller of `call` no longer wants the answer. Returns what was cancelled, if it still ran."""
+        """Cancel a call that its caller gave up. Returns what was cancelled, if it was still running."""
         served = self.active.get((channel, call))
         if served is None:
             with self._lock:
@@ -279,17 +279,17 @@ class Server:
                     del self._early[next(iter(self._early))]
             return []
         served.cancelled = reason
-        on_cancel = served.on_cancel  # which goes when the call is answered
+        on_cancel = served.on_cancel  # which is removed when the reply is sent
         if on_cancel is not None:
             on_cancel()
         return [served]
 
     def close(self) -> None:
-        """End what runs in the event loop."""
+        """Stop the event loop."""
         self.loop.close()
 
     def cancel_all(self, channel: Channel, reason: str) -> list[Served]:
-        """The caller is gone."""
+        """Cancel all calls of a caller that is gone."""
         with self._lock:
             for key in [key for key in self._early if key[0] is channel]:
                 del self._early[key]

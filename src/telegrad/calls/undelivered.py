@@ -1,8 +1,8 @@
-"""What becomes of a message that came, and that this worker cannot take: it has no memory for it, or fails at it.
+"""Messages that arrived but that this worker cannot take, for lack of memory or because of a bug.
 
-The peer did nothing wrong, so it stays. The one call that the message belongs to fails, with the cause: a request is
-answered with the error, and a call whose answer is lost ends with it. Of a message that belongs to no call (one of a
-backward pass, say) nobody could be told: the channel tries for some seconds, and then gives the session up.
+The peer did nothing wrong, so it stays connected. Only the call that the message belongs to fails: a request is
+answered with the error, and a call whose reply is lost ends with it. For a message that belongs to no call, such as one
+of a backward pass, nobody could be told: the channel tries for some seconds, and then gives up the session.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _REQUESTS = frozenset(kind.__struct_config__.tag for kind in (Request, RequestIn
 _ANSWERS = frozenset(kind.__struct_config__.tag for kind in (Reply, Failure))
 
 
-_TRIES = 100  # to take a message for which there is no memory, and whose loss nobody could be told
+_TRIES = 100  # attempts to take a message for which there is no memory, and whose loss could not be reported
 
 
 class Undeliverable:
-    """Reports messages that this worker cannot take."""
+    """Fails the calls whose messages this worker cannot take."""
 
     def __init__(self, local: LocalWorker, completion: Completion, server: Server, deliver: Deliver) -> None:
         self._local = local
@@ -41,7 +41,7 @@ class Undeliverable:
         self._deliver = deliver
 
     def report(self, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
-        """Fail the call that a message belongs to; False: it belongs to none, and cannot be taken later either."""
+        """Fail the call that a message belongs to; False if it belongs to none, and could not be taken later either."""
         head = head_of(frame) if message is None else message.head
         me, peer = self._local.name, channel.peer
         if not is_shortage(cause):
@@ -49,7 +49,7 @@ class Undeliverable:
         tag, call = call_of(head) or (None, 0)
         if channel.outgoing and tag in _ANSWERS:
             self._completion.answer_lost(
-                channel, call, _error(f"worker {me!r} cannot take the answer of", channel, cause, call)
+                channel, call, _error(f"worker {me!r} cannot take the reply of", channel, cause, call)
             )
             return True
         if not channel.outgoing and tag in _REQUESTS:
@@ -64,7 +64,7 @@ class Undeliverable:
                 self._deliver(channel, message)
             except MemoryError:
                 continue
-            except ProtocolError:  # its head was cut: it cannot be read, and that is our fault
+            except ProtocolError:  # its head was cut off by this worker, so it can never be read
                 return False
             return True
         return False
