@@ -476,7 +476,7 @@ def test_a_shutdown_that_gives_up_says_who_it_waited_for() -> None:
             agents["a"].shutdown(timeout=0.2)
     with local_group(["a", "b"]) as agents:
         agents["a"].call_async("b", enter_and_wait, on_done=lambda call: None)
-        with pytest.raises(DeadlineExceeded, match=r"with calls under way: call \d+ of .*enter_and_wait on worker 'b'"):
+        with pytest.raises(DeadlineExceeded, match=r"with calls in flight: call \d+ of .*enter_and_wait on worker 'b'"):
             agents["a"].shutdown(timeout=0.2)
         Signals.go.set()
 

@@ -1,6 +1,6 @@
-"""One worker, as an object: it calls others, serves them, and knows when they are gone.
+"""One worker as an object: it calls other workers, serves their calls, and detects when they are gone.
 
-Nothing here is global, so several agents can live in one process. `telegrad.rpc` keeps one as the default.
+Nothing here is global, so several agents can live in one process. `telegrad.default_agent` holds the process's own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DYING = 1.0  # seconds in which a killed process is gone for good
 class Agent:
     """One worker of a group.
 
-    It listens from the start, and serves once `start` has told it who the others are.
+    It listens from the start, and serves calls once `start` has given it the group.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class Agent:
         _forget_in_children(self)
 
     def start(self, group: Iterable[WorkerRecord]) -> None:
-        """Begin to serve, in a group of these workers (this one among them)."""
+        """Start serving in a group of these workers, which include this one."""
         self.peers.set_group(group)
         for listener in self.listeners:
             self.pending.watch(listener)
         self.executor.start()
 
-    # -- calling ----------------------------------------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------------------------------------
 
     def call(
         self,
@@ -127,10 +127,10 @@ class Agent:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Run a function on a worker and return what it returns.
+        """Run a function on a worker and return its result.
 
-        `function` may be the name of a registered one, with an ``@`` before it. `timeout` is in seconds, 0 for none;
-        the default is that of the settings. A call made while serving another never outlives that one's deadline.
+        `function` may be ``@`` and the name of a registered function. `timeout` is in seconds, 0 for none; the default
+        is that of the settings. A call made while serving another call never outlives the deadline of that call.
         """
         return self.client.call(to, function, args, kwargs, timeout)
 
@@ -144,7 +144,7 @@ class Agent:
         timeout: float | None = None,
         visit: Visit | None = None,
     ) -> Call:
-        """Start a call that the caller will `wait` for, and then read with `result`. If it raises, nothing was sent."""
+        """Start a call, for `wait` and then `result`. If this raises, nothing was sent."""
         return self.client.begin(to, function, args, kwargs, timeout, visit=visit)
 
     def call_async(
@@ -159,33 +159,33 @@ class Agent:
         creation: Creation | None = None,
         visit: Visit | None = None,
     ) -> Call:
-        """Start a call. `on_done` is run with it, on a thread of the agent, when it has ended; see `result`.
+        """Start a call. When it has ended, `on_done` is called with it on a worker thread; see `result`.
 
-        With a `creation` the result stays with the callee, under that name; then `on_done` may run on any thread that
-        reads, and must be short. A `visit` names the value and the method, if it is a call of one.
+        With a `creation` the result stays on the callee under that name; then `on_done` may run on any thread that
+        reads, and must be short. A `visit` names the value and the method, if the call accesses a reference.
         """
         return self.client.begin(to, function, args, kwargs, timeout, on_done, creation, visit)
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
-        """Wait until `call` has ended; False if `deadline`, of this wait only, passes first."""
+        """Wait until `call` has ended; False if `deadline`, which is that of this wait only, passes first."""
         return self.client.wait(call, deadline)
 
     def result(self, call: Call) -> Any:
-        """What the call returned; raises what it raised. The call has ended."""
+        """Return what a call that has ended returned, or raise what it raised."""
         return self.client.result(call)
 
     def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
-        """End a call and tell the callee; False if it has ended already."""
+        """Cancel a call and tell the callee; False if it has ended already."""
         return self.client.cancel(call, reason)
 
-    # -- messages that are no calls of functions ---------------------------------------------------------------
+    # -- one-way messages --------------------------------------------------------------------------------------
 
     def handle(self, kind: type, handler: Handler, *, returns: bool = False, urgent: bool = False) -> None:
-        """Have `handler` run for messages of this kind that others send; see `OneWay.handle`."""
+        """Call `handler` for messages of this kind; see `OneWay.handle`."""
         self.oneway.handle(kind, handler, returns=returns, urgent=urgent)
 
     def tell(self, to: int, head: Any, data: bytes = b"") -> None:
-        """The same, for what a worker that is gone need not know: that is no error."""
+        """Send a one-way message. It is no error if the worker is gone."""
         self.oneway.tell(to, head, data)
 
     # -- messages ---------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Agent:
     # -- peers ------------------------------------------------------------------------------------------------
 
     def on_lost(self, callback: Callable[[WorkerRecord, str], None]) -> None:
-        """Have `callback` called with every worker that is lost, and why."""
+        """Call `callback` with every worker that is lost, and the reason."""
         self._on_lost.append(callback)
 
     def channel_lost(self, channel: Channel, reason: str) -> None:
@@ -273,37 +273,37 @@ class Agent:
     # -- services ---------------------------------------------------------------------------------------------
 
     def register(self, name: str, function: Callable[..., Any], *, deferred: bool = False) -> None:
-        """Let others call `function` as ``@name``."""
+        """Let other workers call `function` as ``@name``."""
         self.server.register(name, function, deferred=deferred)
 
     def gather(
         self, value: object = None, workers: Sequence[str] | None = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Bring a value and get the values of all `workers`, who must all call this; None: of everybody."""
+        """Contribute a value and return those of all `workers` (default: all), which must all call this."""
         timeout = self.settings.rpc_timeout if timeout is None else timeout
         return self.collectives.gather(value, workers, timeout=timeout)
 
-    # -- the end ----------------------------------------------------------------------------------------------
+    # -- shutdown ---------------------------------------------------------------------------------------------
 
     def activity(self) -> list[str]:
-        """What is under way: calls made and calls served, for people."""
+        """Describe the calls in flight, made and served."""
         return self.shutdown_protocol.activity()
 
     def shutdown(self, *, graceful: bool = True, timeout: float = 0.0, strict_references: bool = False) -> None:
-        """Leave. A graceful leave waits until every worker has called shutdown and no call is under way anywhere.
+        """Leave the group. A graceful shutdown waits until all workers have called it and no call is in flight.
 
-        `timeout` in seconds bounds that wait, 0 does not; at its end the agent is closed all the same, and the error
-        says who was waited for. Safe to call again, and from several threads. References that are held at the end of a
-        graceful leave are logged; with `strict_references` they are an error, which is raised when all is closed.
+        `timeout` in seconds bounds that wait, 0 does not. When it passes, the agent is closed and the error names the
+        workers that were waited for. Safe to call again, and from several threads. References that are still held are
+        logged; with `strict_references` they are an error, raised when everything is closed.
         """
         self.shutdown_protocol.shutdown(graceful=graceful, timeout=timeout, strict_references=strict_references)
 
     def close(self) -> None:
-        """Stop at once: say goodbye, end what waits here, and free everything. Safe to call again."""
+        """Stop at once: send goodbyes, end all waits, and free everything. Safe to call again."""
         self.shutdown_protocol.close()
 
     def abandon(self) -> None:
-        """This is the child of a fork: close its copies of our sockets, and touch nothing else."""
+        """In the child of a fork: close its copies of the sockets, and touch nothing else."""
         self.local.closed = "this process is a fork of the worker's; a fork cannot use its agent"
         for listener in self.listeners:
             listener.abandon()
@@ -313,7 +313,7 @@ class Agent:
 
 
 def _forget_in_children(agent: Agent) -> None:
-    """Children of a fork (a DataLoader's) must neither hold nor use the agent's sockets."""
+    """Have the children of forks, such as DataLoader workers, neither hold nor use the agent's sockets."""
     reference = weakref.ref(agent)
 
     def in_child() -> None:

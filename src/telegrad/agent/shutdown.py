@@ -1,4 +1,4 @@
-"""How a worker leaves: in order, when everybody is ready to go, or at once."""
+"""How a worker leaves the group: gracefully, when all workers are ready to leave, or at once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _FLUSH = 1.0  # seconds that the last frames may take to leave
-_PATIENCE = 60  # rounds of a shutdown in which references may settle: a number, so that all end in the same one
-_PAUSE = 0.1  # seconds between them, at most
+_PATIENCE = 60  # rounds in which references may settle: a count, so that all workers stop in the same round
+_PAUSE = 0.1  # maximum seconds between rounds
 
 
 class ReferenceTraffic(NamedTuple):
@@ -39,7 +39,7 @@ _NO_TRAFFIC = ReferenceTraffic(False, {}, {})
 
 
 def _settled(group: Mapping[int, ReferenceTraffic]) -> bool:
-    """Whether everything that these workers told each other of references has come, and nothing is to follow."""
+    """Return whether all messages about references between these workers have arrived, and no more follow."""
     return not any(traffic.pending for traffic in group.values()) and all(
         count == group[to].received.get(who, 0)
         for who, traffic in group.items()
@@ -49,24 +49,24 @@ def _settled(group: Mapping[int, ReferenceTraffic]) -> bool:
 
 
 class Shutdown:
-    """The end of one agent, whose `closed` says that it came."""
+    """Shuts one agent down."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._local = agent.local
-        self._lock = threading.Lock()  # protects _closing and the owner's closed
+        self._lock = threading.Lock()  # protects _closing and the agent's closed
         self._closing: Event | None = None
         self._drained: Event | None = None
-        self._cause = ""  # why this worker ends, if not in order
+        self._cause = ""  # the error with which this worker exits, if any
         self.first_cause = ""
-        """Which other worker ended with an error first, and with which."""
+        """Which other worker exited with an error first, and with which error."""
 
     def note_cause(self, error: BaseException | None) -> None:
-        """This worker ends with `error`, if it is one; the first that is noted is what the others are told."""
+        """Record that this worker exits with `error`, if any. The others are told the first one."""
         self._cause = self._cause or cause_of(error, self.first_cause)
 
     def heard(self, worker: str, cause: str) -> None:
-        """Another worker ended with an error."""
+        """Record that another worker exited with an error."""
         if not self.first_cause:
             self.first_cause = (
                 cause.removeprefix("because ") if cause.startswith("because ") else f"worker {worker!r} ended {cause}"
@@ -76,11 +76,11 @@ class Shutdown:
 
     @property
     def begun(self) -> bool:
-        """Whether this worker is about to leave."""
+        """Whether this worker is leaving."""
         return self._closing is not None
 
     def activity(self) -> list[str]:
-        """What is under way: calls made and calls served, for people."""
+        """Describe the calls in flight, made and served, for error messages."""
         lines = []
         for peer in self._agent.peers.all():
             for channel in peer.channels():
@@ -91,7 +91,7 @@ class Shutdown:
         return lines
 
     def activity_ended(self) -> None:
-        """Wake a shutdown that waits for quiet, if it is quiet."""
+        """Wake a shutdown that waits for calls to end, if all have."""
         drained = self._drained
         if drained is not None and not self.activity():
             drained.set()
@@ -121,9 +121,9 @@ class Shutdown:
             _log.info(text)
 
     def _drain(self, timeout: float) -> list[str]:
-        """Wait for quiet: nothing under way anywhere, twice in a row, with no call made in between.
+        """Wait until no worker has a call in flight, twice in a row, with no call made in between.
 
-        Returns the references that are held then.
+        Returns the references that are still held.
         """
         agent, now = self._agent, self._agent.runtime.now
         deadline = now() + timeout if timeout else None
@@ -134,14 +134,14 @@ class Shutdown:
                 self._local.on_idle = self.activity_ended
                 if self.activity() and not agent.executor.wait(drained, deadline):
                     raise DeadlineExceeded(
-                        f"worker {agent.me.name!r} shut down after {timeout:g} s with calls under way: "
+                        f"worker {agent.me.name!r} shut down after {timeout:g} s with calls in flight: "
                         + "; ".join(self.activity()),
                         worker=agent.me.name,
                         elapsed=timeout,
                     )
             left = None if deadline is None else max(0.01, deadline - now())
-            # Before the others can know that all is quiet, and leave: what they hold would be given up.
-            # And the traffic first: what comes between the two is then not settled, and not held either.
+            # Before the others can learn that all calls have ended, and leave: what they hold would be released. And
+            # the traffic first: what arrives between the two is then neither settled nor held.
             references = getattr(agent, "references", None)
             traffic = references.traffic() if references is not None else _NO_TRAFFIC
             held = references.held() if references is not None else []
@@ -149,8 +149,8 @@ class Shutdown:
             values = list(agent.collectives.gather(mine, timeout=left, topic="shutdown").values())
             made = sum(count + sum(traffic.sent.values()) for _, _, count, traffic in values)
             if made == before and not any(busy for _, busy, _, _ in values):
-                # What is told of references is no call, so it is counted at both ends. That is for the list of those
-                # that are held, which nobody should wait for without end.
+                # Messages about references are no calls, so they are counted at both ends. That is only for the list of
+                # references that are held, so the wait for it is bounded.
                 if _settled({who: traffic for who, _, _, traffic in values}) or unsettled == _PATIENCE:
                     return held
                 unsettled += 1
@@ -174,7 +174,7 @@ class Shutdown:
     def _close(self) -> None:
         agent = self._agent
         self.close_listeners()
-        # An interrupt ends what is waited for, and what follows is done all the same.
+        # An interrupt ends the waits; the rest is done nevertheless.
         try:
             if self._cause:
                 self._connect_to_all()
@@ -208,21 +208,21 @@ class Shutdown:
 
     @shielded
     def _stop_at_once(self) -> None:
-        """Let threads end that are about to: what they use is closed next."""
+        """Let threads end that are about to, before what they use is closed."""
         self._stop(self._agent.runtime.now())
 
     def _connect_to_all(self) -> None:
-        """Connect to those that this worker has no connection with: they are to hear why it ends."""
+        """Connect to the workers without a connection, to tell them why this worker exits."""
         agent, give_up = self._agent, self._agent.runtime.now() + _FLUSH
         for peer in agent.peers.all():
             if peer.record.name != agent.me.name and not peer.gone and not peer.channels():
                 try:
                     agent.peers.channel_to(peer, give_up)
                 except TelegradError as error:
-                    _log.debug("worker %r is not told why this one ends: %s", peer.record.name, error)
+                    _log.debug("worker %r is not told why this worker exits: %s", peer.record.name, error)
 
     def _flush(self, channels: list[Channel]) -> None:
-        """Let the last frames leave."""
+        """Wait until the last frames have left."""
         runtime = self._agent.runtime
         give_up = runtime.now() + _FLUSH
         while runtime.now() < give_up:
@@ -232,7 +232,7 @@ class Shutdown:
             runtime.event().wait(runtime.now() + 0.002)
 
     def _remove_traces(self) -> None:
-        """Remove what lost workers left on this host, and wait for those that were lost just now to stop listening."""
+        """Remove the sockets that lost workers left on this host, waiting for those that were lost just now."""
         agent, runtime = self._agent, self._agent.runtime
         lost = [peer for peer in agent.peers.all() if not peer.left]
         pause = 0.001
@@ -244,7 +244,7 @@ class Shutdown:
             runtime.event().wait(min(runtime.now() + pause, max(peer.dying_until for peer in lost)))
 
     def close_listeners(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         for listener in self._agent.listeners:
             self._agent.poller.remove(listener)
             listener.close()

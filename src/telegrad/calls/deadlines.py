@@ -2,8 +2,8 @@
 
 Nearly all calls of a program have the same timeout, so their deadlines are in the order in which the calls are made,
 and nearly all calls end long before. So they are in a queue with one timer for the first. When a call ends, nothing has
-to be cancelled: the queue drops it with the next call, or at its deadline. A call whose deadline is earlier than that of
-a call before it gets its own timer.
+to be cancelled: the queue drops it with the next call, or at its deadline. A call whose deadline is earlier than that
+of a call before it gets its own timer.
 """
 
 from __future__ import annotations
