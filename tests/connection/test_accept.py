@@ -14,7 +14,7 @@ import pytest
 from telegrad.connection import accept as guests
 from telegrad.connection.accept import PendingConnections
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.execution.executor import Timer
+from telegrad.execution.timers import Timer
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Link, Listener, Ready
 from telegrad.transport.memory import MemoryNetwork, MemoryTransport

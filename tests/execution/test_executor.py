@@ -13,7 +13,8 @@ from contextlib import closing
 import pytest
 
 from telegrad.errors import ResourceExhausted
-from telegrad.execution.executor import PARKED_FOR, Executor, Owed
+from telegrad.execution.executor import Executor, GuaranteedTask
+from telegrad.execution.runner_loop import IDLE_TIMEOUT
 from telegrad.testing.scheduler import Scheduler, SimRuntime
 from telegrad.transport.base import Poller, Ready
 from telegrad.transport.memory import MemoryNetwork, MemoryTransport
@@ -41,12 +42,12 @@ def in_turn(*actions: Callable[[], object]) -> Callable[[], None]:
 class Served:
     """An executor whose poller is served as an agent does: what is ready is noted."""
 
-    def __init__(self, runtime: Runtime, poller: Poller, *, most_running: int = 16) -> None:
+    def __init__(self, runtime: Runtime, poller: Poller, *, max_running: int = 16) -> None:
         self.runtime = runtime
         self.poller = poller
         self.polled: list[object] = []
         self.on_ready: Callable[[object], None] = self.polled.append
-        self.executor = Executor(runtime, poller, self._poll, name="w", most_running=most_running)
+        self.executor = Executor(runtime, poller, self._poll, name="w", max_running=max_running)
 
     def _poll(self, until: float | None) -> None:
         for item, _ in self.poller.wait(until):
@@ -58,17 +59,17 @@ class Served:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    yield from serve(most_running=16)
+    yield from serve(max_running=16)
 
 
 @pytest.fixture
 def narrow() -> Iterator[Served]:
-    yield from serve(most_running=2)
+    yield from serve(max_running=2)
 
 
-def serve(most_running: int) -> Iterator[Served]:
+def serve(max_running: int) -> Iterator[Served]:
     with closing(SocketPoller()) as poller:
-        served = Served(RealRuntime(), poller, most_running=most_running)
+        served = Served(RealRuntime(), poller, max_running=max_running)
         served.executor.start()
         yield served
         assert served.executor.stop(soon()) == []
@@ -86,12 +87,12 @@ def test_a_task_runs_on_a_thread_of_the_executor(served: Served) -> None:
 
 def test_tasks_start_in_the_order_in_which_they_were_submitted() -> None:
     with closing(SocketPoller()) as poller:
-        served = Served(RealRuntime(), poller, most_running=1)
+        served = Served(RealRuntime(), poller, max_running=1)
         order: list[int] = []
         done = served.event()
         for number in range(100):
-            served.executor._ready.append(lambda number=number: order.append(number))  # type: ignore[misc]  # mypy cannot type a default
-        served.executor._ready.append(done.set)
+            served.executor.queue.ready.append(lambda number=number: order.append(number))  # type: ignore[misc]  # mypy cannot type a default
+        served.executor.queue.ready.append(done.set)
         served.executor.start()
         assert done.wait(soon())
         assert served.executor.stop(soon()) == []
@@ -313,7 +314,7 @@ def test_timers_run_while_the_only_runner_waits_for_its_answer(served: Served) -
     with closing(here), closing(there):
         served.executor.submit(call)
         assert waiting.wait(soon())
-        served.executor.at(time.monotonic() + 0.01, rang.set)
+        served.executor.timers.at(time.monotonic() + 0.01, rang.set)
         assert rang.wait(soon())
         here.send(Kind.HANDSHAKE, b"answer", 0, 0, 0)
         assert answered.wait(soon())
@@ -368,12 +369,12 @@ def test_timers_run_in_the_order_of_their_times_and_cancelled_ones_do_not(served
     order: list[str] = []
     done = served.event()
     now = time.monotonic() + 0.25  # all are set by then, also on a loaded machine
-    served.executor.at(now + 0.04, done.set)
+    served.executor.timers.at(now + 0.04, done.set)
     for name, after in [("third", 0.03), ("first", 0.01), ("never", 0.015), ("second", 0.02), ("same", 0.02)]:
-        timer = served.executor.at(now + after, lambda name=name: order.append(name))  # type: ignore[misc]  # mypy cannot type a default
+        timer = served.executor.timers.at(now + after, lambda name=name: order.append(name))  # type: ignore[misc]  # mypy cannot type a default
         if name == "never":
-            served.executor.cancel(timer)
-            served.executor.cancel(timer)
+            served.executor.timers.cancel(timer)
+            served.executor.timers.cancel(timer)
     assert done.wait(soon())
     assert order == ["first", "second", "same", "third"]
 
@@ -381,24 +382,24 @@ def test_timers_run_in_the_order_of_their_times_and_cancelled_ones_do_not(served
 def test_a_timer_does_not_run_before_its_time(served: Served) -> None:
     rang, when = served.event(), time.monotonic() + 0.03
     at: list[float] = []
-    served.executor.at(when, in_turn(lambda: at.append(time.monotonic()), rang.set))
+    served.executor.timers.at(when, in_turn(lambda: at.append(time.monotonic()), rang.set))
     assert rang.wait(soon())
     assert at[0] >= when
 
 
 def test_an_earlier_timer_does_not_wait_for_a_later_one(served: Served) -> None:
     rang = served.event()
-    later = served.executor.at(time.monotonic() + 1000, lambda: None)
-    served.executor.at(time.monotonic() + 0.01, rang.set)
+    later = served.executor.timers.at(time.monotonic() + 1000, lambda: None)
+    served.executor.timers.at(time.monotonic() + 0.01, rang.set)
     assert rang.wait(soon())
-    served.executor.cancel(later)
+    served.executor.timers.cancel(later)
 
 
 def test_timers_run_beside_a_slow_task(served: Served) -> None:
     release, started, rang = served.event(), served.event(), served.event()
     served.executor.submit(in_turn(started.set, lambda: release.wait(soon())))
     assert started.wait(soon())
-    served.executor.at(time.monotonic(), rang.set)
+    served.executor.timers.at(time.monotonic(), rang.set)
     assert rang.wait(soon())
     release.set()
 
@@ -410,8 +411,8 @@ def test_a_timer_that_fails_is_logged_and_the_next_one_runs(served: Served, capl
         raise ValueError("a bug of ours")
 
     with caplog.at_level(logging.ERROR, "telegrad"):
-        served.executor.at(time.monotonic(), fail)
-        served.executor.at(time.monotonic(), rang.set)
+        served.executor.timers.at(time.monotonic(), fail)
+        served.executor.timers.at(time.monotonic(), rang.set)
         assert rang.wait(soon())
     assert "a bug of ours" in caplog.text
 
@@ -419,8 +420,8 @@ def test_a_timer_that_fails_is_logged_and_the_next_one_runs(served: Served, capl
 def test_cancelled_timers_are_not_kept(served: Served) -> None:
     far = time.monotonic() + 10_000
     for _ in range(1000):
-        served.executor.cancel(served.executor.at(far, lambda: None))
-    assert len(served.executor._timers) <= 130
+        served.executor.timers.cancel(served.executor.timers.at(far, lambda: None))
+    assert len(served.executor.timers.heap) <= 130
 
 
 # -- the end --------------------------------------------------------------------------------------------------
@@ -438,26 +439,26 @@ def test_stop_names_the_threads_that_would_not_end() -> None:
         assert stuck[0].startswith("w:")
         release.set()
         assert served.executor.stop(soon()) == []
-        assert served.executor.thread_count() == 0
+        assert served.executor.threads.count() == 0
 
 
 def test_what_is_owed_runs_though_the_executor_is_being_stopped_and_the_rest_does_not() -> None:
     with closing(SocketPoller()) as poller:
-        served = Served(RealRuntime(), poller, most_running=1)
+        served = Served(RealRuntime(), poller, max_running=1)
         served.executor.start()
         busy, release, ran = served.event(), served.event(), served.event()
         order: list[str] = []
         served.executor.submit(in_turn(busy.set, lambda: release.wait(soon())))
         assert busy.wait(soon())
         served.executor.submit(lambda: order.append("a request"))
-        served.executor.submit(Owed(in_turn(lambda: order.append("owed before"))))
+        served.executor.submit(GuaranteedTask(in_turn(lambda: order.append("owed before"))))
         served.executor.stop(time.monotonic() - 1)
         served.executor.submit(lambda: order.append("a late request"))
-        served.executor.submit_all([Owed(in_turn(lambda: order.append("owed since"), ran.set))])
+        served.executor.submit_all([GuaranteedTask(in_turn(lambda: order.append("owed since"), ran.set))])
         release.set()
         assert ran.wait(soon())
         assert served.executor.stop(soon()) == []
-        served.executor.submit_all([Owed(in_turn(lambda: order.append("owed at last")))])
+        served.executor.submit_all([GuaranteedTask(in_turn(lambda: order.append("owed at last")))])
         assert served.executor.stop(soon()) == []
         assert order == ["owed before", "owed since", "owed at last"]
 
@@ -468,8 +469,8 @@ def test_what_is_owed_does_not_wait_for_what_is_slow_while_stopping() -> None:
         served.executor.start()
         second_ran, waited = threading.Event(), []
         with served.executor._lock:  # nobody takes them before the end has begun
-            served.executor._ready.append(Owed(lambda: waited.append(second_ran.wait(PATIENCE))))
-            served.executor._ready.append(Owed(second_ran.set))
+            served.executor.queue.ready.append(GuaranteedTask(lambda: waited.append(second_ran.wait(PATIENCE))))
+            served.executor.queue.ready.append(GuaranteedTask(second_ran.set))
         assert served.executor.stop(soon()) == []
         assert waited == [True]
 
@@ -486,9 +487,9 @@ def test_stop_ends_runners_whatever_they_wait_in() -> None:
         release.set()  # now they park, but for the one that polls
         served.executor.submit(parked.set)
         assert parked.wait(soon())
-        assert served.executor.thread_count() >= 2
+        assert served.executor.threads.count() >= 2
         assert served.executor.stop(soon()) == []
-        assert served.executor.thread_count() == 0
+        assert served.executor.threads.count() == 0
 
 
 def test_a_runner_can_stop_its_own_executor() -> None:
@@ -513,7 +514,7 @@ def test_other_threads_of_the_executor_are_joined_and_their_errors_logged(caplog
             names.append(threading.current_thread().name)
             raise ValueError("a bug of ours")
 
-        served.executor.start_thread("island", fail)
+        served.executor.threads.start("island", fail)
         assert served.executor.stop(soon()) == []
         assert names == ["telegrad:w:island"]
         assert "worker w: the island thread ended" in caplog.text
@@ -522,11 +523,11 @@ def test_other_threads_of_the_executor_are_joined_and_their_errors_logged(caplog
 # -- in virtual time ------------------------------------------------------------------------------------------
 
 
-def simulate(seed: int, program: Callable[[Served, Scheduler], None], *, most_running: int = 2) -> None:
+def simulate(seed: int, program: Callable[[Served, Scheduler], None], *, max_running: int = 2) -> None:
     scheduler = Scheduler(seed)
     runtime = SimRuntime(scheduler, "w")
     transport = MemoryTransport(MemoryNetwork(runtime))
-    served = Served(runtime, transport.poller(), most_running=most_running)
+    served = Served(runtime, transport.poller(), max_running=max_running)
 
     def main() -> None:
         served.executor.start()
@@ -544,12 +545,12 @@ def test_runners_that_are_parked_for_long_end() -> None:
             served.executor.submit(in_turn(event.set, lambda: served.executor.wait(release, None)))
         for event in started:
             assert event.wait(scheduler.now + 60)
-        assert served.executor.thread_count() == 11
+        assert served.executor.threads.count() == 11
         release.set()
-        served.event().wait(scheduler.now + PARKED_FOR / 2)
-        assert served.executor.thread_count() == 11
-        served.event().wait(scheduler.now + PARKED_FOR)
-        assert served.executor.thread_count() == 1
+        served.event().wait(scheduler.now + IDLE_TIMEOUT / 2)
+        assert served.executor.threads.count() == 11
+        served.event().wait(scheduler.now + IDLE_TIMEOUT)
+        assert served.executor.threads.count() == 1
         again = served.event()
         served.executor.submit(again.set)
         assert again.wait(scheduler.now + 60)
@@ -572,7 +573,7 @@ def test_nested_waits_and_timers_end_in_every_order(seed: int) -> None:
             end.set()
 
         def delayed(action: Callable[[], None]) -> None:
-            served.executor.at(scheduler.now + random.random(), lambda: served.executor.submit(action))
+            served.executor.timers.at(scheduler.now + random.random(), lambda: served.executor.submit(action))
 
         for _ in range(20):
             done.append(served.event())
@@ -589,9 +590,9 @@ def test_nested_waits_and_timers_end_in_every_order(seed: int) -> None:
 def rests(served: Served) -> bool:
     """Wait until the watchdog has nothing to watch; there is nothing to be notified by."""
     deadline = soon()
-    while served.executor._watchdog_rests is None and time.monotonic() < deadline:
+    while served.executor.queue.watchdog_wakeup is None and time.monotonic() < deadline:
         served.event().wait(time.monotonic() + 0.005)
-    return served.executor._watchdog_rests is not None
+    return served.executor.queue.watchdog_wakeup is not None
 
 
 def test_a_task_submitted_by_a_long_task_does_not_wait_for_it(served: Served) -> None:
@@ -635,7 +636,7 @@ def test_nothing_runs_after_stop(served: Served) -> None:
     assert served.executor.stop(soon()) == []
     ran = served.event()
     served.executor.submit(ran.set)
-    assert served.executor.thread_count() == 0
+    assert served.executor.threads.count() == 0
     assert not ran.is_set()
 
 
@@ -709,7 +710,7 @@ def test_the_first_runner_that_cannot_be_started_is_an_error_with_its_cause() ->
         runtime.threads = True
         with pytest.raises(ResourceExhausted, match="worker 'w' cannot start a thread: can't start new thread"):
             served.executor.start()
-        assert served.executor.thread_count() == 0
+        assert served.executor.threads.count() == 0
         assert served.executor.stop(soon()) == []
 
 
@@ -746,7 +747,7 @@ def test_an_exception_while_polling_ends_no_polling(served: Served, caplog: pyte
         theirs.send(b"x")
         assert seen.wait(soon())
         served.poller.remove(link)
-    assert "polling failed; it goes on" in caplog.text
+    assert "polling failed and continues" in caplog.text
 
 
 def test_a_timer_whose_task_met_a_shortage_is_tried_again(served: Served, caplog: pytest.LogCaptureFixture) -> None:
@@ -759,6 +760,6 @@ def test_a_timer_whose_task_met_a_shortage_is_tried_again(served: Served, caplog
             raise MemoryError
         done.set()
 
-    served.executor.at(served.runtime.now(), need_memory)
+    served.executor.timers.at(served.runtime.now(), need_memory)
     assert done.wait(soon())
     assert len(tries) == 3

@@ -74,7 +74,7 @@ class Agent:
         self.token = token
         self.buffers = BufferPool()
         self.slabs = SlabPool(self.settings.shared_memory, self.buffers.trim)
-        self.executor = Executor(runtime, poller, self._poll, name=name, most_running=self.settings.running)
+        self.executor = Executor(runtime, poller, self._poll, name=name, max_running=self.settings.running)
         self.peers = Peers(self, [transport for transport, _ in transports])
         self.pending = PendingConnections(self, self.peers)
         self.client = Client(self)
@@ -302,7 +302,7 @@ class Agent:
                 self.client.finish(call, error=error)
             self._cancel_served(self.server.cancel_all(channel, f"worker {name!r}, which called it, is gone"))
         if not left and not self.peers.remove_traces(peer.record):
-            self.executor.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
+            self.executor.timers.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
         self.collectives.peer_gone(peer)
         for callback in self._on_lost:
             callback(peer.record, reason)

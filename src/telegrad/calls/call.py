@@ -12,7 +12,7 @@ from telegrad.calls.keeper import Placed
 from telegrad.calls.recorder import Scope
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled
-from telegrad.execution.executor import Timer
+from telegrad.execution.timers import Timer
 from telegrad.waiting import Event
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Answer, Autocast, AutogradMetadata, ForkInfo, Turn, Visit

@@ -20,7 +20,7 @@ from telegrad.connection.peers import Peer, Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, TelegradError
 from telegrad.execution.autocast import current as current_autocast
-from telegrad.execution.executor import Executor, Owed
+from telegrad.execution.executor import Executor, GuaranteedTask
 from telegrad.interrupts import shielded
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Ready
@@ -238,7 +238,7 @@ class Client:
         executor = self._owner.executor
         if executor.current.held is not None:
             # Not for each wait in here alone: a thread that reads for others must not wait in between for what it held.
-            return executor.without_held(partial(self.wait, call, deadline))
+            return executor.suspend_held_during(partial(self.wait, call, deadline))
         until = call.deadline if deadline is None else deadline
         if deadline is not None and call.deadline is not None:
             until = min(deadline, call.deadline)
@@ -334,7 +334,7 @@ class Client:
         call.message, call.error = message, error
         call.answer = answer
         if call.timer is not None:
-            self._owner.executor.cancel(call.timer)
+            self._owner.executor.timers.cancel(call.timer)
         parent, call.parent = call.parent, None  # what ends with it must not live as long as the call is remembered
         if parent is not None:
             parent.children.pop(call.id, None)
@@ -342,13 +342,13 @@ class Client:
         if on_done is not None:
             if answer is None:
                 channel.expect_fewer(1)
-                self._owner.executor.submit(Owed(on_done, call))
+                self._owner.executor.submit(GuaranteedTask(on_done, call))
             elif call.at_once:
                 channel.expect_fewer(1)
                 self._run_at_once(on_done, call)
             else:
                 # Whoever reads submits it, with those that came at the same time.
-                channel.ended.append(Owed(on_done, call))
+                channel.ended.append(GuaranteedTask(on_done, call))
         # Threads may wait for an asynchronous call, too, and several for one.
         for waiter in list(call.waiters):
             if waiter.event is not None:

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from telegrad.connection.peers import Peer, Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import DeadlineExceeded, TelegradError, WorkerLost
-from telegrad.execution.executor import Executor, Timer
+from telegrad.execution.executor import Executor
+from telegrad.execution.timers import Timer
 from telegrad.waiting import Runtime
 
 _log = logging.getLogger("telegrad")
@@ -98,8 +99,10 @@ class Collectives:
                 meeting = self._meetings[key] = _Meeting(set(everybody))
                 if timeout:
                     when = self._owner.runtime.now() + timeout
-                    meeting.timer = self._owner.executor.at(when, lambda: self._too_late(key, timeout))
-                meeting.knock = self._owner.executor.at(self._owner.runtime.now() + _PATIENCE, lambda: self._knock(key))
+                    meeting.timer = self._owner.executor.timers.at(when, lambda: self._too_late(key, timeout))
+                meeting.knock = self._owner.executor.timers.at(
+                    self._owner.runtime.now() + _PATIENCE, lambda: self._knock(key)
+                )
             meeting.values[name] = value
             meeting.answers[name] = answer
         self._look(key)
@@ -160,7 +163,7 @@ class Collectives:
     def _answer(self, meeting: _Meeting, error: Exception | None) -> None:
         for timer in (meeting.timer, meeting.knock):
             if timer is not None:
-                self._owner.executor.cancel(timer)
+                self._owner.executor.timers.cancel(timer)
         # This worker last: when it hears that all have come it may leave, and the others must have their answers then.
         for name in sorted(meeting.answers, key=lambda name: name == self._owner.me.name):
             meeting.answers[name](meeting.values, error)

@@ -20,7 +20,8 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, NotInitialized, WorkerLost, is_shortage
-from telegrad.execution.executor import AGAIN, Executor
+from telegrad.execution.executor import Executor
+from telegrad.execution.timers import RETRY_DELAY
 from telegrad.transport.base import Link, Ready
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Event, Runtime
@@ -137,7 +138,7 @@ class OneWay:
             _log.warning("%s for worker %d is sent later: %s", type(head).__name__, to, error)
             executor = self._owner.executor
             again = partial(executor.submit, partial(self._tell, to, head, data, channel), urgent=True)
-            executor.at(self._owner.runtime.now() + AGAIN, again)
+            executor.timers.at(self._owner.runtime.now() + RETRY_DELAY, again)
 
     # -- receiving --------------------------------------------------------------------------------------------
 

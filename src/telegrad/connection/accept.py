@@ -17,7 +17,8 @@ from telegrad.connection.handshake import NONCE_SIZE, Acceptor, Rejected
 from telegrad.connection.peers import Peers, send_greeting
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, ProtocolError, UnknownWorker, is_shortage
-from telegrad.execution.executor import AGAIN, Executor
+from telegrad.execution.executor import Executor
+from telegrad.execution.timers import RETRY_DELAY
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Ready
 from telegrad.waiting import Runtime
@@ -102,7 +103,7 @@ class PendingConnections:
 
     def _shut_for(self, listener: Listener, seconds: float) -> None:
         # The timer first: without it, nobody would ever open again.
-        self._owner.executor.at(self._owner.runtime.now() + seconds, partial(self._open, listener))
+        self._owner.executor.timers.at(self._owner.runtime.now() + seconds, partial(self._open, listener))
         with self._lock:
             self._shut.append(listener)
         self._owner.poller.arm(listener, read=False)
@@ -170,7 +171,7 @@ class PendingConnection:
         )
         link.owner = self
         owner.poller.add(link, read=True)
-        self._timer = owner.executor.at(self.since + owner.settings.connect_timeout, self._too_slow)
+        self._timer = owner.executor.timers.at(self.since + owner.settings.connect_timeout, self._too_slow)
 
     def on_ready(self, ready: int) -> None:
         """The poller found the link ready."""
@@ -193,7 +194,9 @@ class PendingConnection:
             self._refuse(str(error))
         except Exception as error:  # noqa: BLE001 - we failed
             if is_shortage(error) and self._acceptor.proof is None:  # nothing was read, and later it may be
-                self._owner.executor.at(self._owner.runtime.now() + AGAIN, partial(self.on_ready, Ready.READ))
+                self._owner.executor.timers.at(
+                    self._owner.runtime.now() + RETRY_DELAY, partial(self.on_ready, Ready.READ)
+                )
             else:  # the other side sees the end, and tries again
                 self._refuse(f"this worker failed: {error!r}")
 
@@ -230,7 +233,7 @@ class PendingConnection:
         self._refuse(f"no proof within {self._owner.settings.connect_timeout:g} s")
 
     def _over(self) -> None:
-        self._owner.executor.cancel(self._timer)
+        self._owner.executor.timers.cancel(self._timer)
         self._guests.dismiss(self)
 
     def show_out(self) -> None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from telegrad.connection.channel_owner import ChannelOwner, Reader
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import ProtocolError, TelegradError, is_shortage
-from telegrad.execution.executor import Owed, Timer
+from telegrad.execution.executor import GuaranteedTask
+from telegrad.execution.timers import Timer
 from telegrad.protocol.credits import Credits
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import Session
@@ -83,7 +84,7 @@ class Channel:
         self.received = 0
         """The same of those that came; only the one reader changes it."""
         self.unwaited = 0  # calls under way whose answer no thread waits for
-        self.ended: list[Owed] = []
+        self.ended: list[GuaranteedTask] = []
         """What is to be done for the futures whose answers have just been read; only the one reader touches it."""
         self.inbox: deque[Callable[[], None]] | None = None
         """Where the one who reads wants the handlers of one-way messages; None: a runner runs them."""
@@ -333,7 +334,7 @@ class Channel:
         _log.warning("worker %r cannot read from worker %r: %r", self.owner.me.name, self.peer, error)
         self.owner.executor.pause()
         # What was read and not taken, the poller does not know of.
-        self.owner.executor.at(self.owner.runtime.now(), partial(self.on_ready, Ready.READ))
+        self.owner.executor.timers.at(self.owner.runtime.now(), partial(self.on_ready, Ready.READ))
 
     def _take(self, frame: Frame) -> None:
         kind, sequence, ack_control, ack_bulk, body = frame
@@ -528,9 +529,9 @@ class Channel:
                 if due is not None and tick.when <= due:
                     return
                 self._tick = None
-                self.owner.executor.cancel(tick)
+                self.owner.executor.timers.cancel(tick)
             if due is not None:
-                self._tick = self.owner.executor.at(due, self._on_tick)
+                self._tick = self.owner.executor.timers.at(due, self._on_tick)
 
     def _on_tick(self) -> None:
         with self.lock:
@@ -559,7 +560,7 @@ class Channel:
                 self.session.lost(reason)
             link, self.link = self.link, None
             if self._tick is not None:
-                self.owner.executor.cancel(self._tick)
+                self.owner.executor.timers.cancel(self._tick)
                 self._tick = None
             starved = list(self._starved)
             self._starved.clear()

@@ -86,7 +86,7 @@ class _FaultyChannel(Channel):
                 self._fail(head)
             else:
                 runtime = self.owner.runtime
-                self.owner.executor.at(runtime.now() + fate.delay, partial(self._post_late, frames))
+                self.owner.executor.timers.at(runtime.now() + fate.delay, partial(self._post_late, frames))
             return True
         return super().post(frames, charge, unwaited=unwaited)
 
