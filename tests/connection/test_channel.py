@@ -48,9 +48,9 @@ def test_the_poller_reads_an_idle_tcp_link_from_the_next_tick_on() -> None:
         channel = a.peers.find("b").outgoing
         assert channel is not None
         deadline = time.monotonic() + 20
-        while not channel._armed and time.monotonic() < deadline:
+        while not channel.readers.armed and time.monotonic() < deadline:
             a.runtime.event().wait(time.monotonic() + 0.005)
-        assert channel._armed
+        assert channel.readers.armed
         assert a.call("b", operator.add, (1, 2)) == 3
 
 
@@ -59,7 +59,7 @@ def test_the_poller_does_not_read_an_idle_unix_link() -> None:
         agents["a"].call("b", operator.add, (1, 2))
         channel = agents["a"].peers.find("b").outgoing
         assert channel is not None
-        assert not channel._armed
+        assert not channel.readers.armed
 
 
 def test_the_cause_of_a_loss_is_told_and_not_the_end_of_file_that_follows_from_it(

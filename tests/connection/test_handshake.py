@@ -73,18 +73,18 @@ class Door:
         """Carry greetings to and fro, as bytes, until the opener is in."""
         greeting = self.opener.start()
         while True:
-            answer = self.opener.take(carried(self.acceptor.take(carried(greeting))))
+            answer = self.opener.receive(carried(self.acceptor.receive(carried(greeting))))
             if isinstance(answer, tuple):
                 return answer
             greeting = answer
 
     def challenge(self) -> Challenge:
-        challenge = self.acceptor.take(self.opener.start())
+        challenge = self.acceptor.receive(self.opener.start())
         assert isinstance(challenge, Challenge)
         return challenge
 
     def proof(self) -> Proof:
-        proof = self.opener.take(self.challenge())
+        proof = self.opener.receive(self.challenge())
         assert isinstance(proof, Proof)
         return proof
 
@@ -112,10 +112,10 @@ def test_workers_of_one_group_let_each_other_in(token: bytes | None) -> None:
 def test_the_token_itself_never_travels() -> None:
     door = Door()
     hello = door.opener.start()
-    challenge = door.acceptor.take(hello)
-    proof = door.opener.take(challenge)
+    challenge = door.acceptor.receive(hello)
+    proof = door.opener.receive(challenge)
     assert not isinstance(proof, tuple)
-    for greeting in (hello, challenge, proof, door.acceptor.take(proof)):
+    for greeting in (hello, challenge, proof, door.acceptor.receive(proof)):
         assert TOKEN not in msgspec.msgpack.encode(greeting)
 
 
@@ -143,7 +143,7 @@ def test_a_listener_finds_out_that_the_opener_has_another_token() -> None:
     door_proof = stranger.proof()
     assert challenge.nonce == NONCES[1]
     with pytest.raises(Rejected, match=r"'alice' could not prove itself.*TELEGRAD_TOKEN") as caught:
-        door.acceptor.take(door_proof)
+        door.acceptor.receive(door_proof)
     assert caught.value.greeting.code == "proof"
     assert door.asked == []
     assert door.acceptor.proof is None
@@ -168,15 +168,15 @@ def test_an_opener_cannot_talk_a_listener_out_of_its_token() -> None:
     door = Door(opener_token=None)
     hello = door.opener.start()
     assert isinstance(hello, Hello)
-    door.acceptor.take(msgspec.structs.replace(hello, has_token=True))
+    door.acceptor.receive(msgspec.structs.replace(hello, has_token=True))
     with pytest.raises(Rejected):
-        door.acceptor.take(Proof(b"", 77, (0, 0), True))
+        door.acceptor.receive(Proof(b"", 77, (0, 0), True))
     assert door.asked == []
 
 
 def test_a_listener_cannot_talk_an_opener_out_of_its_token() -> None:
     with pytest.raises(Rejected):
-        Door().opener.take(Challenge("bob", 2, 222, NONCES[1], b""))
+        Door().opener.receive(Challenge("bob", 2, 222, NONCES[1], b""))
 
 
 @given(proof=st.binary(max_size=64))
@@ -184,9 +184,9 @@ def test_no_guess_is_a_proof(proof: bytes) -> None:
     door = Door()
     door.challenge()
     with pytest.raises(Rejected):
-        door.acceptor.take(Proof(proof, 77, (0, 0), True))
+        door.acceptor.receive(Proof(proof, 77, (0, 0), True))
     with pytest.raises(Rejected):
-        Door().opener.take(Challenge("bob", 2, 222, NONCES[1], proof))
+        Door().opener.receive(Challenge("bob", 2, 222, NONCES[1], proof))
     assert door.asked == []
 
 
@@ -197,20 +197,20 @@ def test_a_listeners_proof_is_not_an_openers() -> None:
     door = Door()
     challenge = door.challenge()
     with pytest.raises(Rejected):
-        door.acceptor.take(Proof(challenge.proof, 77, (5, 6), False))
+        door.acceptor.receive(Proof(challenge.proof, 77, (5, 6), False))
     assert door.asked == []
 
 
 def test_a_greeting_turned_around_does_not_let_a_stranger_in() -> None:
     # The stranger has Bob challenge himself: he opens to Bob as "bob", and answers with what Bob proves elsewhere.
     bob_listens = Acceptor(BOB, TOKEN, NONCES[1], check=lambda hello: None, resume=lambda hello, proof: (0, 0))
-    challenge = bob_listens.take(Hello("bob", 2, 222, (), "", "bob", NONCES[0], True))
+    challenge = bob_listens.receive(Hello("bob", 2, 222, (), "", "bob", NONCES[0], True))
     assert isinstance(challenge, Challenge)
     elsewhere = Acceptor(BOB, TOKEN, NONCES[0], check=lambda hello: None, resume=lambda hello, proof: (0, 0))
-    mirrored = elsewhere.take(Hello("bob", 2, 222, (), "", "bob", challenge.nonce, True))
+    mirrored = elsewhere.receive(Hello("bob", 2, 222, (), "", "bob", challenge.nonce, True))
     assert isinstance(mirrored, Challenge)
     with pytest.raises(Rejected):
-        bob_listens.take(Proof(mirrored.proof, 1, (0, 0), True))
+        bob_listens.receive(Proof(mirrored.proof, 1, (0, 0), True))
 
 
 def test_a_proof_of_an_earlier_connection_is_worth_nothing() -> None:
@@ -218,14 +218,14 @@ def test_a_proof_of_an_earlier_connection_is_worth_nothing() -> None:
     later = Door(nonces=(NONCES[0], b"m" * NONCE_SIZE))
     later.challenge()
     with pytest.raises(Rejected):
-        later.acceptor.take(recorded)
+        later.acceptor.receive(recorded)
     assert later.asked == []
 
 
 def test_a_challenge_of_an_earlier_connection_is_worth_nothing() -> None:
     recorded = Door().challenge()
     with pytest.raises(Rejected):
-        Door(nonces=(b"p" * NONCE_SIZE, NONCES[1])).opener.take(recorded)
+        Door(nonces=(b"p" * NONCE_SIZE, NONCES[1])).opener.receive(recorded)
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,11 @@ def test_a_hello_that_was_changed_on_its_way_is_noticed_by_both(change: dict[str
     door = Door()
     hello = door.opener.start()
     assert isinstance(hello, Hello)
-    challenge = door.acceptor.take(msgspec.structs.replace(hello, **change))
+    challenge = door.acceptor.receive(msgspec.structs.replace(hello, **change))
     with pytest.raises(Rejected):
-        door.opener.take(challenge)
+        door.opener.receive(challenge)
     with pytest.raises(Rejected):
-        door.acceptor.take(Door().proof())
+        door.acceptor.receive(Door().proof())
     assert door.asked == []
 
 
@@ -253,7 +253,7 @@ def test_a_hello_that_was_changed_on_its_way_is_noticed_by_both(change: dict[str
 def test_a_challenge_that_was_changed_on_its_way_is_noticed(change: dict[str, object]) -> None:
     door = Door()
     with pytest.raises(Rejected):
-        door.opener.take(msgspec.structs.replace(door.challenge(), **change))
+        door.opener.receive(msgspec.structs.replace(door.challenge(), **change))
 
 
 def test_a_handshake_cannot_be_moved_to_another_channel() -> None:
@@ -278,8 +278,10 @@ def test_a_worker_that_is_not_the_wanted_one_says_who_it_is() -> None:
 def test_an_opener_does_not_take_another_worker_for_the_wanted_one(there: WorkerRecord) -> None:
     door = Door()
     listener = Door(acceptor_is=there, target=there)
-    with pytest.raises(Rejected, match=f"the worker there is '{there.name}' \\(id {there.id}\\), not 'bob' \\(2\\)"):
-        door.opener.take(listener.challenge())
+    with pytest.raises(
+        Rejected, match=f"'bob' \\(id 2\\) was expected here, but this is worker '{there.name}' \\(id {there.id}\\)"
+    ):
+        door.opener.receive(listener.challenge())
 
 
 def test_a_worker_that_was_restarted_is_lost_to_those_who_knew_it() -> None:
@@ -315,22 +317,22 @@ def test_a_session_that_the_agent_does_not_know_is_rejected() -> None:
 
 @pytest.mark.parametrize("code", ["incarnation", "session"])
 def test_an_opener_whose_session_is_gone_has_lost_the_worker(code: str) -> None:
-    with pytest.raises(WorkerLost, match="'bob' is not what it was: because") as caught:
-        Door().opener.take(Reject(code, "because"))
+    with pytest.raises(WorkerLost, match="'bob' cannot resume our session: because") as caught:
+        Door().opener.receive(Reject(code, "because"))
     assert caught.value.worker == "bob"
 
 
 def test_a_rejection_is_an_authentication_error_with_the_reason() -> None:
     with pytest.raises(AuthenticationError, match="'bob' refused our connection: because"):
-        Door().opener.take(Reject("token", "because"))
+        Door().opener.receive(Reject("token", "because"))
     with pytest.raises(AuthenticationError, match="it ended the handshake: because"):
-        Door().acceptor.take(Reject("proof", "because"))
+        Door().acceptor.receive(Reject("proof", "because"))
 
 
 def test_a_strangers_reason_cannot_forge_a_line_of_our_log() -> None:
     for side in (Door().opener, Door().acceptor):
         with pytest.raises(AuthenticationError) as caught:
-            side.take(Reject("proof", "no\nERROR everything is lost"))
+            side.receive(Reject("proof", "no\nERROR everything is lost"))
         assert "\n" not in str(caught.value)
 
 
@@ -348,7 +350,7 @@ GREETINGS: dict[str, Callable[[], Greeting]] = {
 def test_a_listener_that_waits_for_a_hello_takes_nothing_else(name: str) -> None:
     door = Door()
     with pytest.raises(ProtocolError, match=f"a {name} out of turn"):
-        door.acceptor.take(GREETINGS[name]())
+        door.acceptor.receive(GREETINGS[name]())
     assert door.asked == []
 
 
@@ -357,7 +359,7 @@ def test_a_listener_that_waits_for_a_proof_takes_nothing_else(name: str) -> None
     door = Door()
     door.challenge()
     with pytest.raises(ProtocolError, match=f"a {name} out of turn"):
-        door.acceptor.take(GREETINGS[name]())
+        door.acceptor.receive(GREETINGS[name]())
     assert door.asked == []
 
 
@@ -366,14 +368,14 @@ def test_a_listener_that_let_somebody_in_takes_no_more(name: str) -> None:
     door = Door()
     door.run()
     with pytest.raises(ProtocolError, match=f"a {name} out of turn"):
-        door.acceptor.take(GREETINGS[name]())
+        door.acceptor.receive(GREETINGS[name]())
     assert door.asked == ["check", "resume"]
 
 
 @pytest.mark.parametrize("name", ["Hello", "Proof", "Welcome"])
 def test_an_opener_that_waits_for_a_challenge_takes_nothing_else(name: str) -> None:
     with pytest.raises(ProtocolError, match=f"'bob' sent a {name} out of turn"):
-        Door().opener.take(GREETINGS[name]())
+        Door().opener.receive(GREETINGS[name]())
 
 
 @pytest.mark.parametrize("name", ["Hello", "Challenge", "Proof"])
@@ -381,7 +383,7 @@ def test_an_opener_that_waits_for_a_welcome_takes_nothing_else(name: str) -> Non
     door = Door()
     door.proof()
     with pytest.raises(ProtocolError, match=f"'bob' sent a {name} out of turn"):
-        door.opener.take(GREETINGS[name]())
+        door.opener.receive(GREETINGS[name]())
 
 
 @pytest.mark.parametrize("size", [0, NONCE_SIZE - 1, NONCE_SIZE + 1])
@@ -406,7 +408,7 @@ def test_a_proof_that_was_cut_or_lengthened_is_none(size: int) -> None:
     door = Door()
     proof = door.proof()
     with pytest.raises(Rejected):
-        door.acceptor.take(msgspec.structs.replace(proof, proof=(proof.proof + b"x")[:size]))
+        door.acceptor.receive(msgspec.structs.replace(proof, proof=(proof.proof + b"x")[:size]))
     assert door.asked == []
 
 
@@ -422,10 +424,10 @@ def failures() -> list[TelegradError]:
         lambda: Door(opener_token=None).run(),
         lambda: Door(acceptor_token=None).run(),
         lambda: Door(acceptor_is=WorkerRecord("bob", 2, 999, ())).run(),
-        lambda: Door(nonces=(b"p" * NONCE_SIZE, NONCES[1])).opener.take(challenge),
-        lambda: Door().acceptor.take(proof),
-        lambda: Door().acceptor.take(challenge),
-        lambda: Door().opener.take(proof),
+        lambda: Door(nonces=(b"p" * NONCE_SIZE, NONCES[1])).opener.receive(challenge),
+        lambda: Door().acceptor.receive(proof),
+        lambda: Door().acceptor.receive(challenge),
+        lambda: Door().opener.receive(proof),
         lambda: Door(channels=(b"a", b"b")).run(),
     ]
     for attempt in attempts:

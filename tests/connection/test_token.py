@@ -89,7 +89,7 @@ def test_an_empty_variable_does_not_fall_through_to_the_file(tmp_path: Path) -> 
 
 
 def test_a_short_token_is_told_its_bits_and_what_to_run() -> None:
-    with pytest.raises(TokenError, match=r"40 bits, and at least 128 .*`telegrad token`"):
+    with pytest.raises(TokenError, match=r"40 bits, but needs at least 128.*`telegrad token`"):
         check_token("0f1e2d3c4b")
 
 

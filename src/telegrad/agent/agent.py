@@ -223,7 +223,7 @@ class Agent:
                     with channel.lock:
                         charge = channel.abandoned.pop(head.call, 0)
                     if charge:
-                        channel.return_credit(charge)
+                        channel.credit_window.release(charge)
                 return
         elif isinstance(head, Request):
             if not head.nested:
@@ -315,7 +315,7 @@ class Agent:
             if peer is None or peer.gone or self.closed:
                 return
             try:
-                self.peers.connect(channel, peer)
+                self.peers.connector.connect(channel, peer)
             except (AuthenticationError, WorkerLost, ProtocolError) as error:
                 self.peer_lost(peer, str(error))
             except Exception as error:  # noqa: BLE001 - a shortage or a fault of ours: the session tries again

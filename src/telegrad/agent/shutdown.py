@@ -231,7 +231,7 @@ class Shutdown:
         for peer in owner.peers.all():
             if peer.record.name != owner.me.name and not peer.gone and not peer.channels():
                 try:
-                    owner.peers.channel_to(peer, give_up)
+                    owner.peers.connector.channel_to(peer, give_up)
                 except TelegradError as error:
                     _log.debug("worker %r is not told why this one ends: %s", peer.record.name, error)
 

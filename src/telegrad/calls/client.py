@@ -91,7 +91,7 @@ class Client:
         """Start a call that is a message of its own kind, made from the call's number. It takes no credits."""
         now = self._owner.runtime.now()
         peer, deadline = self._target(to, now, timeout)
-        channel = peer.outgoing or self._owner.peers.channel_to(peer, deadline)
+        channel = peer.outgoing or self._owner.peers.connector.channel_to(peer, deadline)
         call = Call(next(self._call_ids), channel, peer.record.name, what, now, deadline)
         self.made += 1
         channel.calls[call.id] = call
@@ -119,7 +119,7 @@ class Client:
         peer, deadline = self._target(to, now, timeout)
         channel = peer.outgoing
         if channel is None:
-            channel = self._owner.peers.channel_to(peer, deadline)
+            channel = self._owner.peers.connector.channel_to(peer, deadline)
         call = Call(next(self._call_ids), channel, peer.record.name, "", now, deadline, parent, on_done)
         call.at_once = creation is not None  # then it is the keeper's
         try:
@@ -208,7 +208,7 @@ class Client:
         while True:
             event = self._owner.runtime.event()
             wake = event.set
-            if channel.take_credit(size, wake):
+            if channel.credit_window.acquire(size, wake):
                 call.charge = size
                 channel.calls[call.id] = call
                 return
@@ -219,7 +219,7 @@ class Client:
                 in_time = self._owner.executor.wait(event, call.deadline)
             finally:
                 if not in_time:
-                    channel.stop_starving(wake)
+                    channel.credit_window.cancel(wake)
             if not in_time:
                 elapsed, limits = self._owner.runtime.now() - call.started, self._owner.settings.session
                 raise DeadlineExceeded(
@@ -253,19 +253,19 @@ class Client:
         channel, executor, thread = call.channel, self._owner.executor, get_ident()
         while call.answer is None and call.error is None:
             try:
-                link = channel.lead(waiter, thread)
+                link = channel.readers.lead(waiter, thread)
                 if link is None:
                     if not self._follow(waiter, until) and not self._time_is_up(call):
                         return call.done()
                     continue
                 while call.answer is None and call.error is None and channel.link is link:
                     if executor.wait_for_link(link, until) & _READ:
-                        channel.pump()
+                        channel.receiver.pump()
                     elif until is not None and self._owner.runtime.now() >= until and not self._time_is_up(call):
                         return call.done()
             finally:
                 if waiter.leading:
-                    channel.stop_leading(waiter)
+                    channel.readers.stop_leading(waiter)
         return True
 
     def _follow(self, waiter: Waiter, until: float | None) -> bool:
@@ -279,7 +279,7 @@ class Client:
         finally:
             if not appointed:
                 # It may have been appointed all the same; then another must be, or nobody would read.
-                waiter.call.channel.stop_following(waiter)
+                waiter.call.channel.readers.stop_following(waiter)
         return in_time
 
     def _time_is_up(self, call: Call) -> bool:
@@ -330,7 +330,7 @@ class Client:
         charge = call.charge
         if charge and answer is not None:
             call.charge = 0
-            channel.return_credit(charge)
+            channel.credit_window.release(charge)
         call.message, call.error = message, error
         call.answer = answer
         if call.timer is not None:
@@ -341,14 +341,14 @@ class Client:
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other, and the result
         if on_done is not None:
             if answer is None:
-                channel.expect_fewer(1)
+                channel.readers.expect_fewer(1)
                 self._owner.executor.submit(GuaranteedTask(on_done, call))
             elif call.at_once:
-                channel.expect_fewer(1)
+                channel.readers.expect_fewer(1)
                 self._run_at_once(on_done, call)
             else:
                 # Whoever reads submits it, with those that came at the same time.
-                channel.ended.append(GuaranteedTask(on_done, call))
+                channel.receiver.completions.append(GuaranteedTask(on_done, call))
         # Threads may wait for an asynchronous call, too, and several for one.
         for waiter in list(call.waiters):
             if waiter.event is not None:
@@ -371,7 +371,7 @@ class Client:
             charge, call.charge = call.charge, 0  # the callee has answered, and counts it no longer
             self.finish(call, error=error)
         if charge:
-            channel.return_credit(charge)
+            channel.credit_window.release(charge)
 
     def _run_at_once(self, on_done: Callable[[Call], None], call: Call) -> None:
         try:
@@ -385,7 +385,7 @@ class Client:
         call.channel.calls.pop(call.id, None)
         charge, call.charge = call.charge, 0
         if charge:
-            call.channel.return_credit(charge)
+            call.channel.credit_window.release(charge)
         if call.parent is not None:
             call.parent.children.pop(call.id, None)
         if call.recorded is not None and self._owner.recorder is not None:

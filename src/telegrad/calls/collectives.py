@@ -144,7 +144,7 @@ class Collectives:
 
     def _knock_at(self, peer: Peer) -> None:
         try:
-            self._owner.peers.channel_to(peer, self._owner.runtime.now() + _KNOCK)
+            self._owner.peers.connector.channel_to(peer, self._owner.runtime.now() + _KNOCK)
         except TelegradError as error:  # if it is lost, everybody who waits for it has been told
             _log.debug("worker %r, which has not come, cannot be connected to: %s", peer.record.name, error)
 

@@ -112,7 +112,7 @@ class OneWay:
         if owner.closed:
             raise NotInitialized(f"worker {owner.me.name!r} cannot send: {owner.closed}")
         peer = owner.peers.find(worker)
-        return peer.outgoing or owner.peers.channel_to(peer, None)
+        return peer.outgoing or owner.peers.connector.channel_to(peer, None)
 
     def tell(self, to: int, head: Any, data: bytes = b"", *, back: Channel | None = None) -> None:
         """The same, for what a worker that is gone need not know: that is no error."""
@@ -160,7 +160,7 @@ class OneWay:
         if handler is None:
             return False
         task = partial(handler, channel, head, message)
-        inbox = channel.inbox
+        inbox = channel.receiver.inbox
         if inbox is not None:
             inbox.append(task)
         else:
@@ -179,7 +179,7 @@ class OneWay:
             return wakeup.raised or self._owner.executor.wait(event, deadline)
         wakeup.channel = channel
         while not wakeup.raised:
-            link = channel.lead(wakeup, get_ident())
+            link = channel.readers.lead(wakeup, get_ident())
             if link is not None:
                 in_time = self._read(channel, link, wakeup, deadline)
             else:
@@ -198,23 +198,23 @@ class OneWay:
             over = wakeup.raised or not in_time
         finally:
             if over:
-                channel.stop_following(wakeup)
+                channel.readers.stop_following(wakeup)
         return in_time
 
     def _read(self, channel: Channel, link: Link, wakeup: Wakeup, deadline: float | None) -> bool:
         """Read until something has come back, or there is no need; False if the deadline passed."""
         owner = self._owner
-        inbox = channel.inbox = deque()
+        inbox = channel.receiver.inbox = deque()
         in_time = True
         try:
             while in_time and not inbox and not wakeup.raised and channel.link is link:
                 if owner.executor.wait_for_link(link, deadline) & Ready.READ:
-                    channel.pump()
+                    channel.receiver.pump()
                 elif deadline is not None and owner.runtime.now() >= deadline:
                     in_time = False
         finally:
-            channel.inbox = None
-            channel.stop_leading(wakeup)
+            channel.receiver.inbox = None
+            channel.readers.stop_leading(wakeup)
             self._run(inbox)
         return in_time
 

@@ -111,7 +111,7 @@ class _FaultyChannel(Channel):
             on_done, call.on_done = call.on_done, None
         calling.finish(call, error=error)
         if on_done is not None:
-            self.expect_fewer(1)
+            self.readers.expect_fewer(1)
             on_done(call)
 
     def _break(self, times: int) -> None:

@@ -130,7 +130,7 @@ class Stranger:
         """Go through the handshake as a worker that knows the token."""
         opener = Opener(record, self.agent.me, token, os.urandom(NONCE_SIZE), session=1, received=(0, 0), fresh=True)
         self.send(greeting(opener.start()))
-        proof = opener.take(self.read_greeting())  # type: ignore[arg-type]  # a greeting, or the test fails
+        proof = opener.receive(self.read_greeting())  # type: ignore[arg-type]  # a greeting, or the test fails
         assert isinstance(proof, Proof)
         self.send(greeting(proof))
         assert isinstance(self.read_greeting(), Welcome)
@@ -160,7 +160,7 @@ class Town:
         assert "\n" not in line
         self.goes_on()
         assert self.log.is_empty(), f"a second line: {self.log.next()}"
-        assert not self.a.pending.inside()
+        assert not self.a.pending.all()
 
 
 the_end = threading.Event()
@@ -213,7 +213,7 @@ def test_random_bytes_are_shut_out_and_noted_in_one_line(town: Town, data: bytes
     with Stranger(town.a) as stranger:
         stranger.send(data)
         assert stranger.read_to_the_end() == b""
-        town.noted_one_line("worker 'a' refused a connection from somebody", "not a telegrad frame")
+        town.noted_one_line("worker 'a' refused a connection from an unknown peer", "not a telegrad frame")
     assert threading.active_count() <= town.threads + SPARE
 
 
@@ -246,7 +246,7 @@ def test_what_is_no_handshake_is_shut_out_and_noted_with_the_reason(town: Town, 
     with Stranger(town.a) as stranger:
         stranger.send(data)
         stranger.read_to_the_end()
-        town.noted_one_line("worker 'a' refused a connection from somebody", reason)
+        town.noted_one_line("worker 'a' refused a connection from an unknown peer", reason)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_stranger_that_says_hello_and_then_nothing_is_shut_out_in_time(impatie
 def test_a_stranger_that_says_nothing_at_all_is_shut_out_in_time(impatient_town: Town) -> None:
     with Stranger(impatient_town.a) as stranger:
         assert stranger.read_to_the_end() == b""
-        impatient_town.noted_one_line("worker 'a' refused a connection from somebody", "no proof within 1.5 s")
+        impatient_town.noted_one_line("worker 'a' refused a connection from an unknown peer", "no proof within 1.5 s")
 
 
 def test_a_stranger_that_claims_to_be_a_worker_does_it_no_harm(town: Town) -> None:
@@ -330,7 +330,7 @@ def test_a_crowd_of_strangers_leaves_nothing_behind(town: Town) -> None:
     town.goes_on()
     assert len(os.listdir("/proc/self/fd")) <= before
     assert town.log.is_empty()
-    assert not town.a.pending.inside()
+    assert not town.a.pending.all()
     assert threading.active_count() <= town.threads + SPARE
 
 
