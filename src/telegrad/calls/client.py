@@ -19,7 +19,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.peers import Peer, Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, TelegradError
-from telegrad.execution.autocast import current as current_autocast
+from telegrad.execution.autocast import current_autocast
 from telegrad.execution.executor import Executor, GuaranteedTask
 from telegrad.interrupts import shielded
 from telegrad.settings import AgentSettings

@@ -20,7 +20,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
 from telegrad.execution import event_loop as coroutines
-from telegrad.execution.autocast import entered
+from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.execution.executor import Executor
 from telegrad.transport.buffers import BufferPool
@@ -236,7 +236,7 @@ class Server:
                     if request.autocast is None:
                         function(*values[0], **values[1])
                     else:
-                        with entered(request.autocast):
+                        with enter_autocast(request.autocast):
                             function(*values[0], **values[1])
                     return
                 args, kwargs = values
@@ -251,7 +251,7 @@ class Server:
             if request.autocast is None:
                 result = function(*args, **kwargs)
             else:
-                with entered(request.autocast):
+                with enter_autocast(request.autocast):
                     result = function(*args, **kwargs)
             # Or what was sent would live until the answer has left, and its memory go back with the next one only.
             del args, kwargs, values, attachments

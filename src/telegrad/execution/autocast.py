@@ -12,7 +12,7 @@ from telegrad.wire.messages import Autocast
 from telegrad.wire.torch_state import autocast_is_enabled
 
 
-def current() -> Autocast | None:
+def current_autocast() -> Autocast | None:
     """Return the autocast state of the current thread, or None if autocast is off."""
     if not autocast_is_enabled():
         return None
@@ -21,7 +21,7 @@ def current() -> Autocast | None:
 
 
 @contextlib.contextmanager
-def entered(autocast: Autocast | None) -> Iterator[None]:
+def enter_autocast(autocast: Autocast | None) -> Iterator[None]:
     """Enter the caller's autocast, for those of its devices that this worker has."""
     with contextlib.ExitStack() as stack:
         if autocast is not None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from telegrad.execution.autocast import entered
+from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.executor import Executor
 from telegrad.waiting import Runtime
 from telegrad.wire.messages import Autocast
@@ -58,7 +58,7 @@ class InGradMode(Coroutine[Any, Any, T]):
         try:
             if self._autocast is None:
                 return go(*args)
-            with entered(self._autocast):
+            with enter_autocast(self._autocast):
                 return go(*args)
         except (SystemExit, KeyboardInterrupt) as error:
             raise _Exit(error) from None

@@ -1,4 +1,4 @@
-"""Connections to other workers are opened when first needed, by one of those that need them."""
+"""A failed attempt to open a channel does not block later callers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from telegrad.testing.group import local_group
 
 
-def test_a_channel_that_cannot_be_made_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_can_retry_after_a_channel_could_not_be_created(monkeypatch: pytest.MonkeyPatch) -> None:
     with local_group(["a", "b"]) as group:
         peers = group["a"].peers
         make = peers.make_channel
