@@ -30,7 +30,7 @@ from measure import columns
 from pairs import CALLEE, CALLER
 
 from telegrad import autograd, rpc
-from telegrad.execution import executor
+from telegrad.execution import watchdog
 from telegrad.transport.sockets import SocketLink
 
 COMMITTED = Path(__file__).parent / "counts.json"
@@ -165,7 +165,7 @@ def _run(case: str) -> Counts:
 def _work(name: str, directory: str, cases: Sequence[str], control: Any) -> None:
     torch.set_num_threads(1)
     # Counting makes everything some ten times slower, and a function that seems slow is handed to another thread.
-    executor.SLOW = 0.5
+    watchdog.SLOW_TASK = 0.5
     _count_bytes()
     threading.setprofile(_on_first_event)
     # How often a thread looks before it sleeps depends on the machine.

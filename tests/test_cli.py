@@ -47,7 +47,7 @@ def test_help_of_run_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
         (["-n", "2", "missing.py"], "there is no file 'missing.py'"),
         (["-n", "0", __file__], "a group has 1 to 65536 workers, but 0 were asked for"),
         (["--names", "a,b,a", __file__], "'a' is given more than once"),
-        (["--names", "a,b c", __file__], "'b c' cannot be a worker's name"),
+        (["--names", "a,b c", __file__], "invalid worker name 'b c'"),
         (["--names", "a,b", "-n", "3", __file__], "-n asks for 3 workers, but --names has 2 names"),
         (["-n", "2", "--grace", "-1", __file__], "--grace is a number of seconds"),
         ([__file__], "say how many workers to start"),

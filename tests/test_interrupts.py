@@ -225,10 +225,10 @@ def test_who_waits_for_credits_and_is_interrupted_does_not_keep_others_waiting()
             holds = threading.Thread(target=a.call, args=("b", never))
             holds.start()
             wait_until(lambda: len(agents["b"].server.unanswered()) == 1)
-            press_when(lambda: len(channel._starved) == 1)
+            press_when(lambda: len(channel.credit_window.waiters) == 1)
             with pytest.raises(KeyboardInterrupt):
                 a.call("b", operator.add, (1, 2))
-            assert not channel._starved
+            assert not channel.credit_window.waiters
             _may_end.set()
             holds.join(PATIENCE)
             assert a.call("b", operator.add, (1, 2)) == 3
@@ -243,10 +243,10 @@ def test_the_wake_of_one_that_gave_up_goes_to_another_that_waits_for_credits() -
         channel.credits._max_requests = 1
         assert channel.credits.ask(1)
         first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))
-        assert not channel.take_credit(1, first)
-        assert not channel.take_credit(1, second)
-        channel.return_credit(1)
-        channel.stop_starving(first)
+        assert not channel.credit_window.acquire(1, first)
+        assert not channel.credit_window.acquire(1, second)
+        channel.credit_window.release(1)
+        channel.credit_window.cancel(first)
         assert woken == ["first", "second"]
 
 

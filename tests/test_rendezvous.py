@@ -218,7 +218,7 @@ def test_a_record_that_is_no_record_is_reported_with_its_rank(bad: str, reason: 
     ("change", "reason"),
     [
         ({"id": 7}, "that of rank 7"),
-        ({"name": "a b"}, "cannot be a worker's name"),
+        ({"name": "a b"}, "invalid worker name"),
         ({"incarnation": -1}, "does not fit in 64 bits"),
         ({"addresses": ("http://a:1",)}, "is no address"),
     ],

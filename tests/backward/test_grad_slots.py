@@ -42,7 +42,7 @@ def test_a_thread_that_waits_has_no_gradient_installed_and_gets_it_again(group: 
     part = Installed([x], gradients)
     slots.add(part, unexpected)
     event = agent.runtime.event()
-    agent.executor.at(agent.runtime.now(), lambda: (seen.append(x.grad), event.set()))
+    agent.executor.timers.at(agent.runtime.now(), lambda: (seen.append(x.grad), event.set()))
     seen: list[torch.Tensor | None] = []
     assert agent.executor.wait(event, agent.runtime.now() + 60)
     assert seen == [None]

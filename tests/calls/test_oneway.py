@@ -164,7 +164,7 @@ def test_what_nobody_waits_for_is_read_by_a_runner_if_it_is_left_to_it(left: boo
     def program() -> int:
         channel = pair.ask(1)
         if left:
-            channel.leave_to_poller()
+            channel.readers.leave_to_poller()
         pair.sim.sleep(1)
         return len(pair.came)
 

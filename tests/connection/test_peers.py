@@ -1,27 +1,140 @@
-"""Connections to other workers are opened when first needed, by one of those that need them."""
+"""The registry finds workers, and decides which incarnations of them may connect."""
 
 from __future__ import annotations
 
-import operator
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from tests.support.channels import FakeAgent, FakeLink, connected_channel
 
-from telegrad.testing.group import local_group
+from telegrad.connection.handshake import NONCE_SIZE, Rejected
+from telegrad.connection.peers import Peer, Peers
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.errors import UnknownWorker
+from telegrad.settings import AgentSettings
+from telegrad.wire.messages import Hello, Proof
+
+A = WorkerRecord("a", 0, 1, (), host="here")
+B = WorkerRecord("b", 1, 2, ("tcp://127.0.0.1:1",))
+LINK: Any = SimpleNamespace(resumable=True)
 
 
-def test_a_channel_that_cannot_be_made_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    with local_group(["a", "b"]) as group:
-        peers = group["a"].peers
-        make = peers.make_channel
-        failures = [MemoryError("no memory for a channel")]
+class PeersAgent(FakeAgent):
+    """An agent that records which workers are lost."""
 
-        def make_later(*args: Any, **kwargs: Any) -> Any:
-            if failures:
-                raise failures.pop()
-            return make(*args, **kwargs)
+    def __init__(self) -> None:
+        super().__init__()
+        self.me = A
+        self.token = None
+        self.settings = AgentSettings()
+        self.buffers: Any = SimpleNamespace(take=lambda size: memoryview(bytearray(size)))
 
-        monkeypatch.setattr(peers, "make_channel", make_later)
-        with pytest.raises(MemoryError, match="no memory for a channel"):
-            group["a"].call("b", operator.add, (1, 2), timeout=20)
-        assert group["a"].call("b", operator.add, (1, 2), timeout=20) == 3
+    def peer_lost(self, peer: Peer, reason: str) -> None:
+        self.events.append(("peer lost", peer.record.incarnation, reason))
+
+
+@pytest.fixture
+def agent() -> PeersAgent:
+    return PeersAgent()
+
+
+@pytest.fixture
+def peers(agent: PeersAgent) -> Peers:
+    peers = Peers(agent, [])
+    peers.set_group([B, A])
+    return peers
+
+
+def hello(record: WorkerRecord, **changes: object) -> Hello:
+    greeting = Hello(
+        record.name, record.id, record.incarnation, record.addresses, record.main, "a", bytes(NONCE_SIZE), False
+    )
+    return msgspec.structs.replace(greeting, **changes)
+
+
+def test_workers_are_found_by_name_and_id(peers: Peers) -> None:
+    assert peers.find("b").record is B
+    assert peers.find(1).record is B
+    assert peers.records() == [A, B]
+    assert [peer.record for peer in peers.all()] == [A, B]
+
+
+@pytest.mark.parametrize("unknown", ["c", 7])
+def test_the_error_for_an_unknown_worker_lists_the_known_ones(peers: Peers, unknown: str | int) -> None:
+    with pytest.raises(
+        UnknownWorker, match=rf"no worker (named|with id) {unknown!r}; the workers are 'a' \(0\), 'b' \(1\)"
+    ):
+        peers.find(unknown)
+
+
+def test_a_known_incarnation_may_connect(peers: Peers, agent: PeersAgent) -> None:
+    peer = peers.find("b")
+    peers.check(hello(B), LINK)
+    assert peers.find("b") is peer
+    assert agent.events == []
+
+
+def test_a_new_incarnation_replaces_the_old_one_which_is_lost(peers: Peers, agent: PeersAgent) -> None:
+    peers.check(hello(B, incarnation=9, addresses=("tcp://127.0.0.1:2",)), LINK)
+    assert agent.events == [("peer lost", 2, "it was restarted")]
+    record = peers.find("b").record
+    assert (record.incarnation, record.addresses) == (9, ("tcp://127.0.0.1:2",))
+
+
+def test_an_incarnation_that_was_given_up_may_not_return(peers: Peers) -> None:
+    peers.find("b").gone = "it was silent"
+    with pytest.raises(Rejected, match="this incarnation of worker 'b' was given up: it was silent") as caught:
+        peers.check(hello(B), LINK)
+    assert caught.value.greeting.code == "incarnation"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"name": "c", "id": 2}, "there is no worker 'c' with id 2 in this group"),
+        ({"id": 2}, "there is no worker 'b' with id 2 in this group"),
+        ({"name": "a", "id": 0, "incarnation": 9}, "worker 'a' is this worker"),
+        ({"name": "a b"}, "invalid worker name 'a b'"),
+        ({"id": 1 << 16}, "invalid worker id 65536"),
+    ],
+)
+def test_other_identities_are_rejected(peers: Peers, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(Rejected, match=reason):
+        peers.check(hello(B, **changes), LINK)
+
+
+def test_unknown_workers_may_join_if_allowed(peers: Peers) -> None:
+    peers.allow_join = True
+    peers.check(hello(B, name="c", id=2), LINK)
+    assert peers.find("c").record.id == 2
+    with pytest.raises(Rejected):
+        peers.check(hello(B, name="d", id=2), LINK)
+
+
+def test_a_fresh_session_gets_a_channel_and_replaces_the_previous_one(peers: Peers) -> None:
+    assert peers.resume(LINK, hello(B), Proof(b"", 77, (0, 0), True)) == (0, 0)
+    first = peers.find("b").incoming
+    assert first is not None
+    assert (first.session_id, first.outgoing) == (77, False)
+    assert peers.of(first) is peers.find("b")
+    peers.resume(LINK, hello(B), Proof(b"", 78, (0, 0), True))
+    assert first.session.state.is_over
+    assert peers.of(first) is None
+
+
+def test_an_unknown_session_cannot_be_resumed(peers: Peers) -> None:
+    with pytest.raises(Rejected, match="the session is not known here") as caught:
+        peers.resume(LINK, hello(B), Proof(b"", 77, (0, 0), False))
+    assert caught.value.greeting.code == "session"
+
+
+def test_traffic_adds_up_both_channels(agent: PeersAgent, peers: Peers) -> None:
+    peer = peers.find("b")
+    assert peer.traffic() == (0, 0)
+    peer.outgoing = connected_channel(agent, FakeLink())
+    peer.incoming = connected_channel(agent, FakeLink())
+    peer.outgoing.sent, peer.incoming.sent = 1, 2
+    peer.outgoing.receiver.received, peer.incoming.receiver.received = 10, 20
+    assert peer.traffic() == (3, 30)

@@ -1,4 +1,4 @@
-"""The group token: where it is found, and which ones are refused."""
+"""Where the group token is looked up, and which tokens are refused."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ def token_file(folder: Path, content: bytes, mode: int = 0o600) -> Path:
     return path
 
 
-def test_there_is_no_token_where_nobody_sets_one() -> None:
+def test_no_token_is_found_if_none_is_set() -> None:
     assert find_token(None, {}) is None
 
 
-def test_an_explicit_token_beats_the_environment() -> None:
+def test_an_explicit_token_takes_precedence_over_the_environment() -> None:
     assert find_token(HEX, {"TELEGRAD_TOKEN": OTHER}) == HEX.encode()
 
 
-def test_the_variable_beats_the_file(tmp_path: Path) -> None:
+def test_the_variable_takes_precedence_over_the_file(tmp_path: Path) -> None:
     path = token_file(tmp_path, OTHER.encode())
     assert find_token(None, {"TELEGRAD_TOKEN": HEX, "TELEGRAD_TOKEN_FILE": str(path)}) == HEX.encode()
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
-def test_a_private_file_is_read_and_its_newline_dropped(tmp_path: Path, mode: int) -> None:
+def test_a_private_file_is_read_without_its_newline(tmp_path: Path, mode: int) -> None:
     path = token_file(tmp_path, HEX.encode() + b"\n", mode)
     assert find_token(None, {"TELEGRAD_TOKEN_FILE": str(path)}) == HEX.encode()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610])
-def test_a_file_that_others_may_use_is_refused_with_the_command_that_mends_it(tmp_path: Path, mode: int) -> None:
+def test_a_file_accessible_to_others_is_refused_with_the_command_that_fixes_it(tmp_path: Path, mode: int) -> None:
     path = token_file(tmp_path, HEX.encode(), mode)
     with pytest.raises(TokenError, match=f"chmod 600 '{path}'"):
         find_token(None, {"TELEGRAD_TOKEN_FILE": str(path)})
 
 
-def test_a_missing_token_file_is_named() -> None:
+def test_the_error_names_a_missing_token_file() -> None:
     with pytest.raises(TokenError, match=r"/no/such/file.*No such file"):
         find_token(None, {"TELEGRAD_TOKEN_FILE": "/no/such/file"})
 
 
-def test_a_named_pipe_is_refused_and_does_not_hang(tmp_path: Path) -> None:
+def test_a_named_pipe_is_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(TokenError, match="not a regular file"):
         find_token(None, {"TELEGRAD_TOKEN_FILE": str(tmp_path / "pipe")})
@@ -77,19 +77,19 @@ def test_a_large_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "  \n", b""])
-def test_an_empty_token_is_an_error_and_not_the_lack_of_one(given: str | bytes) -> None:
+def test_an_empty_token_is_an_error(given: str | bytes) -> None:
     with pytest.raises(TokenError, match="is empty"):
         find_token(given, {"TELEGRAD_TOKEN": HEX})
 
 
-def test_an_empty_variable_does_not_fall_through_to_the_file(tmp_path: Path) -> None:
+def test_an_empty_variable_does_not_fall_back_to_the_file(tmp_path: Path) -> None:
     path = token_file(tmp_path, HEX.encode())
     with pytest.raises(TokenError, match="TELEGRAD_TOKEN is empty"):
         find_token(None, {"TELEGRAD_TOKEN": "", "TELEGRAD_TOKEN_FILE": str(path)})
 
 
-def test_a_short_token_is_told_its_bits_and_what_to_run() -> None:
-    with pytest.raises(TokenError, match=r"40 bits, and at least 128 .*`telegrad token`"):
+def test_the_error_for_a_short_token_names_its_bits_and_the_remedy() -> None:
+    with pytest.raises(TokenError, match=r"40 bits, but needs at least 128.*`telegrad token`"):
         check_token("0f1e2d3c4b")
 
 
@@ -105,37 +105,37 @@ def test_a_short_token_is_told_its_bits_and_what_to_run() -> None:
         (b"0123456789abcdef" * 8, 64),
     ],
 )
-def test_bits_are_counted_by_what_a_token_is_made_of(token: bytes, bits: int) -> None:
+def test_bits_are_estimated_from_the_alphabet_of_a_token(token: bytes, bits: int) -> None:
     assert token_bits(token) == bits
 
 
 @pytest.mark.parametrize("token", ["a" * 200, "ab" * 100, HEX[:8] * 16, "aaaabbbbccccaaabbbcccabcabcabcabccbaabcc"])
-def test_a_degenerate_token_is_refused_however_long(token: str) -> None:
+def test_a_token_with_few_distinct_characters_is_refused(token: str) -> None:
     with pytest.raises(TokenError):
         check_token(token)
 
 
-def test_text_outside_ascii_is_refused() -> None:
+def test_non_ascii_text_is_refused() -> None:
     with pytest.raises(TokenError, match="outside ASCII"):
         check_token("é" * 100)
 
 
 @given(st.binary(min_size=32, max_size=64))
-def test_raw_bytes_are_never_shortened(material: bytes) -> None:
+def test_raw_bytes_are_not_stripped(material: bytes) -> None:
     # The first bytes keep it degenerate in no way, and outside ASCII.
     token = bytes(range(248, 256)) + material
     assert check_token(token) == token
 
 
 @pytest.mark.parametrize("make", [secrets.token_hex, secrets.token_urlsafe, secrets.token_bytes])
-def test_what_the_usual_generators_make_is_accepted(make: object) -> None:
+def test_tokens_of_the_usual_generators_are_accepted(make: object) -> None:
     for _ in range(50):
         assert callable(make)
         check_token(make(32))
 
 
 @pytest.mark.parametrize("secret", ["hunter2hunter", "pässwörd" * 20, "x" * 5000, "sesame-" * 40])
-def test_no_error_shows_the_token(secret: str, tmp_path: Path) -> None:
+def test_no_error_contains_the_token(secret: str, tmp_path: Path) -> None:
     path = token_file(tmp_path, secret.encode())
     attempts: list[tuple[str | None, dict[str, str]]] = [
         (secret, {}),

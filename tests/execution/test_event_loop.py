@@ -1,4 +1,4 @@
-"""A coroutine has a grad mode of its own, and is in all else what it was."""
+"""Coroutines run with their own grad mode, and errors that exit end only their call."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ async def clean_up(done: list[str]) -> None:
 
 async def fail() -> None:
     await asyncio.sleep(0)
-    raise KeyError("as it is")
+    raise KeyError("unchanged")
 
 
-def test_each_has_its_own_mode_and_the_thread_keeps_its_own() -> None:
+def test_each_coroutine_has_its_own_grad_mode_and_the_thread_keeps_its_own() -> None:
     async def main() -> list[Any]:
         return await asyncio.gather(*(asyncio.ensure_future(InGradMode(toggle(4), mode)) for mode in (True, False)))
 
@@ -47,11 +47,11 @@ def test_each_has_its_own_mode_and_the_thread_keeps_its_own() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_errors_and_timeouts_go_their_ways() -> None:
+def test_errors_and_cancellation_reach_the_caller_and_the_coroutine() -> None:
     done: list[str] = []
 
     async def main() -> None:
-        with pytest.raises(KeyError, match="as it is"):
+        with pytest.raises(KeyError, match="unchanged"):
             await asyncio.ensure_future(InGradMode(fail(), mode=True))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.ensure_future(InGradMode(clean_up(done), mode=False)), 0.01)
@@ -60,7 +60,7 @@ def test_errors_and_timeouts_go_their_ways() -> None:
     assert done == ["cancelled", "cleaned up"]
 
 
-def test_one_that_is_cancelled_before_it_has_begun_leaves_no_warning() -> None:
+def test_a_coroutine_cancelled_before_its_start_leaves_no_warning() -> None:
     async def main() -> None:
         task = asyncio.ensure_future(InGradMode(toggle(1), mode=True))
         task.cancel()
@@ -86,7 +86,7 @@ class Unpicklable:
 
 
 @pytest.mark.parametrize("error", [SystemExit(4), KeyboardInterrupt()])
-def test_a_coroutine_that_exits_fails_its_call_only(error: BaseException) -> None:
+def test_a_coroutine_that_exits_fails_only_its_call(error: BaseException) -> None:
     with local_group() as group:
         with pytest.raises(RemoteError, match=type(error).__name__):
             group["a"].call("b", leave, (error,), timeout=20)

@@ -19,8 +19,8 @@ from telegrad.launch.meeting import Meeting, worker_names
         (-1, "but -1 were"),
         ([], "but 0 were"),
         (["a", "b", "a"], "'a' is given more than once"),
-        (["a", "no spaces"], "'no spaces' cannot be a worker's name"),
-        (["a", ""], "'' cannot be a worker's name"),
+        (["a", "no spaces"], "invalid worker name 'no spaces'"),
+        (["a", ""], "invalid worker name ''"),
         ("ab", "not the string 'ab'"),
     ],
 )

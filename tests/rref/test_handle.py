@@ -658,7 +658,7 @@ def test_what_follows_from_the_future_of_a_reference_does_not_hold_up_whoever_re
 
     def open_when_read() -> None:
         assert peer.outgoing is not None
-        becomes_true(lambda: peer.outgoing._reading)
+        becomes_true(lambda: peer.outgoing.readers.reading)
         gate.set()
 
     opener = threading.Thread(target=open_when_read)

@@ -70,7 +70,7 @@ class Agent:
         check_name(name)
         check_id(worker_id)
         settings = settings or AgentSettings()
-        self.executor = Executor(runtime, poller, self._poll, name=name, most_running=settings.running)
+        self.executor = Executor(runtime, poller, self._poll, name=name, max_running=settings.running)
         self.local = local = LocalWorker(name, settings, runtime, poller, self.executor, token)
         self.settings, self.runtime, self.poller = settings, runtime, poller
         self.limits, self.buffers, self.slabs, self.token = local.limits, local.buffers, local.slabs, token
@@ -243,7 +243,7 @@ class Agent:
             channel.close(reason)
         self.dispatcher.peer_lost(peer, channels, reason)
         if not left and not self.peers.remove_traces(peer.record):
-            self.executor.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
+            self.executor.timers.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
         self.collectives.peer_gone(peer)
         for callback in self._on_lost:
             callback(peer.record, reason)
@@ -256,7 +256,7 @@ class Agent:
             if peer is None or peer.gone or self.closed:
                 return
             try:
-                self.peers.connect(channel, peer)
+                self.peers.connector.connect(channel, peer)
             except (AuthenticationError, WorkerLost, ProtocolError) as error:
                 self.peer_lost(peer, str(error))
             except Exception as error:  # noqa: BLE001 - a shortage or a fault of ours: the session tries again

@@ -217,7 +217,7 @@ class Shutdown:
         for peer in agent.peers.all():
             if peer.record.name != agent.me.name and not peer.gone and not peer.channels():
                 try:
-                    agent.peers.channel_to(peer, give_up)
+                    agent.peers.connector.channel_to(peer, give_up)
                 except TelegradError as error:
                     _log.debug("worker %r is not told why this worker exits: %s", peer.record.name, error)
 

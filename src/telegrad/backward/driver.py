@@ -114,7 +114,7 @@ class PassRun:
         except BaseException as error:
             self.fail(error)  # an interrupt, too: the others must not wait for the rest
             if self._way_back is not None and self._state.owed:
-                self._way_back.leave_to_poller()
+                self._way_back.readers.leave_to_poller()
             raise
         finally:
             self._graph.let_go()

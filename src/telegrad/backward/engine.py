@@ -28,7 +28,7 @@ from telegrad.calls.extension import Concern
 from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import TelegradError, UnknownWorker, WorkerLost
-from telegrad.execution.autocast import current as current_autocast
+from telegrad.execution.autocast import current_autocast
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import (
     GRADIENT,

@@ -37,7 +37,7 @@ from telegrad.backward.torch_private import (
     set_sequence_number,
 )
 from telegrad.errors import TelegradError
-from telegrad.execution.autocast import entered
+from telegrad.execution.autocast import enter_autocast
 from telegrad.interrupts import interruptible
 from telegrad.protocol.backward import ROOT, Entry
 from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, NOWHERE, PassInfo
@@ -449,7 +449,7 @@ class PassGraph:
         about = self._about
         with contextlib.ExitStack() as modes:
             if about.autocast is not None:
-                modes.enter_context(entered(about.autocast))
+                modes.enter_context(enter_autocast(about.autocast))
             if about.check_nan and not anomaly.is_checking():
                 modes.enter_context(anomaly.nan_checked([start_of(output) for output in outputs]))
             return _run_engine(run)

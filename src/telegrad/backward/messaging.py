@@ -61,7 +61,7 @@ class PassMessaging:
         self.agent.executor.submit(task)
 
     def start_thread(self, role: str, task: Callable[[], None]) -> None:
-        self.agent.executor.start_thread(role, task)
+        self.agent.executor.threads.start(role, task)
 
     def name_of(self, worker: int) -> str:
         return self.agent.peers.find(worker).record.name

@@ -12,7 +12,7 @@ from telegrad.calls.extension import Context, Extension, OutgoingMessage, Placed
 from telegrad.calls.reader import Waiter
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled
-from telegrad.execution.executor import Timer
+from telegrad.execution.timers import Timer
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Answer, Autocast, AutogradMetadata, Turn, Visit
 

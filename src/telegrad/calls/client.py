@@ -19,7 +19,7 @@ from telegrad.calls.reader import LinkReader, Waiter
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
 from telegrad.errors import DeadlineExceeded, NotInitialized
-from telegrad.execution.autocast import current as current_autocast
+from telegrad.execution.autocast import current_autocast
 from telegrad.interrupts import shielded
 from telegrad.wire import payload
 from telegrad.wire.messages import Creation, Failure, Reply, Request, RequestInAutocast, Visit
@@ -78,7 +78,7 @@ class Client:
         """Start a call whose request is a message of its own kind, made from the call's number. It takes no credits."""
         now = self._local.runtime.now()
         peer, deadline = self._target(to, now, timeout)
-        channel = peer.outgoing or self._peers.channel_to(peer, deadline)
+        channel = peer.outgoing or self._peers.connector.channel_to(peer, deadline)
         call = Call(next(self._call_ids), channel, peer.record.name, what, now, deadline)
         self.made += 1
         channel.calls[call.id] = call
@@ -106,7 +106,7 @@ class Client:
         peer, deadline = self._target(to, now, timeout)
         channel = peer.outgoing
         if channel is None:
-            channel = self._peers.channel_to(peer, deadline)
+            channel = self._peers.connector.channel_to(peer, deadline)
         call = Call(next(self._call_ids), channel, peer.record.name, "", now, deadline, parent, on_done)
         call.at_once = creation is not None  # then the RRef manager takes the reply
         try:
@@ -189,7 +189,7 @@ class Client:
         while True:
             event = self._local.runtime.event()
             wake = event.set
-            if channel.take_credit(size, wake):
+            if channel.credit_window.acquire(size, wake):
                 call.charge = size
                 channel.calls[call.id] = call
                 return
@@ -200,7 +200,7 @@ class Client:
                 in_time = self._local.executor.wait(event, call.deadline)
             finally:
                 if not in_time:
-                    channel.stop_starving(wake)
+                    channel.credit_window.cancel(wake)
             if not in_time:
                 elapsed, limits = self._local.runtime.now() - call.started, self._local.settings.session
                 raise DeadlineExceeded(
@@ -219,7 +219,7 @@ class Client:
         executor = self._local.executor
         if executor.current.held is not None:
             # Once for all waits in here: a thread that reads for others must not block on what it held in between.
-            return executor.without_held(partial(self.wait, call, deadline))
+            return executor.suspend_held_during(partial(self.wait, call, deadline))
         until = call.deadline if deadline is None else deadline
         if deadline is not None and call.deadline is not None:
             until = min(deadline, call.deadline)
@@ -270,7 +270,7 @@ class Client:
         call.channel.calls.pop(call.id, None)
         charge, call.charge = call.charge, 0
         if charge:
-            call.channel.return_credit(charge)
+            call.channel.credit_window.release(charge)
         if call.parent is not None:
             call.parent.children.pop(call.id, None)
         self._pipeline.unsent(call.outgoing)

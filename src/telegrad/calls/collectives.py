@@ -15,7 +15,7 @@ from typing import Any
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
 from telegrad.errors import DeadlineExceeded, TelegradError, WorkerLost
-from telegrad.execution.executor import Timer
+from telegrad.execution.timers import Timer
 
 _log = logging.getLogger("telegrad")
 
@@ -88,8 +88,8 @@ class Collectives:
                 collective = self._pending[key] = _Collective(set(everybody))
                 if timeout:
                     when = self._local.runtime.now() + timeout
-                    collective.timer = self._local.executor.at(when, lambda: self._too_late(key, timeout))
-                collective.probe = self._local.executor.at(
+                    collective.timer = self._local.executor.timers.at(when, lambda: self._too_late(key, timeout))
+                collective.probe = self._local.executor.timers.at(
                     self._local.runtime.now() + _PATIENCE, lambda: self._probe(key)
                 )
             collective.values[name] = value
@@ -135,7 +135,7 @@ class Collectives:
 
     def _connect(self, peer: Peer) -> None:
         try:
-            self._peers.channel_to(peer, self._local.runtime.now() + _PROBE)
+            self._peers.connector.channel_to(peer, self._local.runtime.now() + _PROBE)
         except TelegradError as error:  # if it is lost, those that wait for it have been told
             _log.debug("cannot connect to worker %r, which has not joined the collective: %s", peer.record.name, error)
 
@@ -154,7 +154,7 @@ class Collectives:
     def _answer(self, collective: _Collective, error: Exception | None) -> None:
         for timer in (collective.timer, collective.probe):
             if timer is not None:
-                self._local.executor.cancel(timer)
+                self._local.executor.timers.cancel(timer)
         # This worker last: once it has its reply it may leave, and by then the others must have theirs.
         for name in sorted(collective.answers, key=lambda name: name == self._local.name):
             collective.answers[name](collective.values, error)

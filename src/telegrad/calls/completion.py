@@ -13,7 +13,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer
 from telegrad.errors import CallCancelled, DeadlineExceeded, TelegradError, WorkerLost
-from telegrad.execution.executor import Owed
+from telegrad.execution.executor import GuaranteedTask
 from telegrad.interrupts import shielded
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Answer, Cancel, Reply
@@ -45,7 +45,7 @@ class Completion:
         with channel.lock:
             charge = channel.abandoned.pop(number, 0)
         if charge:
-            channel.return_credit(charge)
+            channel.credit_window.release(charge)
 
     def finish(
         self,
@@ -70,25 +70,25 @@ class Completion:
         charge = call.charge
         if charge and answer is not None:
             call.charge = 0
-            channel.return_credit(charge)
+            channel.credit_window.release(charge)
         call.message, call.error = message, error
         call.answer = answer
         if call.timer is not None:
-            self._local.executor.cancel(call.timer)
+            self._local.executor.timers.cancel(call.timer)
         parent, call.parent = call.parent, None  # what ends with it must not live as long as the call
         if parent is not None:
             parent.children.pop(call.id, None)
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other alive
         if on_done is not None:
             if answer is None:
-                channel.expect_fewer(1)
-                self._local.executor.submit(Owed(on_done, call))
+                channel.readers.expect_fewer(1)
+                self._local.executor.submit(GuaranteedTask(on_done, call))
             elif call.at_once:
-                channel.expect_fewer(1)
+                channel.readers.expect_fewer(1)
                 self._run_at_once(on_done, call)
             else:
                 # The reading thread submits it, together with those that arrived at the same time.
-                channel.ended.append(Owed(on_done, call))
+                channel.receiver.completions.append(GuaranteedTask(on_done, call))
         # Threads may also wait for an asynchronous call, and several for one call.
         for waiter in list(call.waiters):
             # As `Waiter.set` does, without a function call for each reply.
@@ -112,7 +112,7 @@ class Completion:
         charge, call.charge = call.charge, 0  # the callee no longer counts it
         self.finish(call, error=error)
         if charge:
-            channel.return_credit(charge)
+            channel.credit_window.release(charge)
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the calls that a lost worker has not answered."""

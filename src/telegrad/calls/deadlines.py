@@ -14,7 +14,8 @@ from collections.abc import Callable
 from functools import partial
 
 from telegrad.calls.call import Call
-from telegrad.execution.executor import Executor, Timer
+from telegrad.execution.executor import Executor
+from telegrad.execution.timers import Timer
 from telegrad.waiting import Runtime
 
 _AMPLE = 256  # length of the queue from which on calls that have ended are looked for
@@ -47,13 +48,13 @@ class Deadlines:
                     self._ample = max(_AMPLE, 2 * len(self._queue))
                 if self._timer is None or self._timer.action is None or deadline < self._timer.when:
                     if self._timer is not None:
-                        self._executor.cancel(self._timer)
+                        self._executor.timers.cancel(self._timer)
                     first = self._queue[0].deadline if self._queue else deadline
-                    self._timer = self._executor.at(first or 0.0, self._look)
+                    self._timer = self._executor.timers.at(first or 0.0, self._look)
                 return
-        call.timer = self._executor.at(deadline, partial(self._expire, call))
+        call.timer = self._executor.timers.at(deadline, partial(self._expire, call))
         if call.done():
-            self._executor.cancel(call.timer)
+            self._executor.timers.cancel(call.timer)
 
     def _look(self) -> None:
         now = self._now()
@@ -64,7 +65,7 @@ class Deadlines:
                 while queue and (queue[0].done() or (queue[0].deadline or 0.0) <= now):
                     passed.append(queue.popleft())
                 if self._timer is None or self._timer.action is None:  # else an earlier one was set meanwhile
-                    self._timer = self._executor.at(queue[0].deadline or 0.0, self._look) if queue else None
+                    self._timer = self._executor.timers.at(queue[0].deadline or 0.0, self._look) if queue else None
         finally:  # also if there is no memory for the next timer
             for call in passed:
                 if not call.done():

@@ -19,7 +19,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
 from telegrad.errors import AuthenticationError, NotInitialized, WorkerLost, is_shortage
-from telegrad.execution.executor import AGAIN
+from telegrad.execution.timers import RETRY_DELAY
 from telegrad.wire.frames import Message
 
 _log = logging.getLogger("telegrad")
@@ -67,7 +67,7 @@ class OneWay:
         if self._local.closed:
             raise NotInitialized(f"worker {self._local.name!r} cannot send: {self._local.closed}")
         peer = self._peers.find(worker)
-        return peer.outgoing or self._peers.channel_to(peer, None)
+        return peer.outgoing or self._peers.connector.channel_to(peer, None)
 
     def tell(self, to: int, head: Any, data: bytes = b"", *, back: Channel | None = None) -> None:
         """Send a message that a worker which is gone need not get: that is no error."""
@@ -101,7 +101,7 @@ class OneWay:
         _log.warning("%s for worker %d is sent later: %s", kind, to, error)
         executor = self._local.executor
         again = partial(executor.submit, partial(self.tell, to, head, data, back=channel), urgent=True)
-        executor.at(self._local.runtime.now() + AGAIN, again)
+        executor.timers.at(self._local.runtime.now() + RETRY_DELAY, again)
 
     # -- receiving --------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class OneWay:
         if handler is None:
             return False
         task = partial(handler, channel, head, message)
-        inbox = channel.inbox
+        inbox = channel.receiver.inbox
         if inbox is not None:
             inbox.append(task)
         else:

@@ -70,23 +70,23 @@ class LinkReader:
         inbox: deque[Callable[[], None]] | tuple[()] = ()
         while not waiter.finished:
             try:
-                link = channel.lead(waiter, thread)
+                link = channel.readers.lead(waiter, thread)
                 if link is None:
                     if not self._follow(waiter, channel, deadline):
                         return waiter.finished
                     continue
                 if handle:
-                    inbox = channel.inbox = deque()
+                    inbox = channel.receiver.inbox = deque()
                 while not waiter.finished and not inbox and channel.link is link:
                     if self._executor.wait_for_link(link, deadline) & _READ:
-                        channel.pump()
+                        channel.receiver.pump()
                     elif deadline is not None and self._runtime.now() >= deadline:
                         return waiter.finished
             finally:
                 if waiter.leading:
                     if handle:
-                        channel.inbox = None
-                    channel.stop_leading(waiter)
+                        channel.receiver.inbox = None
+                    channel.readers.stop_leading(waiter)
                 if inbox:
                     self._run(inbox)
         return True
@@ -102,7 +102,7 @@ class LinkReader:
         finally:
             if not appointed:
                 # It may have been appointed nevertheless. Then another must be, or nobody would read.
-                channel.stop_following(waiter)
+                channel.readers.stop_following(waiter)
         return in_time
 
     def _run(self, inbox: deque[Callable[[], None]]) -> None:

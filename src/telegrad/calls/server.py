@@ -19,7 +19,7 @@ from telegrad.calls.replier import Replier
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
-from telegrad.execution.autocast import entered
+from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.wire import payload
 from telegrad.wire.frames import Message
@@ -193,7 +193,7 @@ class Server:
                     if request.autocast is None:
                         function(*values[0], **values[1])
                     else:
-                        with entered(request.autocast):
+                        with enter_autocast(request.autocast):
                             function(*values[0], **values[1])
                     return
                 args, kwargs = values
@@ -208,7 +208,7 @@ class Server:
             if request.autocast is None:
                 result = function(*args, **kwargs)
             else:
-                with entered(request.autocast):
+                with enter_autocast(request.autocast):
                     result = function(*args, **kwargs)
             # Or the arguments would live until the reply has left, and their memory would go back with the next one.
             del args, kwargs, values

@@ -1,8 +1,9 @@
-"""Who comes in: connections that others open to us, until they have proved that they belong to the group.
+"""Accepts incoming connections and authenticates them.
 
-Strangers cannot be kept from connecting, but they get little. There is a bound on how many may be in their handshake at
-once: the one that has been for longest, and at least a second, makes room for the next. (A member of the group needs
-some milliseconds.) While none has been for so long, or the process has no file descriptor left, others wait outside.
+Unauthenticated connections get bounded time and memory. At most MAX_PENDING connections may be in their handshake at
+once. When the limit is reached, the oldest one makes room for the next, but not before it had a second: a member of the
+group needs a few milliseconds. Until then, or while the process has no file descriptor left, new connections wait in
+the listener's backlog.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from functools import partial
 from typing import Protocol
 
 from telegrad.connection.channel import Channel
+from telegrad.connection.connector import send_greeting
 from telegrad.connection.handshake import NONCE_SIZE, Acceptor, Rejected
-from telegrad.connection.peers import Peers, send_greeting
+from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, ProtocolError, UnknownWorker, is_shortage
-from telegrad.execution.executor import AGAIN, Executor
+from telegrad.execution.executor import Executor
+from telegrad.execution.timers import RETRY_DELAY
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Ready
 from telegrad.waiting import Runtime
@@ -25,13 +28,13 @@ from telegrad.wire.messages import decode_greeting
 
 _log = logging.getLogger("telegrad")
 
-MOST = 256  # connections in their handshake at once
-_KEPT = 1.0  # seconds that each may be there before it has to make room
-_PAUSE = 1.0  # seconds for which others wait outside where the process has no file descriptor left
+MAX_PENDING = 256  # connections in their handshake at once
+_MIN_HANDSHAKE_TIME = 1.0  # seconds that a connection has before it may be evicted
+_SHORTAGE_PAUSE = 1.0  # seconds without accepting after the process ran out of file descriptors
 
 
 class AcceptOwner(Protocol):
-    """What letting in needs of its agent."""
+    """The agent, as this module uses it."""
 
     me: WorkerRecord
     token: bytes | None
@@ -41,126 +44,126 @@ class AcceptOwner(Protocol):
     poller: Poller
 
     def channel_lost(self, channel: Channel, reason: str) -> None:
-        """The session ended: the peer is lost."""
+        """Handle the end of a session: the peer is lost."""
 
 
 class PendingConnections:
-    """The connections that are in their handshake."""
+    """The incoming connections that are in their handshake."""
 
     def __init__(self, owner: AcceptOwner, peers: Peers) -> None:
         self._owner = owner
         self._peers = peers
         self._lock = threading.Lock()  # protects the three below
-        self._inside: dict[PendingConnection, None] = {}  # in the order in which they came
-        self._shut: list[Listener] = []  # where others wait outside
+        self._pending: dict[PendingConnection, None] = {}  # oldest first
+        self._paused: list[Listener] = []
         self._closed = False
 
     def watch(self, listener: Listener) -> None:
-        """Let in whoever connects there."""
-        listener.owner = _Door(self, listener)
+        """Accept connections on `listener` from now on."""
+        listener.owner = _ListenerHandler(self, listener)
         self._owner.poller.add(listener, read=True)
 
     def accept(self, listener: Listener) -> None:
-        """Let those that wait at `listener` start their handshake."""
+        """Accept the connections in the backlog of `listener`, and start their handshakes."""
         while True:
-            first = self._first_of_too_many()
-            if first is not None:
-                age = self._owner.runtime.now() - first.since
-                if age < _KEPT:
-                    self._shut_for(listener, _KEPT - age)
+            oldest = self._oldest_if_full()
+            if oldest is not None:
+                age = self._owner.runtime.now() - oldest.accepted_at
+                if age < _MIN_HANDSHAKE_TIME:
+                    self._pause(listener, _MIN_HANDSHAKE_TIME - age)
                     return
             try:
                 link = listener.accept()
             except (OSError, MemoryError) as error:
                 _log.warning(
-                    "worker %r cannot let anybody in for %g s: %s. Each connection takes a file descriptor: raise the "
+                    "worker %r accepts no connections for %g s: %s. Each connection takes a file descriptor: raise the "
                     "limit of open files (ulimit -n)",
-                    *(self._owner.me.name, _PAUSE, error),
+                    *(self._owner.me.name, _SHORTAGE_PAUSE, error),
                 )
-                self._shut_for(listener, _PAUSE)
+                self._pause(listener, _SHORTAGE_PAUSE)
                 return
             if link is None:
                 return
-            if first is not None:
-                first.show_out()
+            if oldest is not None:
+                oldest.evict()
             try:
-                guest = PendingConnection(self, self._owner, self._peers, link)
-            except Exception as error:  # noqa: BLE001 - we are short of something; whoever it is may come again
-                _log.warning("worker %r cannot let %s in: %s", self._owner.me.name, link.peer, error)
+                connection = PendingConnection(self, self._owner, self._peers, link)
+            except Exception as error:  # noqa: BLE001 - this worker lacks a resource; the peer may retry
+                _log.warning("worker %r cannot accept a connection from %s: %s", self._owner.me.name, link.peer, error)
                 link.close()
-                self._shut_for(listener, _PAUSE)
+                self._pause(listener, _SHORTAGE_PAUSE)
                 return
             with self._lock:
                 if not self._closed:
-                    self._inside[guest] = None
+                    self._pending[connection] = None
             if self._closed:
-                guest.end()
+                connection.close()
 
-    def _first_of_too_many(self) -> PendingConnection | None:
+    def _oldest_if_full(self) -> PendingConnection | None:
         with self._lock:
-            return next(iter(self._inside)) if len(self._inside) >= MOST else None
+            return next(iter(self._pending)) if len(self._pending) >= MAX_PENDING else None
 
-    def _shut_for(self, listener: Listener, seconds: float) -> None:
-        # The timer first: without it, nobody would ever open again.
-        self._owner.executor.at(self._owner.runtime.now() + seconds, partial(self._open, listener))
+    def _pause(self, listener: Listener, seconds: float) -> None:
+        # The timer comes first: if it cannot be set, the listener must not be paused for ever.
+        self._owner.executor.timers.at(self._owner.runtime.now() + seconds, partial(self._resume, listener))
         with self._lock:
-            self._shut.append(listener)
+            self._paused.append(listener)
         self._owner.poller.arm(listener, read=False)
 
-    def _open(self, listener: Listener) -> None:
+    def _resume(self, listener: Listener) -> None:
         with self._lock:
-            if listener not in self._shut or self._closed:
+            if listener not in self._paused or self._closed:
                 return
-            self._shut.remove(listener)
+            self._paused.remove(listener)
         self._owner.poller.arm(listener, read=True)
 
-    def dismiss(self, guest: PendingConnection) -> None:
-        """The handshake is over, one way or the other."""
+    def discard(self, connection: PendingConnection) -> None:
+        """Forget a connection whose handshake is over, and resume accepting if that makes room."""
         with self._lock:
-            self._inside.pop(guest, None)
-            shut = list(self._shut) if len(self._inside) == MOST - 1 else ()
-        for listener in shut:
-            self._open(listener)
+            self._pending.pop(connection, None)
+            paused = list(self._paused) if len(self._pending) == MAX_PENDING - 1 else ()
+        for listener in paused:
+            self._resume(listener)
 
-    def inside(self) -> list[PendingConnection]:
-        """Those that are in their handshake."""
+    def all(self) -> list[PendingConnection]:
+        """Return the connections that are in their handshake, oldest first."""
         with self._lock:
-            return list(self._inside)
+            return list(self._pending)
 
     def abandon(self) -> None:
-        """Close the child's copies of the connections after a fork. No locks: one may be held there for ever."""
-        for guest in list(self._inside):
-            guest.link.abandon()
+        """Close a forked child's copies of the connections. Takes no locks: the parent may have held one."""
+        for connection in list(self._pending):
+            connection.link.abandon()
 
     def close(self) -> None:
-        """Refuse everybody from now on."""
+        """Close all pending connections, and refuse new ones."""
         with self._lock:
             self._closed = True
-        for guest in self.inside():
-            guest.end()
+        for connection in self.all():
+            connection.close()
 
 
-class _Door:
-    """A listener, and who is told when somebody waits there."""
+class _ListenerHandler:
+    """Accepts connections when the poller reports a listener."""
 
-    def __init__(self, guests: PendingConnections, listener: Listener) -> None:
-        self._guests = guests
+    def __init__(self, connections: PendingConnections, listener: Listener) -> None:
+        self._connections = connections
         self._listener = listener
 
     def on_ready(self, ready: int) -> None:
-        """The poller found somebody."""
-        self._guests.accept(self._listener)
+        """Accept what is in the backlog. Called by the poller."""
+        self._connections.accept(self._listener)
 
 
 class PendingConnection:
-    """A connection that somebody opened to us, until its handshake is over."""
+    """An incoming connection, until its handshake is over."""
 
-    def __init__(self, guests: PendingConnections, owner: AcceptOwner, peers: Peers, link: Link) -> None:
-        self._guests = guests
+    def __init__(self, connections: PendingConnections, owner: AcceptOwner, peers: Peers, link: Link) -> None:
+        self._connections = connections
         self._owner = owner
         self._peers = peers
         self.link = link
-        self.since = owner.runtime.now()
+        self.accepted_at = owner.runtime.now()
         self._acceptor = Acceptor(
             owner.me,
             owner.token,
@@ -170,16 +173,16 @@ class PendingConnection:
         )
         link.owner = self
         owner.poller.add(link, read=True)
-        self._timer = owner.executor.at(self.since + owner.settings.connect_timeout, self._too_slow)
+        self._timer = owner.executor.timers.at(self.accepted_at + owner.settings.connect_timeout, self._timed_out)
 
     def on_ready(self, ready: int) -> None:
-        """The poller found the link ready."""
+        """Continue the handshake. Called by the poller."""
         if ready & Ready.WRITE:
             self.link.flush()
         try:
             for frame in self.link.receive():
-                answer = self._acceptor.take(decode_greeting(frame.body))
-                send_greeting(self.link, answer)
+                response = self._acceptor.receive(decode_greeting(frame.body))
+                send_greeting(self.link, response)
                 if self._acceptor.proof is not None:
                     self._admit()
                     return
@@ -188,22 +191,24 @@ class PendingConnection:
             self._refuse(str(error))
         except LinkClosed as error:
             _log.debug("%s left during its handshake: %s", self.link.peer, error)
-            self.end()
+            self.close()
         except (AuthenticationError, ProtocolError, UnknownWorker) as error:
             self._refuse(str(error))
-        except Exception as error:  # noqa: BLE001 - we failed
-            if is_shortage(error) and self._acceptor.proof is None:  # nothing was read, and later it may be
-                self._owner.executor.at(self._owner.runtime.now() + AGAIN, partial(self.on_ready, Ready.READ))
-            else:  # the other side sees the end, and tries again
+        except Exception as error:  # noqa: BLE001 - this worker failed, not the peer
+            if is_shortage(error) and self._acceptor.proof is None:  # nothing was read yet, so retry
+                retry_at = self._owner.runtime.now() + RETRY_DELAY
+                self._owner.executor.timers.at(retry_at, partial(self.on_ready, Ready.READ))
+            else:  # the peer sees the connection end and retries
                 self._refuse(f"this worker failed: {error!r}")
 
     def _admit(self) -> None:
+        """Hand the authenticated connection over to its channel."""
         hello, proof = self._acceptor.hello, self._acceptor.proof
         assert hello is not None
         assert proof is not None
-        self._over()
+        self._finish()
         channel = self._peers.find(hello.name).incoming
-        if channel is None or channel.session_id != proof.session:  # overtaken by a newer connection
+        if channel is None or channel.session_id != proof.session:  # superseded by a newer connection
             self.link.close()
             return
         try:
@@ -217,28 +222,28 @@ class PendingConnection:
         except BaseException:
             self.link.close()
             raise
-        channel.on_ready(Ready.READ)  # what came with the proof
+        channel.receiver.on_ready(Ready.READ)  # read what arrived together with the proof
 
     def _refuse(self, reason: str) -> None:
-        who = f"worker {self._acceptor.hello.name!r}" if self._acceptor.hello is not None else "somebody"
+        peer = f"worker {self._acceptor.hello.name!r}" if self._acceptor.hello is not None else "an unknown peer"
         _log.warning(
-            "worker %r refused a connection from %s (%s): %s", self._owner.me.name, who, self.link.peer, reason
+            "worker %r refused a connection from %s (%s): %s", self._owner.me.name, peer, self.link.peer, reason
         )
-        self.end()
+        self.close()
 
-    def _too_slow(self) -> None:
+    def _timed_out(self) -> None:
         self._refuse(f"no proof within {self._owner.settings.connect_timeout:g} s")
 
-    def _over(self) -> None:
-        self._owner.executor.cancel(self._timer)
-        self._guests.dismiss(self)
+    def _finish(self) -> None:
+        self._owner.executor.timers.cancel(self._timer)
+        self._connections.discard(self)
 
-    def show_out(self) -> None:
-        """Make room for others."""
-        self._refuse("too many connections wait for their proof, and it was first")
+    def evict(self) -> None:
+        """Close the connection to make room for others."""
+        self._refuse("too many connections are in their handshake, and this one is the oldest")
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Close the connection."""
-        self._over()
-        self.link.owner = None  # or the two would keep each other, and what was read, until the next collection
+        self._finish()
+        self.link.owner = None  # breaks a reference cycle that would keep the link's buffers until the next collection
         self.link.close()

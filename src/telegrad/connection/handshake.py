@@ -1,20 +1,20 @@
-"""Who may talk to us: the first frames on a connection, before anything else is parsed.
+"""The handshake that authenticates a connection before anything else is parsed.
 
 ::
 
     opener                                   listener
-      Hello (who I am, whom I want, nonce) →
-                                           ← Challenge (who I am, nonce, proof)
+      Hello (own identity, target, nonce)  →
+                                           ← Challenge (own identity, nonce, proof)
       Proof (proof, session)               →
-                                           ← Welcome (what of the session came before)
+                                           ← Welcome (what it has received of the session)
 
 Both proofs are HMAC-SHA256 under the group token, over role, protocol version, both nonces, both workers' names, ids
-and incarnations, and what identifies the channel beneath. Each side proves that it knows the token without showing it,
-and neither proof can be used again, turned around, or moved to another connection. Either side may Reject instead.
+and incarnations, and the channel binding. Each side proves that it knows the token without revealing it, and a proof
+cannot be replayed, reflected, or moved to another connection. Either side may send a Reject instead.
 
-Without a token the proofs are empty; then only unix sockets are listened at, where the kernel vouches for the peer.
+Without a token the proofs are empty. Workers then listen on unix sockets only, where the kernel identifies the peer.
 
-These are state machines: greetings in, greetings out. The agent moves the bytes.
+`Opener` and `Acceptor` are state machines without I/O: greetings in, greetings out.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ _TOKENS_DIFFER = "the group tokens differ: start every worker with the same TELE
 
 
 class Rejected(AuthenticationError):
-    """We end the handshake; `greeting` tells the peer why."""
+    """This side ends the handshake. `greeting` tells the peer why."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
         self.greeting = Reject(code, reason)
 
 
-def _words(greeting: Reject) -> str:
-    """What the peer says, which may be a stranger's: it must not look like a line of our own in a log."""
+def _printable_reason(greeting: Reject) -> str:
+    """Return the peer's reason, escaped if needed: an unauthenticated peer must not forge log lines."""
     return greeting.reason if greeting.reason.isprintable() else repr(greeting.reason)
 
 
 @dataclass(frozen=True)
-class _Side:
+class _Identity:
     name: str
     id: int
     incarnation: int
 
 
 def _prove(
-    token: bytes | None, role: str, opener: _Side, listener: _Side, nonces: tuple[bytes, bytes], channel: bytes
+    token: bytes | None, role: str, opener: _Identity, listener: _Identity, nonces: tuple[bytes, bytes], channel: bytes
 ) -> bytes:
     if token is None:
         return b""
-    # A msgpack array has one reading only, so no two different handshakes give the same bytes.
-    said = msgspec.msgpack.encode(
+    # A msgpack array decodes in only one way, so no two different handshakes yield the same bytes.
+    transcript = msgspec.msgpack.encode(
         (
             "telegrad",
             role,
@@ -74,11 +74,11 @@ def _prove(
             channel,
         )
     )
-    return hmac.new(token, said, hashlib.sha256).digest()
+    return hmac.new(token, transcript, hashlib.sha256).digest()
 
 
 class Opener:
-    """The side that connects. `target` is the worker that it wants."""
+    """The side that connects. `target` is the worker that it wants to reach."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Opener:
         self._proved = False
 
     def start(self) -> Greeting:
-        """The first greeting."""
+        """Return the first greeting."""
         me = self._me
         return Hello(
             me.name,
@@ -116,31 +116,35 @@ class Opener:
             self._token is not None,
         )
 
-    def take(self, greeting: Greeting) -> Greeting | tuple[int, int]:
-        """The next greeting to send; or, at the end, what of the session has reached the listener."""
+    def receive(self, greeting: Greeting) -> Greeting | tuple[int, int]:
+        """Return the next greeting to send or, at the end, what the listener has received of the session."""
         target = self._target
         if isinstance(greeting, Reject):
             if greeting.code == "incarnation" or greeting.code == "session":
-                raise WorkerLost(f"worker {target.name!r} is not what it was: {_words(greeting)}", worker=target.name)
-            raise AuthenticationError(f"worker {target.name!r} refused our connection: {_words(greeting)}")
+                raise WorkerLost(
+                    f"worker {target.name!r} cannot resume our session: {_printable_reason(greeting)}",
+                    worker=target.name,
+                )
+            raise AuthenticationError(f"worker {target.name!r} refused our connection: {_printable_reason(greeting)}")
         if isinstance(greeting, Challenge) and not self._proved:
             if (greeting.name, greeting.id) != (target.name, target.id):
                 raise Rejected(
                     "name",
-                    f"the worker there is {greeting.name!r} (id {greeting.id}), not {target.name!r} ({target.id})",
+                    f"worker {target.name!r} (id {target.id}) was expected here, but this is worker {greeting.name!r} "
+                    f"(id {greeting.id})",
                 )
-            me = _Side(self._me.name, self._me.id, self._me.incarnation)
-            there = _Side(greeting.name, greeting.id, greeting.incarnation)
+            me = _Identity(self._me.name, self._me.id, self._me.incarnation)
+            peer = _Identity(greeting.name, greeting.id, greeting.incarnation)
             nonces = (self._nonce, greeting.nonce)
-            expected = _prove(self._token, "listener", me, there, nonces, self._channel)
+            expected = _prove(self._token, "listener", me, peer, nonces, self._channel)
             if len(greeting.nonce) != NONCE_SIZE or not hmac.compare_digest(expected, greeting.proof):
                 raise Rejected(
                     "proof", f"worker {target.name!r} could not prove that it belongs to this group; {_TOKENS_DIFFER}"
                 )
             if greeting.incarnation != target.incarnation:
-                raise WorkerLost(f"worker {target.name!r} was restarted and is not the one it was", worker=target.name)
+                raise WorkerLost(f"worker {target.name!r} was restarted", worker=target.name)
             self._proved = True
-            proof = _prove(self._token, "opener", me, there, nonces, self._channel)
+            proof = _prove(self._token, "opener", me, peer, nonces, self._channel)
             return Proof(proof, self._session, self._received, self._fresh)
         if isinstance(greeting, Welcome) and self._proved:
             return greeting.received
@@ -148,10 +152,10 @@ class Opener:
 
 
 class Acceptor:
-    """The side that was connected to.
+    """The side that accepts a connection.
 
-    `check` looks at who the opener says it is, and raises Rejected if it cannot be served. `resume` is asked, when the
-    opener has proved itself, what of its session has arrived here; it raises Rejected if it is unknown here.
+    Both callbacks run after the opener proved that it knows the token. `check` raises Rejected if the opener's identity
+    is not acceptable. `resume` returns what has been received of its session, and raises Rejected if that is unknown.
     """
 
     def __init__(
@@ -173,11 +177,11 @@ class Acceptor:
         self.hello: Hello | None = None
         self.proof: Proof | None = None
 
-    def take(self, greeting: Greeting) -> Greeting:
-        """The next greeting to send. After a Welcome, `hello` and `proof` say who is there."""
+    def receive(self, greeting: Greeting) -> Greeting:
+        """Return the next greeting to send. After a Welcome, `hello` and `proof` identify the opener."""
         me = self._me
         if isinstance(greeting, Reject):
-            raise AuthenticationError(f"it ended the handshake: {_words(greeting)}")
+            raise AuthenticationError(f"it ended the handshake: {_printable_reason(greeting)}")
         if isinstance(greeting, Hello) and self.hello is None:
             if greeting.target != me.name:
                 raise Rejected("name", f"this is worker {me.name!r}, not {greeting.target!r}")
@@ -191,7 +195,7 @@ class Acceptor:
         if isinstance(greeting, Proof) and self.hello is not None and self.proof is None:
             if not hmac.compare_digest(self._prove("opener"), greeting.proof):
                 raise Rejected("proof", f"worker {self.hello.name!r} could not prove itself; {_TOKENS_DIFFER}")
-            # Only now: what an unproved peer says must not touch what we hold of the worker that it claims to be.
+            # Only now: an unauthenticated peer must not affect the worker that it claims to be.
             self._check(self.hello)
             self.proof = greeting
             return Welcome(self._resume(self.hello, greeting))
@@ -203,8 +207,8 @@ class Acceptor:
         return _prove(
             self._token,
             role,
-            _Side(hello.name, hello.id, hello.incarnation),
-            _Side(me.name, me.id, me.incarnation),
+            _Identity(hello.name, hello.id, hello.incarnation),
+            _Identity(me.name, me.id, me.incarnation),
             (hello.nonce, self._nonce),
             self._channel,
         )

@@ -1,7 +1,7 @@
-"""Finds the group token and refuses weak ones, because knowing it is all it takes to run code on every worker.
+"""Finds the group token and refuses weak ones: whoever knows it can run code on every worker.
 
-How the bits of a token are counted. Nobody can see from a token how it was made, so the rule is conservative: it
-gives full marks only to what the usual generators print, and few to what looks typed by hand.
+How the bits of a token are counted: a token does not show how it was made, so the estimate is conservative. Only the
+output of the usual generators gets full credit, and text that looks typed by hand gets little.
 
 ====================================================  ================
 what the token is made of                             bits a character
@@ -13,9 +13,9 @@ decimal digits                                        3
 any other text: words, phrases, dashes                2
 ====================================================  ================
 
-A token that is one piece repeated counts as that piece alone, and one of fewer than 8 distinct characters is refused.
+A token that repeats one piece counts as that piece alone. A token with fewer than 8 distinct characters is refused.
 
-Nothing in here puts a token, or a part of one, into an error.
+No error contains a token or a part of one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from telegrad.errors import TokenError
 MIN_BITS = 128
 MIN_DISTINCT = 8
 MAX_TOKEN = 4096
-"""Longer is no token: somebody has named the wrong file."""
+"""Anything longer is probably the wrong file."""
 
 _DIGITS = frozenset(string.digits.encode())
 _HEX = frozenset(string.hexdigits.encode())
@@ -42,11 +42,11 @@ _ADVICE = "make a good one with `telegrad token`"
 
 
 def find_token(explicit: str | bytes | None = None, environ: Mapping[str, str] = os.environ) -> bytes | None:
-    """Return the group token, checked, or None where nobody has set one.
+    """Return the group token, checked, or None if none is set.
 
-    The first of these that is given decides: `explicit`, ``TELEGRAD_TOKEN``, the file that ``TELEGRAD_TOKEN_FILE``
-    names. One that is given but empty or weak raises a TokenError and is not skipped: falling back to the next, or
-    to no token at all, would hide a mistake in the one setting that keeps strangers out.
+    The first of these that is given counts: `explicit`, ``TELEGRAD_TOKEN``, the file that ``TELEGRAD_TOKEN_FILE``
+    names. If it is empty or weak, this raises a TokenError. Falling back to the next one, or to no token at all, would
+    hide a mistake in the one setting that protects the group.
 
     >>> find_token("0f1e2d3c4b5a69788796a5b4c3d2e1f0\\n", {})
     b'0f1e2d3c4b5a69788796a5b4c3d2e1f0'
@@ -64,16 +64,16 @@ def find_token(explicit: str | bytes | None = None, environ: Mapping[str, str] =
 
 
 def check_token(token: str | bytes, source: str = "the group token") -> bytes:
-    """Return `token` as bytes, without whitespace around text, or raise a TokenError that says what is wrong with it.
+    """Return `token` as bytes, with whitespace around text removed. Raises a TokenError that says what is wrong.
 
-    `source` is how errors name the token, since they must not show it.
+    Errors call the token `source`, since they must not show it.
     """
     if isinstance(token, str):
         if not token.isascii():
             raise TokenError(f"{source} is text with characters outside ASCII; {_ADVICE}")
         token = token.encode("ascii")
     if token.isascii():
-        # Raw bytes stay as they are: random bytes may well end in what looks like a space.
+        # Raw bytes are not stripped: random bytes may end in what looks like a space.
         token = token.strip()
     if not token:
         raise TokenError(f"{source} is empty; {_ADVICE}, or unset it to run without one on this host alone")
@@ -81,19 +81,19 @@ def check_token(token: str | bytes, source: str = "the group token") -> bytes:
         raise TokenError(f"{source} is longer than {MAX_TOKEN} bytes, so it is probably not a token; {_ADVICE}")
     bits = token_bits(token)
     if bits < MIN_BITS:
-        raise TokenError(f"{source} has {bits} bits, and at least {MIN_BITS} are needed; {_ADVICE}")
+        raise TokenError(f"{source} has {bits} bits, but needs at least {MIN_BITS}; {_ADVICE}")
     if len(set(token)) < MIN_DISTINCT:
-        raise TokenError(f"{source} is made of fewer than {MIN_DISTINCT} distinct characters; {_ADVICE}")
+        raise TokenError(f"{source} has fewer than {MIN_DISTINCT} distinct characters; {_ADVICE}")
     return token
 
 
 def token_bits(token: bytes) -> int:
-    """Return how many bits of material `token` is credited with; the rule is at the top of this module.
+    """Return the estimated entropy of `token` in bits, by the rule in this module's docstring.
 
     >>> token_bits(b"0f1e2d3c4b"), token_bits(b"correct horse battery staple")
     (40, 56)
     """
-    # A string found again inside its own doubling, at a shift less than its length, is that shift's piece repeated.
+    # If a string occurs in its own doubling at a shift below its length, it repeats the piece of that length.
     piece = token[: (token + token).find(token, 1)]
     characters = frozenset(piece.rstrip(b"="))
     if not piece.isascii():
@@ -108,7 +108,7 @@ def token_bits(token: bytes) -> int:
 
 
 def _read_private_file(path: str) -> bytes:
-    """Return what is in the file, if nobody but this user can have read or written it."""
+    """Return the contents of the file, if only this user can have read or written it."""
     try:
         # Without O_NONBLOCK a named pipe would hang the open before it could be refused.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -117,19 +117,19 @@ def _read_private_file(path: str) -> bytes:
             f"cannot read the token file {path} that TELEGRAD_TOKEN_FILE names: {error.strerror}"
         ) from error
     with os.fdopen(descriptor, "rb") as file:
-        # The open file is looked at, not the path, which somebody could exchange in between.
+        # Check the open file, not the path, which could be replaced in between.
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise TokenError(f"the token file {path} is not a regular file; point TELEGRAD_TOKEN_FILE at one")
         if status.st_uid != os.geteuid():
             raise TokenError(
-                f"the token file {path} belongs to user id {status.st_uid}, and this process runs as {os.geteuid()}; "
-                "use a file of your own"
+                f"the token file {path} belongs to user id {status.st_uid}, but this process runs as {os.geteuid()}; "
+                "use a file that this user owns"
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise TokenError(
                 f"the token file {path} has mode {stat.S_IMODE(status.st_mode):04o}, so others may use it; "
                 f"run `chmod 600 {shlex.quote(path)}`, and make a new token if others may have read this one"
             )
-        # One byte more than the limit is enough for check_token to refuse a file that is too large.
+        # One byte above the limit is enough for check_token to refuse the file.
         return file.read(MAX_TOKEN + 1)

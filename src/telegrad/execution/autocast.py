@@ -1,4 +1,4 @@
-"""The caller's autocast holds in what it calls: read where a call is made, and entered where it is served."""
+"""Carries the caller's autocast state to the function that it calls on another worker."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from telegrad.wire.messages import Autocast
 from telegrad.wire.torch_state import autocast_is_enabled
 
 
-def current() -> Autocast | None:
-    """The autocast that the calling thread is in; None if in none."""
+def current_autocast() -> Autocast | None:
+    """Return the autocast state of the current thread, or None if autocast is off."""
     if not autocast_is_enabled():
         return None
     devices = [(kind, code_of(torch.get_autocast_dtype(kind))) for kind in _kinds() if torch.is_autocast_enabled(kind)]
@@ -21,8 +21,8 @@ def current() -> Autocast | None:
 
 
 @contextlib.contextmanager
-def entered(autocast: Autocast | None) -> Iterator[None]:
-    """Be in the same autocast, as far as this worker has the devices that it is for."""
+def enter_autocast(autocast: Autocast | None) -> Iterator[None]:
+    """Enter the caller's autocast, for those of its devices that this worker has."""
     with contextlib.ExitStack() as stack:
         if autocast is not None:
             kinds = _kinds()
@@ -33,6 +33,6 @@ def entered(autocast: Autocast | None) -> Iterator[None]:
 
 
 def _kinds() -> set[str]:
-    """The kinds of devices that there are here."""
+    """Return the device types of this worker."""
     accelerator = torch.accelerator.current_accelerator()
     return {"cpu", accelerator.type} if accelerator is not None else {"cpu"}

@@ -1,4 +1,4 @@
-"""Runs coroutines of user functions that are ``async def``: one event loop for the agent, started when first needed."""
+"""Runs ``async def`` user functions on one event loop per agent, started when first needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from telegrad.execution.autocast import entered
+from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.executor import Executor
 from telegrad.waiting import Runtime
 from telegrad.wire.messages import Autocast
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _Exit(Exception):
-    """Stands for an exception that asyncio would raise in the loop, which would end it for everybody."""
+    """Wraps SystemExit and KeyboardInterrupt, which asyncio would raise in the loop and so end it for all tasks."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -27,9 +27,9 @@ class _Exit(Exception):
 
 
 class InGradMode(Coroutine[Any, Any, T]):
-    """A coroutine that begins in this grad mode and runs in this autocast.
+    """Wraps a coroutine to run with a grad mode and an autocast state of its own.
 
-    What it sets of grad mode is its own: others run on its thread meanwhile.
+    Changes that it makes to the grad mode do not leak into other coroutines on the same thread.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], mode: bool, autocast: Autocast | None = None) -> None:
@@ -38,15 +38,15 @@ class InGradMode(Coroutine[Any, Any, T]):
         self._autocast = autocast
 
     def send(self, value: Any) -> Any:
-        """Go on until it next waits."""
+        """Run until the coroutine next awaits."""
         return self._step(self._coroutine.send, value)
 
     def throw(self, *error: Any) -> Any:
-        """The same, with an exception where it waits."""
+        """Raise an exception where the coroutine awaits."""
         return self._step(self._coroutine.throw, *error)
 
     def close(self) -> None:
-        """End it where it waits."""
+        """Close the coroutine where it awaits."""
         self._step(self._coroutine.close)
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -58,7 +58,7 @@ class InGradMode(Coroutine[Any, Any, T]):
         try:
             if self._autocast is None:
                 return go(*args)
-            with entered(self._autocast):
+            with enter_autocast(self._autocast):
                 return go(*args)
         except (SystemExit, KeyboardInterrupt) as error:
             raise _Exit(error) from None
@@ -68,7 +68,7 @@ class InGradMode(Coroutine[Any, Any, T]):
 
 
 class EventLoop:
-    """The loop and its thread."""
+    """An asyncio event loop and its thread."""
 
     def __init__(self, runtime: Runtime, executor: Executor) -> None:
         self._runtime = runtime
@@ -77,13 +77,13 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self.blocked_for: int | None = None
-        """The context of a backward pass that a coroutine waits for without awaiting it: nothing runs here meanwhile.
-        Only the loop's own thread sets it."""
+        """The context of a backward pass that a coroutine waits for without `await`, which blocks the loop.
+        Only the loop's thread sets it."""
 
     def run(
         self, coroutine: Coroutine[Any, Any, Any], done: Callable[[object, BaseException | None], None]
     ) -> Callable[[], None]:
-        """Run `coroutine` in the current context and tell `done` how it ended. Returns what cancels it."""
+        """Run `coroutine` in the current context, then call `done(result, error)`. Returns a function that cancels."""
         context = copy_context()
         tasks: list[asyncio.Task[Any]] = []
         try:
@@ -110,7 +110,7 @@ class EventLoop:
         return lambda: None if loop.is_closed() else _threadsafe(loop, lambda: [task.cancel() for task in tasks])
 
     def runs_here(self, loop: object) -> bool:
-        """Whether `loop` is this one."""
+        """Return whether `loop` is this event loop."""
         return loop is self._loop
 
     def _started(self) -> asyncio.AbstractEventLoop:
@@ -123,7 +123,7 @@ class EventLoop:
                 )
                 loop = make()
                 try:
-                    self._executor.start_thread("event loop", lambda: _run(loop))
+                    self._executor.threads.start("event loop", lambda: _run(loop))
                 except BaseException:
                     loop.close()
                     raise
@@ -131,7 +131,7 @@ class EventLoop:
             return self._loop
 
     def close(self) -> None:
-        """Cancel what runs, and end the loop."""
+        """Cancel all tasks and stop the loop."""
         with self._lock:
             self._closed = True
             loop = self._loop
@@ -142,7 +142,7 @@ class EventLoop:
 def _threadsafe(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> None:
     try:
         loop.call_soon_threadsafe(action)
-    except RuntimeError:  # it closed meanwhile: then there is nothing left to do
+    except RuntimeError:  # the loop was closed meanwhile, so nothing is left to do
         return
 
 

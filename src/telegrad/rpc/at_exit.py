@@ -93,7 +93,7 @@ class _Exit:
         self._look_later(agent)
 
     def _look_later(self, agent: Agent) -> None:
-        agent.executor.at(agent.runtime.now() + _LOOK, self._look)
+        agent.executor.timers.at(agent.runtime.now() + _LOOK, self._look)
 
     def _look(self) -> None:
         """Close the agent if a thread that the interpreter waits for waits in it."""

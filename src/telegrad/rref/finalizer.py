@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from telegrad.errors import ResourceExhausted
-from telegrad.execution.executor import AGAIN, Executor
+from telegrad.execution.executor import Executor
+from telegrad.execution.timers import RETRY_DELAY
 from telegrad.waiting import Event, Runtime
 
 _log = logging.getLogger("telegrad")
@@ -44,11 +45,11 @@ class Finalizer(Generic[T]):
             begun, self._begun = self._begun, True
         if not begun:
             try:
-                self._executor.start_thread("references", self._run)
+                self._executor.threads.start("references", self._run)
             except ResourceExhausted as error:
                 _log.warning("%s. References that die are given up later", error)
                 self._begun = False
-                self._executor.at(self._runtime.now() + AGAIN, self.start)
+                self._executor.timers.at(self._runtime.now() + RETRY_DELAY, self.start)
 
     def dropped(self, item: T) -> None:
         """Called by destructors: no lock may be taken here."""
@@ -76,7 +77,7 @@ class Finalizer(Generic[T]):
                 self._sweep_once()
             except Exception:  # noqa: BLE001 - no memory, most likely; what is dropped later must still be swept
                 _log.exception("what sweeps references failed; it goes on")
-                pause.wait(self._runtime.now() + AGAIN)
+                pause.wait(self._runtime.now() + RETRY_DELAY)
 
     def _sweep_once(self) -> None:
         """Wait until something is dropped, and sweep all that was."""

@@ -14,7 +14,7 @@ from telegrad.calls.call import Call, current_served
 from telegrad.calls.extension import Concern
 from telegrad.connection.channel import Channel
 from telegrad.errors import CallError, DeadlineExceeded, NotInitialized, TelegradError, WorkerLost
-from telegrad.execution.executor import Owed
+from telegrad.execution.executor import GuaranteedTask
 from telegrad.futures import Future
 from telegrad.options import given_timeout
 from telegrad.protocol.ownership import Id, Ref
@@ -346,7 +346,7 @@ class RRefManager:
                 end(error.with_traceback(None))
 
         # Who settles may be a thread that reads a link, and what follows from a future is the user's.
-        if self._ledger.when_settled([use], lambda: self.agent.executor.submit(Owed(settled))):
+        if self._ledger.when_settled([use], lambda: self.agent.executor.submit(GuaranteedTask(settled))):
             settled()
         return future
 

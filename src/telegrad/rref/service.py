@@ -14,8 +14,7 @@ from telegrad.calls.call import Served, current_served
 from telegrad.calls.server import AT_ONCE, DEFERRED
 from telegrad.connection.channel import Channel
 from telegrad.errors import ProtocolError
-from telegrad.execution.autocast import current as current_autocast
-from telegrad.execution.autocast import entered
+from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.protocol.ownership import Ref
 from telegrad.rref.handle import FETCH, METHOD, Method, shown
 from telegrad.rref.owner import OwnerValue, show
@@ -61,7 +60,7 @@ class RRefService:
         context, grad, autocast = copy_context(), torch.is_grad_enabled(), current_autocast()
 
         def run() -> None:
-            with torch.set_grad_enabled(grad), entered(autocast):
+            with torch.set_grad_enabled(grad), enter_autocast(autocast):
                 context.run(task)
 
         self._agent.executor.submit(run)
@@ -151,7 +150,7 @@ def _as_now(function: Callable[..., None]) -> Callable[..., None]:
     context, grad, autocast = copy_context(), torch.is_grad_enabled(), current_autocast()
 
     def run(*args: Any) -> None:
-        with torch.set_grad_enabled(grad), entered(autocast):
+        with torch.set_grad_enabled(grad), enter_autocast(autocast):
             # A copy of the copy: a context can be entered only once at a time.
             context.copy().run(function, *args)
 

@@ -86,7 +86,7 @@ class _FaultyChannel(Channel):
                 self._fail(head)
             else:
                 runtime = self.owner.runtime
-                self.owner.executor.at(runtime.now() + fate.delay, partial(self._post_late, frames))
+                self.owner.executor.timers.at(runtime.now() + fate.delay, partial(self._post_late, frames))
             return True
         return super().post(frames, charge, unwaited=unwaited)
 
@@ -111,7 +111,7 @@ class _FaultyChannel(Channel):
             on_done, call.on_done = call.on_done, None
         client.completion.finish(call, error=error)
         if on_done is not None:
-            self.expect_fewer(1)
+            self.readers.expect_fewer(1)
             on_done(call)
 
     def _break(self, times: int) -> None:

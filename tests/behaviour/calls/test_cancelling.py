@@ -32,7 +32,7 @@ class Busy:
             b.register("note", self.ran.append)
             # A function that computes takes a place, and does not wait. In a simulation, where nothing takes time but
             # waiting, there is none; so its place is taken away instead.
-            b.executor._most_running = 0
+            b.executor.queue.max_running = 0
             program(self.sim["a"])
             self.sim.sleep(5.0)
             assert b.server.active == {}
@@ -42,7 +42,7 @@ class Busy:
     def finish(self) -> None:
         """What b was at is done."""
         b = self.sim["b"]
-        b.executor._most_running = 1
+        b.executor.queue.max_running = 1
         b.executor.submit(lambda: None)
 
 

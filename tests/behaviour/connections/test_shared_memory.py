@@ -1,4 +1,4 @@
-"""Shared memory between real processes: values are right, memory stays flat, and neither death nor shutdown leaks."""
+"""Shared memory between processes: values are correct, and nothing leaks during calls, shutdown or crashes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from telegrad.errors import WorkerLost
 
 MB = 1 << 20
 _kept: list[torch.Tensor] = []
-"""What a worker was told to keep."""
+"""Tensors that a worker was asked to keep."""
 
 
 def mapped(pid: int | str = "self") -> int:
-    """How many slabs a process has mapped."""
+    """Return how many slabs a process has mapped."""
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:telegrad")
 
 
 def memory(field: str) -> int:
-    """A figure of this process, in bytes."""
+    """Return a field of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     raise KeyError(field)
 
 
-def lent() -> int:
-    """Bytes that are out."""
+def in_use() -> int:
+    """Return how many bytes of this worker's slabs are in use."""
     return sum(slab.arena.in_use for slab in default_agent().slabs.slabs)
 
 
-# -- what runs in the workers ---------------------------------------------------------------------------------
+# -- functions that run in the workers ------------------------------------------------------------------------
 
 
 def echo(x: torch.Tensor) -> torch.Tensor:
@@ -64,10 +64,10 @@ def is_first() -> bool:
 
 
 def figures() -> tuple[int, int, int]:
-    return memory("VmRSS"), mapped(), lent()
+    return memory("VmRSS"), mapped(), in_use()
 
 
-def change_there_and_here() -> int:
+def modify_on_both_sides() -> int:
     if not is_first():
         return 0
     for size in (100_000, MB, 4 * MB):
@@ -77,13 +77,13 @@ def change_there_and_here() -> int:
             doubled = rpc.rpc_sync("worker1", change, (x,))
             assert torch.equal(x, before)
             future = rpc.rpc_async("worker1", change, (x,))
-            x.zero_()  # it was sent as it was
+            x.zero_()  # after it was sent
             assert torch.equal(doubled, before * 2)
             assert torch.equal(future.wait(), before * 2)
     return mapped()
 
 
-def keep_all_there(count: int) -> tuple[int, int]:
+def keep_on_worker1(count: int) -> tuple[int, int]:
     if not is_first():
         return 0, 0
     sent = [torch.full((MB // 4,), float(number)) for number in range(count)]
@@ -123,12 +123,12 @@ def use_after_shutdown() -> float:
     return total
 
 
-def call_for_ever() -> None:
+def call_forever() -> None:
     while True:
         rpc.rpc_sync("worker1", change, (torch.ones(MB),))
 
 
-def lose_the_other(note: str) -> tuple[float, int, int]:
+def lose_worker1(note: str) -> tuple[float, int, int]:
     if not is_first():
         threading.Event().wait(60)
         return 0.0, 0, 0
@@ -138,11 +138,11 @@ def lose_the_other(note: str) -> tuple[float, int, int]:
     assert mapped(rpc.rpc_sync("worker1", os.getpid)) > 0
     Path(note).touch()
     with pytest.raises(WorkerLost):
-        call_for_ever()
+        call_forever()
     total = float(got.sum())
     del got
     slabs = default_agent().slabs
-    # That the worker is lost is known a moment before what was shared with it is gone.
+    # The loss is reported a moment before the memory shared with the worker is unmapped.
     deadline = time.monotonic() + 20
     while mapped() and time.monotonic() < deadline:
         os.sched_yield()
@@ -150,17 +150,17 @@ def lose_the_other(note: str) -> tuple[float, int, int]:
 
 
 def sum_of(x: torch.Tensor) -> tuple[float, int]:
-    """The sum, without torch's own memory for it being counted, and the peak of this process until now."""
+    """Return the sum of a few elements, which needs little memory, and the peak memory of this process."""
     return float(x[:: len(x) // 8].sum()), memory("VmHWM")
 
 
 def rss() -> int:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     return memory("VmRSS")
 
 
 def send_and_watch(size: int, times: int) -> list[tuple[int, int]]:
-    """How far the peaks of both processes rise above what they had before the first call."""
+    """Return how far the memory peaks of both processes rise above their usage before the first call."""
     if not is_first():
         return []
     x = torch.ones(size // 4)
@@ -178,7 +178,7 @@ def scale(x: torch.Tensor) -> torch.Tensor:
     return x * x
 
 
-def differentiate() -> float:
+def largest_gradient_error() -> float:
     if not is_first():
         return 0.0
     worst = 0.0
@@ -196,43 +196,43 @@ def differentiate() -> float:
 # -- tests ----------------------------------------------------------------------------------------------------
 
 
-def test_neither_side_sees_what_the_other_changes_afterwards() -> None:
-    slabs, _ = launch.local(change_there_and_here, 2, timeout=90)
+def test_neither_side_sees_later_modifications_of_the_other() -> None:
+    slabs, _ = launch.local(modify_on_both_sides, 2, timeout=90)
     assert slabs > 0
 
 
 @pytest.mark.parametrize("bound", [0, 4 * MB, 16 * MB])
-def test_what_finds_no_room_arrives_all_the_same(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_do_not_fit_into_shared_memory_still_arrive(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TELEGRAD_SHARED_MEMORY", str(bound))
-    (slabs, total), _ = launch.local(keep_all_there, 2, (40,), timeout=90)
+    (slabs, total), _ = launch.local(keep_on_worker1, 2, (40,), timeout=90)
     assert total <= bound
     assert (slabs > 0) == (bound > 0)
 
 
-def test_ten_thousand_calls_leave_memory_flat() -> None:
+def test_memory_stays_flat_over_ten_thousand_calls() -> None:
     (early, late), _ = launch.local(call_many_times, 2, (10_000,), timeout=110)
     for before, after in zip(early, late, strict=True):
         assert after[0] - before[0] < 8 * MB
-        assert after[1] == before[1], "no more slabs"
+        assert after[1] == before[1], "more slabs were mapped"
         assert after[2] <= before[2] + 2 * MB // 4
 
 
-def test_gradients_that_travel_in_shared_memory_are_those_of_one_process() -> None:
-    worst, _ = launch.local(differentiate, 2, timeout=90)
+def test_gradients_sent_in_shared_memory_are_correct() -> None:
+    worst, _ = launch.local(largest_gradient_error, 2, timeout=90)
     assert worst < 1e-5
 
 
-def test_a_tensor_is_valid_after_shutdown() -> None:
+def test_a_received_tensor_is_valid_after_shutdown() -> None:
     total, _ = launch.local(use_after_shutdown, 2, timeout=60)
     assert total == 3.0 * MB
 
 
-def test_a_killed_worker_leaves_no_memory_behind_and_takes_none_away(tmp_path: Path) -> None:
+def test_a_killed_worker_leaks_no_memory_and_invalidates_no_tensor(tmp_path: Path) -> None:
     note = tmp_path / "ready"
-    with launch.start(lose_the_other, 2, (str(note),)) as group:
+    with launch.start(lose_worker1, 2, (str(note),)) as group:
         deadline = time.monotonic() + 60
         while not note.exists():
-            assert time.monotonic() < deadline, "the worker never got ready"
+            assert time.monotonic() < deadline, "the worker did not become ready"
         group.kill("worker1")
         total, slabs, counted = group.join(60)[0]
     assert total == 2.0 * MB

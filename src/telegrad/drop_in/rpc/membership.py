@@ -45,7 +45,7 @@ def join_open_group(
     """Join as worker `name`, and return when every member knows of it."""
 
     def prepare_open(agent: Agent) -> None:
-        agent.peers.open = True
+        agent.peers.allow_join = True
         prepare(agent)
 
     with take_turn(store, name, options.init_timeout):

@@ -1,0 +1,198 @@
+"""Reads frames from the link of a channel, assembles them into messages, and delivers these to the agent."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from telegrad.errors import ProtocolError, is_shortage
+from telegrad.execution.executor import GuaranteedTask
+from telegrad.protocol.session_events import State, Verdict
+from telegrad.transport.base import Link, LinkClosed, Ready
+from telegrad.transport.slabs import SharedMemory
+from telegrad.wire.frames import (
+    ABOUT_SLABS,
+    BULK,
+    BULK_HEAD,
+    CONTROL,
+    MESSAGE,
+    Frame,
+    Kind,
+    Message,
+    lane_of,
+    unpack_goodbye,
+    unpack_sent,
+)
+from telegrad.wire.reassembly import Assembler, Unread
+
+if TYPE_CHECKING:
+    from telegrad.connection.channel import Channel
+
+_log = logging.getLogger("telegrad")
+
+_DELIVER, _GAP = Verdict.DELIVER, Verdict.GAP
+
+
+class Receiver:
+    """The receiving half of a channel. Only the elected reader may call `pump`, so its state needs no lock."""
+
+    def __init__(self, channel: Channel, allocate: Callable[[int], memoryview]) -> None:
+        self._channel = channel
+        self._owner = owner = channel.owner
+        self._session = channel.session
+        self._lock = channel.lock
+        self._resumable = channel.resumable
+        role = "reading an answer of" if channel.outgoing else "called by"
+        self._assembler = Assembler(owner.limits, allocate, f"worker {owner.me.name!r}, {role} worker {channel.peer!r}")
+        self.received = 0
+        """Bytes of messages received, over the link or in shared memory."""
+        self.completions: list[GuaranteedTask] = []
+        """Callbacks of futures whose replies have just been read."""
+        self.inbox: deque[Callable[[], None]] | None = None
+        """Where the reader collects handlers of one-way messages to run them itself. None: the executor runs them."""
+
+    def on_ready(self, ready: int) -> None:
+        """Write and read what the link can take and has. Called by the poller."""
+        link = self._channel.link
+        if link is None:
+            return
+        if ready & Ready.WRITE:
+            link.flush()
+        if ready & Ready.READ:
+            readers = self._channel.readers
+            with self._lock:
+                readers.armed, readers.reported = False, True
+                if readers.reading:
+                    return  # the thread that reads will see the data
+                readers.reading = True
+            try:
+                self.pump()
+            finally:
+                readers.stop_polled_read()
+
+    def pump(self) -> None:
+        """Read what is available on the link and deliver it. Only the elected reader may call this."""
+        channel = self._channel
+        link = channel.link
+        if link is None:
+            return
+        try:
+            for frame in link.receive():
+                self._take(frame)
+        except LinkClosed as error:
+            channel.link_ended(link, str(error))
+        except ProtocolError as error:
+            if self._resumable and self._session.state is State.CONNECTED:  # else the owner reports the lost peer
+                _log.warning("closed the connection with worker %r (%s): %s", channel.peer, link.peer, error)
+            channel.link_ended(link, f"it broke the protocol: {error}")
+        except BaseException as error:
+            if not is_shortage(error):
+                channel.interrupted(link, "receiving", error)
+                raise
+            self._retry_later(error)
+        finally:
+            if self.completions:
+                completions, self.completions = self.completions, []
+                channel.readers.expect_fewer(len(completions))
+                self._owner.executor.submit_all(completions)
+        memory = channel.memory
+        if memory is not None and memory.dead:
+            memory.give_back()
+        if self._resumable:
+            if self._session.ack_urgent:
+                channel.driver.tick()  # on this thread: a hand-over in the middle of a large message is slow
+            else:
+                channel.driver.schedule()
+
+    def _retry_later(self, error: BaseException) -> None:
+        """Retry after this worker ran out of a resource. The link has kept what it read."""
+        _log.warning("worker %r cannot read from worker %r: %r", self._owner.me.name, self._channel.peer, error)
+        self._owner.executor.pause()
+        # The poller does not report data that has been read from the socket but was not taken.
+        self._owner.executor.timers.at(self._owner.runtime.now(), partial(self.on_ready, Ready.READ))
+
+    def _take(self, frame: Frame) -> None:
+        kind, sequence, ack_control, ack_bulk, body = frame
+        session, memory = self._session, self._channel.memory
+        now = self._owner.runtime.now() if self._resumable else 0.0
+        if memory is not None:
+            if ack_control:
+                memory.came_back(ack_control, ack_bulk)
+            if kind == BULK_HEAD:  # the peer found no room in shared memory
+                memory.give_back(at_least=1)
+        if sequence:
+            failure: Exception | None = None
+            message: Message | None = None
+            try:
+                message = self._assembler.read(frame)
+            except ProtocolError:
+                raise
+            except Exception as error:  # noqa: BLE001 - our failure: the frame still counts, or the next would be a gap
+                failure = error
+            lane = CONTROL if kind == MESSAGE else lane_of(kind)
+            with self._lock:
+                verdict = session.received(lane, sequence, ack_control, ack_bulk, now, len(body))
+            if verdict is _DELIVER:
+                try:
+                    if failure is not None:
+                        raise failure
+                    if message is None:
+                        message = self._assembler.add(frame)
+                        if type(message) is Unread and not message.cut:
+                            self._owner.deliver(self._channel, message)
+                            return
+                    if message is not None:
+                        self.received += len(message.head) + len(message.data) + len(message.region)
+                        self._owner.deliver(self._channel, message)
+                except ProtocolError as error:
+                    # The session counts the frame as received, so the peer would not send it again.
+                    with self._lock:
+                        session.lost(f"it broke the protocol: {error}")
+                    raise
+                except Exception as error:  # noqa: BLE001 - this worker failed, not the peer
+                    self._delivery_failed(frame, message, error)
+            elif verdict is _GAP:
+                raise ProtocolError(f"frame {sequence} of lane {lane} arrived before its predecessors")
+            return
+        if kind in ABOUT_SLABS:
+            if memory is None:
+                raise ProtocolError(f"a frame of kind {kind} about shared memory, which this connection does not have")
+            memory.heard(kind, body)
+            return
+        sent, cause = None, ""
+        if kind == Kind.PING:
+            sent = unpack_sent(body)
+        elif kind == Kind.GOODBYE:
+            sent, cause = unpack_goodbye(body)
+        with self._lock:
+            verdict = session.heard(ack_control, ack_bulk, now, sent)
+            if verdict is _DELIVER and kind == Kind.GOODBYE:
+                session.hear_goodbye()
+        if verdict is _GAP:
+            raise ProtocolError("frames that were sent before this one are missing")
+        if kind == Kind.GOODBYE:
+            self._owner.channel_left(self._channel, cause)
+
+    def _delivery_failed(self, frame: Frame, message: Message | None, error: Exception) -> None:
+        """Report a message that this worker could not process. If that is impossible, give up the session."""
+        channel = self._channel
+        if not self._owner.undelivered(channel, frame, message, error):
+            with self._lock:
+                self._session.lost(f"worker {self._owner.me.name!r} could not take a message of it: {error!r}")
+            if channel.link is not None:
+                channel.link_ended(channel.link, "this worker could not take a message")
+
+    def attach(self, link: Link, memory: SharedMemory | None) -> None:
+        """Prepare to receive from a new link."""
+        link.admit(self._owner.limits, self._place)
+        if memory is not None:
+            self._assembler.borrow = memory.region
+
+    def _place(self, sequence: int, length: int) -> memoryview | None:
+        """Return where the link should put the next chunk, or None if the chunk is a duplicate."""
+        if sequence != self._session.received_up_to()[BULK] + 1:
+            return None
+        return self._assembler.place(length)

@@ -1,0 +1,135 @@
+"""A channel with a scripted link and an agent that records what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from telegrad.connection.channel import Channel
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.execution.timers import Timer
+from telegrad.protocol.limits import SessionSettings
+from telegrad.wire.frames import Frame, Limits, Message
+
+
+class FakeLink:
+    """A link that yields `incoming` (an exception is raised) and records what is sent as (kind, body, sequence)."""
+
+    shares_memory = False
+    peer = "a test"
+
+    def __init__(self) -> None:
+        self.incoming: list[Frame | BaseException] = []
+        self.sent: list[tuple[int, bytes, int]] = []
+        self.closed = False
+        self.owner: Any = None
+
+    def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
+        """Accept the limits of an authenticated peer."""
+
+    def receive(self) -> Iterator[Frame]:
+        """Yield the scripted frames."""
+        while self.incoming:
+            item = self.incoming.pop(0)
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def send(self, kind: int, body: Any, sequence: int, ack_control: int, ack_bulk: int) -> None:
+        """Record a frame."""
+        self.sent.append((int(kind), bytes(body), sequence))
+
+    def flush(self) -> None:
+        """Do nothing: everything was sent."""
+
+    def close(self) -> None:
+        """Record the end."""
+        self.closed = True
+
+
+class FakeAgent:
+    """Stands for the agent, its runtime, poller, executor and timers. Time is moved by the test."""
+
+    def __init__(self) -> None:
+        self.me = WorkerRecord("a", 0, 1, ())
+        self.runtime: Any = self
+        self.poller: Any = self
+        self.executor: Any = self
+        self.timers: Any = self
+        self.limits = Limits()
+        self.slabs: Any = None
+        self.time = 0.0
+        self.set_timers: list[Timer] = []
+        self.events: list[tuple[Any, ...]] = []
+        """What the channel reported: ("delivered", head), ("lost", reason), ("left", cause), ("reconnect",), ..."""
+        self.fail_delivery: Exception | None = None
+        self.can_report = False
+
+    # The runtime, the poller, the executor and its timers.
+
+    def now(self) -> float:
+        return self.time
+
+    def add(self, link: object, *, read: bool, once: bool) -> None:
+        pass
+
+    def arm(self, link: object, *, read: bool) -> None:
+        pass
+
+    def at(self, when: float, action: Callable[[], object]) -> Timer:
+        self.set_timers.append(Timer(when, action))
+        return self.set_timers[-1]
+
+    def cancel(self, timer: Timer) -> None:
+        timer.action = None
+
+    def pause(self) -> None:
+        self.events.append(("paused",))
+
+    def submit_all(self, tasks: list[Callable[[], object]]) -> None:
+        for task in tasks:
+            task()
+
+    def advance(self, seconds: float) -> None:
+        """Move time, and run the timers that become due."""
+        self.time += seconds
+        for timer in list(self.set_timers):
+            if timer.action is not None and timer.when <= self.time:
+                action, timer.action = timer.action, None
+                action()
+
+    # The agent.
+
+    def deliver(self, channel: Channel, message: Message) -> None:
+        if self.fail_delivery is not None:
+            raise self.fail_delivery
+        self.events.append(("delivered", bytes(message.head)))
+
+    def undelivered(self, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
+        self.events.append(("undelivered", cause))
+        return self.can_report
+
+    def channel_lost(self, channel: Channel, reason: str) -> None:
+        self.events.append(("lost", reason))
+
+    def channel_left(self, channel: Channel, cause: str) -> None:
+        self.events.append(("left", cause))
+
+    def reconnect(self, channel: Channel) -> None:
+        self.events.append(("reconnect",))
+
+
+def connected_channel(agent: FakeAgent, link: FakeLink, *, resumable: bool = False) -> Channel:
+    """Return an outgoing channel to worker "b" that is connected through `link`."""
+    channel = Channel(
+        agent,
+        WorkerRecord("b", 1, 2, ()),
+        outgoing=True,
+        resumable=resumable,
+        session_id=7,
+        settings=SessionSettings(),
+        allocate=lambda size: memoryview(bytearray(size)),
+    )
+    attached: Any = link
+    channel.attach(attached, (0, 0))
+    return channel
