@@ -75,13 +75,13 @@ def test_a_call_counts_as_under_way_until_its_answer_has_left(monkeypatch: pytes
     """Or a worker that leaves when all is quiet would keep the answer to itself."""
     with local_group(["a", "b"]) as group:
         b = group["b"]
-        pack, seen = b.server._pack_reply, []
+        pack, seen = b.pipeline.pack, []
 
         def look_and_pack(*args: Any) -> Any:
             seen.append(b.activity())
             return pack(*args)
 
-        monkeypatch.setattr(b.server, "_pack_reply", look_and_pack)
+        monkeypatch.setattr(b.pipeline, "pack", look_and_pack)
         assert group["a"].call("b", abs, (-1,)) == 1
         assert [len(activity) for activity in seen] == [1]
         deadline = time.monotonic() + 20

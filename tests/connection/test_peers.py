@@ -10,7 +10,7 @@ import pytest
 from tests.support.channels import FakeAgent, FakeLink, connected_channel
 
 from telegrad.connection.handshake import NONCE_SIZE, Rejected
-from telegrad.connection.peers import Peer, Peers
+from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import UnknownWorker
 from telegrad.settings import AgentSettings
@@ -31,8 +31,11 @@ class PeersAgent(FakeAgent):
         self.settings = AgentSettings()
         self.buffers: Any = SimpleNamespace(take=lambda size: memoryview(bytearray(size)))
 
-    def peer_lost(self, peer: Peer, reason: str) -> None:
-        self.events.append(("peer lost", peer.record.incarnation, reason))
+    def observe(self, peers: Peers) -> None:
+        """Record the workers that are declared lost."""
+        peers.losses.observe(
+            lambda peer, channels, reason: self.events.append(("peer lost", peer.record.incarnation, reason))
+        )
 
 
 @pytest.fixture
@@ -42,8 +45,10 @@ def agent() -> PeersAgent:
 
 @pytest.fixture
 def peers(agent: PeersAgent) -> Peers:
-    peers = Peers(agent, [])
+    local: Any = agent
+    peers = Peers(local, [])
     peers.set_group([B, A])
+    agent.observe(peers)
     return peers
 
 

@@ -37,7 +37,7 @@ class FakeChannel:
 
     def __init__(self, *, resumable: bool = False, outgoing: bool = True) -> None:
         self.armed: list[bool] = []
-        self.owner: Any = SimpleNamespace(runtime=RealRuntime(), poller=self)
+        self.local: Any = SimpleNamespace(runtime=RealRuntime(), poller=self)
         self.lock = threading.Lock()
         self.outgoing = outgoing
         self.resumable = resumable

@@ -12,7 +12,8 @@ import pytest
 from support.paths import SOURCES
 from telegrad import launch, rpc
 from telegrad.agent.agent import Agent
-from telegrad.calls.exit_cause import cause_of, shortened
+from telegrad.calls.exit_cause import cause_of
+from telegrad.connection.goodbye import shortened
 from telegrad.errors import WorkerLost
 from telegrad.testing.group import local_group
 

@@ -48,7 +48,7 @@ class FakeLink:
 
 
 class FakeAgent:
-    """Stands for the agent, its runtime, poller, executor and timers. Time is moved by the test."""
+    """Stands for the local worker with its runtime, poller and executor, and for the peers. The test moves the time."""
 
     def __init__(self) -> None:
         self.me = WorkerRecord("a", 0, 1, ())
@@ -56,6 +56,10 @@ class FakeAgent:
         self.poller: Any = self
         self.executor: Any = self
         self.timers: Any = self
+        self.losses: Any = self
+        self.name = self.me.name
+        self.closed = ""
+        self.leaving = False
         self.limits = Limits()
         self.slabs: Any = None
         self.time = 0.0
@@ -121,8 +125,11 @@ class FakeAgent:
 
 def connected_channel(agent: FakeAgent, link: FakeLink, *, resumable: bool = False) -> Channel:
     """Return an outgoing channel to worker "b" that is connected through `link`."""
+    local: Any = agent
+    peers: Any = agent
     channel = Channel(
-        agent,
+        local,
+        peers,
         WorkerRecord("b", 1, 2, ()),
         outgoing=True,
         resumable=resumable,

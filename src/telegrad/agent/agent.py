@@ -16,21 +16,14 @@ from telegrad.calls.call import Call
 from telegrad.calls.client import Client
 from telegrad.calls.collectives import SERVICE, Collectives
 from telegrad.calls.dispatch import Dispatcher
-from telegrad.calls.exit_cause import shortened
 from telegrad.calls.oneway import Handler, OneWay
 from telegrad.calls.pipeline import Pipeline
 from telegrad.calls.server import Server
 from telegrad.calls.undelivered import Undeliverable
 from telegrad.connection.accept import PendingConnections
-from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.connection.peers import Peer, Peers
+from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
-from telegrad.errors import (
-    AuthenticationError,
-    ProtocolError,
-    WorkerLost,
-)
 from telegrad.execution.event_loop import EventLoop
 from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
@@ -43,8 +36,6 @@ if TYPE_CHECKING:
     from telegrad.rref.manager import RRefManager
 
 _log = logging.getLogger("telegrad")
-
-_DYING = 1.0  # seconds in which a killed process is gone for good
 
 
 class Agent:
@@ -73,17 +64,18 @@ class Agent:
         self.executor = Executor(runtime, poller, self._poll, name=name, max_running=settings.running)
         self.local = local = LocalWorker(name, settings, runtime, poller, self.executor, token)
         self.settings, self.runtime, self.poller = settings, runtime, poller
-        self.limits, self.buffers, self.slabs, self.token = local.limits, local.buffers, local.slabs, token
-        self.peers = Peers(self, [transport for transport, _ in transports])
-        self.pending = PendingConnections(self, self.peers)
+        self.peers = Peers(local, [transport for transport, _ in transports])
+        self.pending = PendingConnections(local, self.peers)
         self.pipeline = Pipeline()
         self.client = Client(local, self.peers, self.pipeline)
         self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor))
         self.oneway = OneWay(local, self.peers, self.pipeline)
-        self.dispatcher = Dispatcher(self.client.completion, self.server, self.oneway)
-        self.deliver = self.dispatcher.deliver
-        self.undelivered = Undeliverable(local, self.client.completion, self.server, self.deliver).report
+        dispatcher = Dispatcher(self.client.completion, self.server, self.oneway)
+        self.peers.deliver = dispatcher.deliver
+        self.peers.undelivered = Undeliverable(local, self.client.completion, self.server, dispatcher.deliver).report
         self.collectives = Collectives(local, self.peers, self.call)
+        self.peers.losses.observe(dispatcher.peer_lost)
+        self.peers.losses.observe(self.collectives.peer_lost)
         self.register(SERVICE[1:], self.collectives.arrive, deferred=True)
         self.autograd: Autograd
         """Distributed autograd, once `telegrad.bootstrap` has added it."""
@@ -91,7 +83,7 @@ class Agent:
         """The references of this agent, once `telegrad.bootstrap` has added them."""
         self.listeners: list[Listener] = []
         self.shutdown_protocol = Shutdown(self)
-        self._on_lost: list[Callable[[WorkerRecord, str], None]] = []
+        self.peers.losses.on_goodbye = self.shutdown_protocol.heard
         try:
             for transport, address in transports:
                 self.listeners.append(transport.listen(address))
@@ -203,67 +195,7 @@ class Agent:
 
     def on_lost(self, callback: Callable[[WorkerRecord, str], None]) -> None:
         """Call `callback` with every worker that is lost, and the reason."""
-        self._on_lost.append(callback)
-
-    def channel_lost(self, channel: Channel, reason: str) -> None:
-        """A session ended."""
-        peer = self.peers.of(channel)
-        if peer is not None:
-            self.peer_lost(peer, reason)
-        else:
-            channel.close(reason)
-
-    def channel_left(self, channel: Channel, cause: str) -> None:
-        """A worker said goodbye; `cause` says which error ended it, if one did."""
-        if cause:
-            cause = shortened(cause)
-            self.shutdown_protocol.heard(channel.peer, cause)
-        peer = self.peers.of(channel)
-        # On the channel on which it called us, a goodbye says nothing of the answers that it still owes: they come,
-        # if they come, on the other one, before the goodbye there.
-        if peer is not None and (channel.outgoing or peer.outgoing is None):
-            self.peer_lost(peer, f"it ended {cause}" if cause else "it has shut down", left=True)
-
-    def peer_lost(self, peer: Peer, reason: str, *, left: bool = False) -> None:
-        """A worker is gone: nothing that needs it may wait any longer."""
-        with peer.lock:
-            if peer.gone:
-                return
-            peer.gone, peer.left = reason, left
-            if not left:  # a process that is killed may lose its connections before the socket that it listens at
-                peer.dying_until = self.runtime.now() + _DYING
-            channels = peer.channels()
-            if peer.opening is not None:
-                peer.opening.set()
-        name = peer.record.name
-        # Whoever is leaving may find others gone before it: that is how a group ends.
-        if not left and not self.closed and not self.shutdown_protocol.begun:
-            _log.warning("worker %r lost worker %r: %s", self.me.name, name, reason)
-        for channel in channels:
-            channel.close(reason)
-        self.dispatcher.peer_lost(peer, channels, reason)
-        if not left and not self.peers.remove_traces(peer.record):
-            self.executor.timers.at(peer.dying_until, lambda: self.peers.remove_traces(peer.record))
-        self.collectives.peer_gone(peer)
-        for callback in self._on_lost:
-            callback(peer.record, reason)
-
-    def reconnect(self, channel: Channel) -> None:
-        """Open a new link for a channel, on a runner."""
-
-        def attempt() -> None:
-            peer = self.peers.of(channel)
-            if peer is None or peer.gone or self.closed:
-                return
-            try:
-                self.peers.connector.connect(channel, peer)
-            except (AuthenticationError, WorkerLost, ProtocolError) as error:
-                self.peer_lost(peer, str(error))
-            except Exception as error:  # noqa: BLE001 - a shortage or a fault of ours: the session tries again
-                _log.warning("worker %r cannot reconnect to worker %r: %s", self.me.name, channel.peer, error)
-                channel.connect_failed(str(error), refused=False)
-
-        self.executor.submit(attempt, urgent=True)
+        self.peers.losses.observe(lambda peer, channels, reason: callback(peer.record, reason))
 
     @property
     def closed(self) -> str:

@@ -77,7 +77,7 @@ class Shutdown:
     @property
     def begun(self) -> bool:
         """Whether this worker is leaving."""
-        return self._closing is not None
+        return self._local.leaving
 
     def activity(self) -> list[str]:
         """Describe the calls in flight, made and served, for error messages."""
@@ -102,6 +102,7 @@ class Shutdown:
             closing = self._closing
             if closing is None:
                 self._closing = self._agent.runtime.event()
+                self._local.leaving = True
         if closing is not None:
             closing.wait(None)
             return
@@ -185,7 +186,7 @@ class Shutdown:
         finally:
             agent.pending.close()
             for peer in agent.peers.all():
-                agent.peer_lost(peer, "this worker has shut down", left=True)
+                agent.peers.losses.peer_lost(peer, "this worker has shut down", left=True)
             agent.server.close()
             references = getattr(agent, "references", None)
             if references is not None:

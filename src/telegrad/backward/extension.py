@@ -57,8 +57,6 @@ class AutogradExtension(Extension):
             tensors = []
             for index, value in enumerate(encoded.attachments):
                 if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves:
-                    if value.is_nested:  # cannot be sent, as the next stage says
-                        continue
                     if value._base is not None and value.grad_fn is None and not has_edge(value):
                         continue
                     indices.append(index)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
 from telegrad.errors import DeadlineExceeded, TelegradError, WorkerLost
@@ -96,7 +97,7 @@ class Collectives:
             collective.answers[name] = answer
         self._look(key)
 
-    def peer_gone(self, peer: Peer) -> None:
+    def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the collectives that wait for a worker which is gone."""
         with self._lock:
             keys = list(self._pending)

@@ -8,10 +8,8 @@ import traceback
 from collections.abc import Iterator
 
 from telegrad.calls.exceptions import text_of
+from telegrad.connection.goodbye import shortened
 from telegrad.errors import WorkerLost
-
-MOST = 600
-"""The maximum length of a cause, in characters."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -41,12 +39,6 @@ def cause_of(error: BaseException | None, first: str = "") -> str:
     text = shortened(text_of(error).partition("\n")[0])
     where = _place_of(error)
     return f"with {type(error).__name__}{': ' if text else ''}{text}{f' ({where})' if where else ''}"
-
-
-def shortened(text: str, most: int = MOST) -> str:
-    """Return the text as one printable line of limited length."""
-    line = text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
-    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

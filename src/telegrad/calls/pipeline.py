@@ -71,8 +71,12 @@ class Pipeline:
             return pack(encode_head(head), encoded.data, layout, channel.room), None
         message = OutgoingMessage(channel.worker, encoded, context, is_request)
         try:
-            for extension in concerned:
-                extension.outgoing(message)
+            try:
+                for extension in concerned:
+                    extension.outgoing(message)
+            except Exception:
+                lay_out(encoded.attachments)  # what cannot be sent cannot be recorded either, and this says why
+                raise
             layout = lay_out(encoded.attachments) if encoded.attachments else None
             head = make_head(() if layout is None else layout.descriptors, message.autograd, message.forks, *rest)
             return pack(encode_head(head), encoded.data, layout, channel.room), message

@@ -11,19 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 from functools import partial
-from typing import Protocol
 
-from telegrad.connection.channel import Channel
 from telegrad.connection.connector import send_greeting
 from telegrad.connection.handshake import NONCE_SIZE, Acceptor, Rejected
+from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
-from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, ProtocolError, UnknownWorker, is_shortage
-from telegrad.execution.executor import Executor
 from telegrad.execution.timers import RETRY_DELAY
-from telegrad.settings import AgentSettings
-from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Ready
-from telegrad.waiting import Runtime
+from telegrad.transport.base import Link, LinkClosed, Listener, Ready
 from telegrad.wire.messages import decode_greeting
 
 _log = logging.getLogger("telegrad")
@@ -33,25 +28,11 @@ _MIN_HANDSHAKE_TIME = 1.0  # seconds that a connection has before it may be evic
 _SHORTAGE_PAUSE = 1.0  # seconds without accepting after the process ran out of file descriptors
 
 
-class AcceptOwner(Protocol):
-    """The agent, as this module uses it."""
-
-    me: WorkerRecord
-    token: bytes | None
-    settings: AgentSettings
-    runtime: Runtime
-    executor: Executor
-    poller: Poller
-
-    def channel_lost(self, channel: Channel, reason: str) -> None:
-        """Handle the end of a session: the peer is lost."""
-
-
 class PendingConnections:
     """The incoming connections that are in their handshake."""
 
-    def __init__(self, owner: AcceptOwner, peers: Peers) -> None:
-        self._owner = owner
+    def __init__(self, local: LocalWorker, peers: Peers) -> None:
+        self._local = local
         self._peers = peers
         self._lock = threading.Lock()  # protects the three below
         self._pending: dict[PendingConnection, None] = {}  # oldest first
@@ -61,14 +42,14 @@ class PendingConnections:
     def watch(self, listener: Listener) -> None:
         """Accept connections on `listener` from now on."""
         listener.owner = _ListenerHandler(self, listener)
-        self._owner.poller.add(listener, read=True)
+        self._local.poller.add(listener, read=True)
 
     def accept(self, listener: Listener) -> None:
         """Accept the connections in the backlog of `listener`, and start their handshakes."""
         while True:
             oldest = self._oldest_if_full()
             if oldest is not None:
-                age = self._owner.runtime.now() - oldest.accepted_at
+                age = self._local.runtime.now() - oldest.accepted_at
                 if age < _MIN_HANDSHAKE_TIME:
                     self._pause(listener, _MIN_HANDSHAKE_TIME - age)
                     return
@@ -78,7 +59,7 @@ class PendingConnections:
                 _log.warning(
                     "worker %r accepts no connections for %g s: %s. Each connection takes a file descriptor: raise the "
                     "limit of open files (ulimit -n)",
-                    *(self._owner.me.name, _SHORTAGE_PAUSE, error),
+                    *(self._local.me.name, _SHORTAGE_PAUSE, error),
                 )
                 self._pause(listener, _SHORTAGE_PAUSE)
                 return
@@ -87,9 +68,9 @@ class PendingConnections:
             if oldest is not None:
                 oldest.evict()
             try:
-                connection = PendingConnection(self, self._owner, self._peers, link)
+                connection = PendingConnection(self, self._local, self._peers, link)
             except Exception as error:  # noqa: BLE001 - this worker lacks a resource; the peer may retry
-                _log.warning("worker %r cannot accept a connection from %s: %s", self._owner.me.name, link.peer, error)
+                _log.warning("worker %r cannot accept a connection from %s: %s", self._local.me.name, link.peer, error)
                 link.close()
                 self._pause(listener, _SHORTAGE_PAUSE)
                 return
@@ -105,17 +86,17 @@ class PendingConnections:
 
     def _pause(self, listener: Listener, seconds: float) -> None:
         # The timer comes first: if it cannot be set, the listener must not be paused for ever.
-        self._owner.executor.timers.at(self._owner.runtime.now() + seconds, partial(self._resume, listener))
+        self._local.executor.timers.at(self._local.runtime.now() + seconds, partial(self._resume, listener))
         with self._lock:
             self._paused.append(listener)
-        self._owner.poller.arm(listener, read=False)
+        self._local.poller.arm(listener, read=False)
 
     def _resume(self, listener: Listener) -> None:
         with self._lock:
             if listener not in self._paused or self._closed:
                 return
             self._paused.remove(listener)
-        self._owner.poller.arm(listener, read=True)
+        self._local.poller.arm(listener, read=True)
 
     def discard(self, connection: PendingConnection) -> None:
         """Forget a connection whose handshake is over, and resume accepting if that makes room."""
@@ -158,22 +139,22 @@ class _ListenerHandler:
 class PendingConnection:
     """An incoming connection, until its handshake is over."""
 
-    def __init__(self, connections: PendingConnections, owner: AcceptOwner, peers: Peers, link: Link) -> None:
+    def __init__(self, connections: PendingConnections, local: LocalWorker, peers: Peers, link: Link) -> None:
         self._connections = connections
-        self._owner = owner
+        self._local = local
         self._peers = peers
         self.link = link
-        self.accepted_at = owner.runtime.now()
+        self.accepted_at = local.runtime.now()
         self._acceptor = Acceptor(
-            owner.me,
-            owner.token,
-            owner.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
+            local.me,
+            local.token,
+            local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
             check=lambda hello: peers.check(hello, link),
             resume=lambda hello, proof: peers.resume(link, hello, proof),
         )
         link.owner = self
-        owner.poller.add(link, read=True)
-        self._timer = owner.executor.timers.at(self.accepted_at + owner.settings.connect_timeout, self._timed_out)
+        local.poller.add(link, read=True)
+        self._timer = local.executor.timers.at(self.accepted_at + local.settings.connect_timeout, self._timed_out)
 
     def on_ready(self, ready: int) -> None:
         """Continue the handshake. Called by the poller."""
@@ -196,8 +177,8 @@ class PendingConnection:
             self._refuse(str(error))
         except Exception as error:  # noqa: BLE001 - this worker failed, not the peer
             if is_shortage(error) and self._acceptor.proof is None:  # nothing was read yet, so retry
-                retry_at = self._owner.runtime.now() + RETRY_DELAY
-                self._owner.executor.timers.at(retry_at, partial(self.on_ready, Ready.READ))
+                retry_at = self._local.runtime.now() + RETRY_DELAY
+                self._local.executor.timers.at(retry_at, partial(self.on_ready, Ready.READ))
             else:  # the peer sees the connection end and retries
                 self._refuse(f"this worker failed: {error!r}")
 
@@ -217,7 +198,7 @@ class PendingConnection:
             self.link.close()
             with channel.lock:
                 channel.session.lost(str(error))
-            self._owner.channel_lost(channel, str(error))
+            self._peers.losses.channel_lost(channel, str(error))
             return
         except BaseException:
             self.link.close()
@@ -227,15 +208,15 @@ class PendingConnection:
     def _refuse(self, reason: str) -> None:
         peer = f"worker {self._acceptor.hello.name!r}" if self._acceptor.hello is not None else "an unknown peer"
         _log.warning(
-            "worker %r refused a connection from %s (%s): %s", self._owner.me.name, peer, self.link.peer, reason
+            "worker %r refused a connection from %s (%s): %s", self._local.me.name, peer, self.link.peer, reason
         )
         self.close()
 
     def _timed_out(self) -> None:
-        self._refuse(f"no proof within {self._owner.settings.connect_timeout:g} s")
+        self._refuse(f"no proof within {self._local.settings.connect_timeout:g} s")
 
     def _finish(self) -> None:
-        self._owner.executor.timers.cancel(self._timer)
+        self._local.executor.timers.cancel(self._timer)
         self._connections.discard(self)
 
     def evict(self) -> None:

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from telegrad.connection.channel_owner import ChannelOwner
 from telegrad.connection.credit_window import CreditWindow
+from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.reader_election import ReaderElection
 from telegrad.connection.receiver import Receiver
 from telegrad.connection.session_driver import SessionDriver
@@ -31,6 +31,7 @@ from telegrad.wire.frames import CONTROL, MAX_CAUSE, MESSAGE, Kind, Loan, Outgoi
 
 if TYPE_CHECKING:
     from telegrad.calls.call import Call
+    from telegrad.connection.peers import Peers
 
 _log = logging.getLogger("telegrad")
 
@@ -42,7 +43,8 @@ class Channel:
 
     def __init__(
         self,
-        owner: ChannelOwner,
+        local: LocalWorker,
+        peers: Peers,
         worker: WorkerRecord,
         *,
         outgoing: bool,
@@ -51,7 +53,8 @@ class Channel:
         settings: SessionSettings,
         allocate: Callable[[int], memoryview],
     ) -> None:
-        self.owner = owner
+        self.local = local
+        self.peers = peers
         self.worker = worker
         """The peer, in the incarnation with which the session began."""
         self.peer = worker.name
@@ -73,7 +76,7 @@ class Channel:
             resumable=resumable,
             initiator=outgoing,
             settings=settings,
-            now=owner.runtime.now(),
+            now=local.runtime.now(),
             worker=self.peer,
         )
         self.credits = Credits(settings, f"worker {self.peer!r}")
@@ -147,10 +150,10 @@ class Channel:
 
     def attach(self, link: Link, peer_received: tuple[int, int]) -> None:
         """Continue the session over `link`, whose handshake is done."""
-        memory = SharedMemory(self.owner.slabs, link) if link.shares_memory else None
+        memory = SharedMemory(self.local.slabs, link) if link.shares_memory else None
         self.receiver.attach(link, memory)
         with self.lock:
-            unacknowledged = self.session.connected(peer_received, self.owner.runtime.now())
+            unacknowledged = self.session.connected(peer_received, self.local.runtime.now())
             self.link, self.memory = link, memory
             link.owner = self.receiver
             for _, sequence, frame in unacknowledged:
@@ -163,7 +166,7 @@ class Channel:
         """Give up the current link because the peer opens a new one, and return what has been received."""
         with self.lock:
             link, self.link = self.link, None
-            effects = self.session.disconnected(reason, self.owner.runtime.now()) if link is not None else []
+            effects = self.session.disconnected(reason, self.local.runtime.now()) if link is not None else []
             received = self.session.received_up_to()
         if link is not None:
             self._close(link)
@@ -179,12 +182,12 @@ class Channel:
             if ended:
                 self.link = None
                 self.readers.armed = False
-                effects = self.session.disconnected(reason, self.owner.runtime.now())
+                effects = self.session.disconnected(reason, self.local.runtime.now())
                 lost = self.session.lost_reason
         if lost is not None:
             # Before the link is closed: the peer then closes the connection on which it calls us, and the end of that
             # one would be reported as the cause.
-            self.owner.channel_lost(self, lost)
+            self.peers.losses.channel_lost(self, lost)
         self._close(link)
         if ended:
             self.driver.apply([effect for effect in effects if not isinstance(effect, Lost)])
@@ -223,7 +226,7 @@ class Channel:
     def connect_failed(self, reason: str, *, refused: bool) -> None:
         """Handle a failed attempt to open a link."""
         with self.lock:
-            now = self.owner.runtime.now()
+            now = self.local.runtime.now()
             effects = self.session.refused(reason, now) if refused else self.session.disconnected(reason, now)
         self.driver.apply(effects)
         self.driver.schedule()
@@ -233,7 +236,7 @@ class Channel:
     def say_goodbye(self, cause: str) -> None:
         """Tell the peer that nothing more will be sent. `cause` is the error that ends this worker, if one does."""
         with self.lock:
-            if self.session.say_goodbye(self.owner.runtime.now()) and self.link is not None:
+            if self.session.say_goodbye(self.local.runtime.now()) and self.link is not None:
                 body = pack_sent(*self.session.sent_up_to()) + cause.encode(errors="replace")[:MAX_CAUSE]
                 self.link.send(Kind.GOODBYE, body, 0, *self.session.acks())
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from telegrad.connection.channel import Channel
-from telegrad.connection.channel_owner import ChannelOwner
 from telegrad.connection.handshake import NONCE_SIZE, Opener, Rejected
+from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import (
     DeadlineExceeded,
@@ -21,9 +21,7 @@ from telegrad.errors import (
 )
 from telegrad.interrupts import shielded
 from telegrad.protocol.session_events import State
-from telegrad.settings import AgentSettings
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
-from telegrad.transport.buffers import BufferPool
 from telegrad.wire.frames import Frame, Kind
 from telegrad.wire.messages import Greeting, decode_greeting
 
@@ -33,23 +31,11 @@ if TYPE_CHECKING:
 _RETRY_DELAY = 0.1  # seconds between two attempts to connect if the session does not say when the next is due
 
 
-class PeersOwner(ChannelOwner, Protocol):
-    """The agent, as `Peers` and `Connector` use it."""
-
-    me: WorkerRecord
-    token: bytes | None
-    settings: AgentSettings
-    buffers: BufferPool
-
-    def peer_lost(self, peer: Peer, reason: str) -> None:
-        """Handle the loss of a worker."""
-
-
 class Connector:
     """Opens links to peers, performs the handshake, and attaches the links to channels."""
 
-    def __init__(self, owner: PeersOwner, peers: Peers, transports: Mapping[str, Transport]) -> None:
-        self._owner = owner
+    def __init__(self, local: LocalWorker, peers: Peers, transports: Mapping[str, Transport]) -> None:
+        self._local = local
         self._peers = peers
         self._transports = transports  # by scheme
         self.connecting: list[Link] = []
@@ -68,28 +54,29 @@ class Connector:
                     continue
                 opening = peer.opening
                 if opening is None:
-                    peer.opening = self._owner.runtime.event()
+                    peer.opening = self._local.runtime.event()
             if opening is None:
                 return self._open_channel(peer, deadline)
-            if not self._owner.executor.wait(opening, deadline):
+            if not self._local.executor.wait(opening, deadline):
                 raise self._deadline_exceeded(peer)
 
     def _open_channel(self, peer: Peer, deadline: float | None) -> Channel:
-        owner = self._owner
+        local = self._local
         channel: Channel | None = None
         try:
             transport, _ = self._route_to(peer.record)
             channel = self._peers.make_channel(
-                owner,
+                local,
+                self._peers,
                 peer.record,
                 outgoing=True,
                 resumable=transport.resumable,
-                session_id=owner.runtime.random_bits(63),
-                settings=owner.settings.session,
-                allocate=owner.buffers.take,
+                session_id=local.runtime.random_bits(63),
+                settings=local.settings.session,
+                allocate=local.buffers.take,
             )
             while True:
-                now = owner.runtime.now()
+                now = local.runtime.now()
                 if deadline is not None and now >= deadline:
                     raise self._deadline_exceeded(peer)
                 if peer.gone:
@@ -104,10 +91,10 @@ class Connector:
                 with channel.lock:
                     due = channel.session.next_tick()
                 pause = now + _RETRY_DELAY if due is None else due
-                owner.executor.wait(owner.runtime.event(), pause if deadline is None else min(pause, deadline))
+                local.executor.wait(local.runtime.event(), pause if deadline is None else min(pause, deadline))
             return channel
         except WorkerLost as error:
-            owner.peer_lost(peer, str(error))
+            self._peers.losses.peer_lost(peer, str(error))
             raise
         finally:
             with peer.lock:
@@ -124,10 +111,10 @@ class Connector:
 
         Raises if the peer refuses the handshake, because retrying would not help.
         """
-        owner = self._owner
+        local = self._local
         transport, address = self._route_to(peer.record)
-        deadline = owner.runtime.now() + owner.settings.connect_timeout
-        owner.executor.block()
+        deadline = local.runtime.now() + local.settings.connect_timeout
+        local.executor.block()
         try:
             link = transport.connect(address, deadline)
         except ConnectionRefusedError as error:
@@ -141,12 +128,12 @@ class Connector:
             channel.connect_failed(f"{address} cannot be reached ({error})", refused=False)
             return False
         finally:
-            owner.executor.unblock()
+            local.executor.unblock()
         self.connecting.append(link)
         try:
             # What the system may refuse comes first: a peer that admitted us and then sees the connection end would
             # take this worker for dead.
-            owner.poller.add(link, read=False, once=True)
+            local.poller.add(link, read=False, once=True)
             handshake = self._handshake if link.resumable else self._shielded_handshake
             received = handshake(link, channel, peer, deadline, fresh)
             channel.attach(link, received)
@@ -175,21 +162,21 @@ class Connector:
 
     def _handshake(self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool) -> tuple[int, int]:
         """Authenticate `link`, and return what the peer has received of the session."""
-        owner = self._owner
+        local = self._local
         opener = Opener(
-            owner.me,
+            local.me,
             peer.record,
-            owner.token,
-            owner.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
+            local.token,
+            local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
             session=channel.session_id,
             received=channel.session.received_up_to(),
             fresh=fresh,
         )
         send_greeting(link, opener.start())
         while True:
-            ready = owner.executor.wait_for_link(link, deadline)
-            if owner.runtime.now() >= deadline and not ready & Ready.READ:
-                raise TimeoutError(f"no response within {owner.settings.connect_timeout:g} s")
+            ready = local.executor.wait_for_link(link, deadline)
+            if local.runtime.now() >= deadline and not ready & Ready.READ:
+                raise TimeoutError(f"no response within {local.settings.connect_timeout:g} s")
             try:
                 for frame in link.receive():
                     received = self._advance(link, opener, frame)
@@ -197,9 +184,9 @@ class Connector:
                         return received
             except Exception as error:
                 # Nothing was read, so retry. The peer may have admitted us, and would take this worker for dead.
-                if not is_shortage(error) or owner.runtime.now() >= deadline:
+                if not is_shortage(error) or local.runtime.now() >= deadline:
                     raise
-                owner.executor.pause()
+                local.executor.pause()
 
     def _advance(self, link: Link, opener: Opener, frame: Frame) -> tuple[int, int] | None:
         try:
@@ -214,7 +201,7 @@ class Connector:
 
     def _route_to(self, record: WorkerRecord) -> tuple[Transport, str]:
         """Return the best transport and address that both workers have."""
-        own_host = self._owner.me.host
+        own_host = self._local.me.host
         for address in record.addresses:
             scheme = address.partition("://")[0]
             transport = self._transports.get(scheme)
@@ -228,7 +215,7 @@ class Connector:
 
     def _exhausted(self, peer: Peer, error: BaseException) -> ResourceExhausted:
         return ResourceExhausted(
-            f"worker {self._owner.me.name!r} lacks a resource to connect to worker {peer.record.name!r}: {error}. Free "
+            f"worker {self._local.me.name!r} lacks a resource to connect to worker {peer.record.name!r}: {error}. Free "
             "some, or raise its limit (ulimit -n for files): the next call connects again",
             worker=peer.record.name,
         )

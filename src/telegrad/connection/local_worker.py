@@ -38,5 +38,7 @@ class LocalWorker:
         """Set once the listeners have their addresses."""
         self.closed = ""
         """Why the agent cannot be used; empty while it can."""
+        self.leaving = False
+        """Whether the agent is shutting down."""
         self.on_idle: Callable[[], None] | None = None
         """Called when a call has ended, while a shutdown waits for that."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from telegrad.connection.channel import Channel
-from telegrad.connection.connector import Connector, PeersOwner
+from telegrad.connection.connector import Connector
 from telegrad.connection.handshake import Rejected
+from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.losses import Losses
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
 from telegrad.errors import UnknownWorker
 from telegrad.transport.base import Link, Transport
 from telegrad.waiting import Event
+from telegrad.wire.frames import Frame, Message
 from telegrad.wire.messages import Hello, Proof
 
 
@@ -46,14 +49,19 @@ class Peer:
 class Peers:
     """The workers of the group, by name and id."""
 
-    def __init__(self, owner: PeersOwner, transports: Iterable[Transport]) -> None:
-        self._owner = owner
+    def __init__(self, local: LocalWorker, transports: Iterable[Transport]) -> None:
+        self._local = local
         self._transports = {transport.scheme: transport for transport in transports}
         self.make_channel: type[Channel] = Channel
         """Replaced by a subclass where `telegrad.testing.faults` delays or drops messages."""
         self.allow_join = False
         """Whether unknown workers that know the group token may join."""
-        self.connector = Connector(owner, self, self._transports)
+        self.connector = Connector(local, self, self._transports)
+        self.losses = Losses(local, self)
+        self.deliver: Callable[[Channel, Message], None]
+        """Takes the messages that arrive on the channels; set by the agent, as is the next."""
+        self.undelivered: Callable[[Channel, Frame, Message | None, Exception], bool]
+        """Reports a message that this worker cannot take; False if nobody can be told."""
         self._lock = threading.Lock()  # protects the two below
         self._by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}
@@ -120,24 +128,24 @@ class Peers:
                     )
                 return
             if self.allow_join and known is None and hello.id not in self._by_id:
-                host = "" if link.resumable else self._owner.me.host  # only unix sockets are not resumable
+                host = "" if link.resumable else self._local.me.host  # only unix sockets are not resumable
                 self._add(
                     WorkerRecord(hello.name, hello.id, hello.incarnation, hello.addresses, host=host, main=hello.main)
                 )
                 return
             if known is None or known.record.id != hello.id:
                 raise Rejected("name", f"there is no worker {hello.name!r} with id {hello.id} in this group")
-            if hello.name == self._owner.me.name:
+            if hello.name == self._local.me.name:
                 raise Rejected("name", f"worker {hello.name!r} is this worker")
             record = msgspec.structs.replace(
                 known.record, incarnation=hello.incarnation, addresses=hello.addresses, main=hello.main
             )
             self._add(record)
-        self._owner.peer_lost(known, "it was restarted")
+        self.losses.peer_lost(known, "it was restarted")
 
     def resume(self, link: Link, hello: Hello, proof: Proof) -> tuple[int, int]:
         """Return what has been received of the session that an authenticated opener wants to resume or start."""
-        owner = self._owner
+        local = self._local
         peer = self.find(hello.name)
         with peer.lock:
             channel = peer.incoming
@@ -146,13 +154,14 @@ class Peers:
         if not proof.fresh:
             raise Rejected("session", "the session is not known here any more")
         fresh = self.make_channel(
-            owner,
+            local,
+            self,
             peer.record,
             outgoing=False,
             resumable=link.resumable,
             session_id=proof.session,
-            settings=owner.settings.session,
-            allocate=owner.buffers.take,
+            settings=local.settings.session,
+            allocate=local.buffers.take,
         )
         with peer.lock:
             peer.incoming = fresh
@@ -162,7 +171,7 @@ class Peers:
 
     def remove_traces(self, record: WorkerRecord) -> bool:
         """Remove the sockets that a killed worker left on this host. Returns False if it still listens."""
-        if record.host != self._owner.me.host:
+        if record.host != self._local.me.host:
             return True
         gone = True
         for address in record.addresses:

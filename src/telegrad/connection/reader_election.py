@@ -37,7 +37,7 @@ class ReaderElection:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._owner = channel.owner
+        self._local = channel.local
         self._lock = channel.lock
         self._outgoing = channel.outgoing
         self._resumable = channel.resumable
@@ -58,7 +58,7 @@ class ReaderElection:
         with self._lock:
             link = self._channel.link
             if self.reading or link is None:
-                reader.event = self._owner.runtime.event()
+                reader.event = self._local.runtime.event()
                 self._followers.append(reader)
                 return None
             reader.event = None
@@ -67,7 +67,7 @@ class ReaderElection:
             self.idle = False
             if self.armed:
                 self.armed = False
-                self._owner.poller.arm(link, read=False)
+                self._local.poller.arm(link, read=False)
             return link
 
     def stop_leading(self, reader: Reader) -> None:
@@ -105,7 +105,7 @@ class ReaderElection:
             armed = self.unwaited > 0 or self._always_polled or (self._resumable and self.idle)
             if armed is not self.armed or self.reported:
                 self.armed, self.reported = armed, False
-                self._owner.poller.arm(link, read=armed)
+                self._local.poller.arm(link, read=armed)
 
     def expect_fewer(self, count: int) -> None:
         """Note that `count` replies that no thread waited for are no longer due."""
@@ -125,13 +125,13 @@ class ReaderElection:
         link = self._channel.link
         if not self.reading and not self.armed and not self._followers and link is not None:
             self.armed = True
-            self._owner.poller.arm(link, read=True)
+            self._local.poller.arm(link, read=True)
 
     def add_to_poller(self, link: Link) -> None:
         """Register a new link with the poller. Call with the lock held, after the channel took the link."""
         self.armed = self.unwaited > 0 or self._resumable or not self._outgoing or self._always_polled
         self.reported = False
-        self._owner.poller.add(link, read=self.armed, once=self._outgoing)
+        self._local.poller.add(link, read=self.armed, once=self._outgoing)
         if not self.reading:
             self.elect()
 

@@ -41,12 +41,13 @@ class Receiver:
 
     def __init__(self, channel: Channel, allocate: Callable[[int], memoryview]) -> None:
         self._channel = channel
-        self._owner = owner = channel.owner
+        self._local = local = channel.local
+        self._peers = channel.peers
         self._session = channel.session
         self._lock = channel.lock
         self._resumable = channel.resumable
         role = "reading an answer of" if channel.outgoing else "called by"
-        self._assembler = Assembler(owner.limits, allocate, f"worker {owner.me.name!r}, {role} worker {channel.peer!r}")
+        self._assembler = Assembler(local.limits, allocate, f"worker {local.me.name!r}, {role} worker {channel.peer!r}")
         self.received = 0
         """Bytes of messages received, over the link or in shared memory."""
         self.completions: list[GuaranteedTask] = []
@@ -97,7 +98,7 @@ class Receiver:
             if self.completions:
                 completions, self.completions = self.completions, []
                 channel.readers.expect_fewer(len(completions))
-                self._owner.executor.submit_all(completions)
+                self._local.executor.submit_all(completions)
         memory = channel.memory
         if memory is not None and memory.dead:
             memory.give_back()
@@ -109,15 +110,15 @@ class Receiver:
 
     def _retry_later(self, error: BaseException) -> None:
         """Retry after this worker ran out of a resource. The link has kept what it read."""
-        _log.warning("worker %r cannot read from worker %r: %r", self._owner.me.name, self._channel.peer, error)
-        self._owner.executor.pause()
+        _log.warning("worker %r cannot read from worker %r: %r", self._local.me.name, self._channel.peer, error)
+        self._local.executor.pause()
         # The poller does not report data that has been read from the socket but was not taken.
-        self._owner.executor.timers.at(self._owner.runtime.now(), partial(self.on_ready, Ready.READ))
+        self._local.executor.timers.at(self._local.runtime.now(), partial(self.on_ready, Ready.READ))
 
     def _take(self, frame: Frame) -> None:
         kind, sequence, ack_control, ack_bulk, body = frame
         session, memory = self._session, self._channel.memory
-        now = self._owner.runtime.now() if self._resumable else 0.0
+        now = self._local.runtime.now() if self._resumable else 0.0
         if memory is not None:
             if ack_control:
                 memory.came_back(ack_control, ack_bulk)
@@ -142,11 +143,11 @@ class Receiver:
                     if message is None:
                         message = self._assembler.add(frame)
                         if type(message) is Unread and not message.cut:
-                            self._owner.deliver(self._channel, message)
+                            self._peers.deliver(self._channel, message)
                             return
                     if message is not None:
                         self.received += len(message.head) + len(message.data) + len(message.region)
-                        self._owner.deliver(self._channel, message)
+                        self._peers.deliver(self._channel, message)
                 except ProtocolError as error:
                     # The session counts the frame as received, so the peer would not send it again.
                     with self._lock:
@@ -174,20 +175,20 @@ class Receiver:
         if verdict is _GAP:
             raise ProtocolError("frames that were sent before this one are missing")
         if kind == Kind.GOODBYE:
-            self._owner.channel_left(self._channel, cause)
+            self._peers.losses.channel_left(self._channel, cause)
 
     def _delivery_failed(self, frame: Frame, message: Message | None, error: Exception) -> None:
         """Report a message that this worker could not process. If that is impossible, give up the session."""
         channel = self._channel
-        if not self._owner.undelivered(channel, frame, message, error):
+        if not self._peers.undelivered(channel, frame, message, error):
             with self._lock:
-                self._session.lost(f"worker {self._owner.me.name!r} could not take a message of it: {error!r}")
+                self._session.lost(f"worker {self._local.me.name!r} could not take a message of it: {error!r}")
             if channel.link is not None:
                 channel.link_ended(channel.link, "this worker could not take a message")
 
     def attach(self, link: Link, memory: SharedMemory | None) -> None:
         """Prepare to receive from a new link."""
-        link.admit(self._owner.limits, self._place)
+        link.admit(self._local.limits, self._place)
         if memory is not None:
             self._assembler.borrow = memory.region
 

@@ -17,7 +17,8 @@ class SessionDriver:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._owner = channel.owner
+        self._local = channel.local
+        self._peers = channel.peers
         self._session = channel.session
         self._lock = channel.lock  # also protects _timer
         self._timer: Timer | None = None
@@ -31,15 +32,15 @@ class SessionDriver:
                 if due is not None and timer.when <= due:
                     return
                 self._timer = None
-                self._owner.executor.timers.cancel(timer)
+                self._local.executor.timers.cancel(timer)
             if due is not None:
-                self._timer = self._owner.executor.timers.at(due, self.tick)
+                self._timer = self._local.executor.timers.at(due, self.tick)
 
     def tick(self) -> None:
         """Do what is due in the session."""
         readers = self._channel.readers
         with self._lock:
-            effects = self._session.tick(self._owner.runtime.now())
+            effects = self._session.tick(self._local.runtime.now())
             readers.idle = True
             if not readers.reading and not readers.armed:
                 readers.elect()
@@ -60,9 +61,9 @@ class SessionDriver:
                 case Cut(reason):
                     channel.cut(reason)
                 case Reconnect():
-                    self._owner.reconnect(channel)
+                    self._peers.losses.reconnect(channel)
                 case Lost(reason):
-                    self._owner.channel_lost(channel, reason)
+                    self._peers.losses.channel_lost(channel, reason)
 
     def _send_unsequenced(self, kind: Kind) -> None:
         with self._lock:
@@ -74,5 +75,5 @@ class SessionDriver:
     def stop(self) -> None:
         """Cancel the timer. Call with the lock held."""
         if self._timer is not None:
-            self._owner.executor.timers.cancel(self._timer)
+            self._local.executor.timers.cancel(self._timer)
             self._timer = None

@@ -85,8 +85,8 @@ class _FaultyChannel(Channel):
                 assert isinstance(head, Request)
                 self._fail(head)
             else:
-                runtime = self.owner.runtime
-                self.owner.executor.timers.at(runtime.now() + fate.delay, partial(self._post_late, frames))
+                runtime = self.local.runtime
+                self.local.executor.timers.at(runtime.now() + fate.delay, partial(self._post_late, frames))
             return True
         return super().post(frames, charge, unwaited=unwaited)
 

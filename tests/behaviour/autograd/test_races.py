@@ -98,7 +98,7 @@ def test_a_gradient_message_that_cannot_be_read_fails_the_pass(monkeypatch: pyte
         group["b"].register("f", lambda: weight * 2)
         with autograd.context() as context_id:
             y = group["a"].call("b", "@f")
-            monkeypatch.setattr(service, "build", build)
+            monkeypatch.setattr(pipeline, "build", build)
             with pytest.raises(BackwardError, match="descriptor"):
                 autograd.backward(context_id, [y.sum()], timeout=LONG)
             assert group["a"].activity() == []
@@ -315,7 +315,7 @@ def test_a_call_that_never_left_does_not_keep_the_context_alive(monkeypatch: pyt
             with autograd.context():
                 sim["a"].call("b", operator.mul, (make_weight(), 2))
                 with monkeypatch.context() as patch:
-                    patch.setattr(calling, "lay_out", lay_out)
+                    patch.setattr(pipeline, "lay_out", lay_out)
                     with pytest.raises(PayloadError):
                         sim["a"].call("b", operator.mul, (make_weight(), 2))
             sim.sleep(1)

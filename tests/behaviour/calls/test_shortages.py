@@ -148,7 +148,7 @@ def refusing(kind: str) -> Iterator[Refused]:
         elif kind == "a body":
             patch.setattr(frames, "_room_for", no_room)
         elif kind == "a delivery":
-            patch.setattr(Agent, "deliver", after_asking(Agent.deliver))
+            patch.setattr(Dispatcher, "deliver", after_asking(Dispatcher.deliver))
         yield refused
 
 

@@ -1,0 +1,96 @@
+"""What follows when a connection or a worker is lost: reconnecting, and telling everybody who needs the worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from telegrad.connection.channel import Channel
+from telegrad.connection.goodbye import shortened
+from telegrad.connection.local_worker import LocalWorker
+from telegrad.errors import AuthenticationError, ProtocolError, WorkerLost
+
+if TYPE_CHECKING:
+    from telegrad.connection.peers import Peer, Peers
+
+_log = logging.getLogger("telegrad")
+
+_DYING = 1.0  # seconds within which a killed process is gone
+
+LossObserver = Callable[["Peer", list[Channel], str], None]
+"""Called with a worker that is gone, its channels, and the reason."""
+
+
+class Losses:
+    """Declares workers lost, once each."""
+
+    def __init__(self, local: LocalWorker, peers: Peers) -> None:
+        self._local = local
+        self._peers = peers
+        self._observers: list[LossObserver] = []
+        self.on_goodbye: Callable[[str, str], None] | None = None
+        """Called with the name of a worker that exited with an error, and the error."""
+
+    def observe(self, observer: LossObserver) -> None:
+        """Call `observer` for every worker that is gone, after the observers added before."""
+        self._observers.append(observer)
+
+    def channel_lost(self, channel: Channel, reason: str) -> None:
+        """Declare the peer of a channel lost whose session ended."""
+        peer = self._peers.of(channel)
+        if peer is not None:
+            self.peer_lost(peer, reason)
+        else:
+            channel.close(reason)
+
+    def channel_left(self, channel: Channel, cause: str) -> None:
+        """Take the goodbye of a worker; `cause` is the error that it exited with, if any."""
+        if cause:
+            cause = shortened(cause)
+            if self.on_goodbye is not None:
+                self.on_goodbye(channel.peer, cause)
+        peer = self._peers.of(channel)
+        # On the channel on which it called this worker, a goodbye says nothing about the replies that it still owes:
+        # they arrive, if at all, on the other channel, before the goodbye there.
+        if peer is not None and (channel.outgoing or peer.outgoing is None):
+            self.peer_lost(peer, f"it ended {cause}" if cause else "it has shut down", left=True)
+
+    def peer_lost(self, peer: Peer, reason: str, *, left: bool = False) -> None:
+        """Declare a worker gone, so that nothing that needs it waits any longer; `left` says that it said goodbye."""
+        local = self._local
+        with peer.lock:
+            if peer.gone:
+                return
+            peer.gone, peer.left = reason, left
+            if not left:  # a killed process may lose its connections before its listening socket
+                peer.dying_until = local.runtime.now() + _DYING
+            channels = peer.channels()
+            if peer.opening is not None:
+                peer.opening.set()
+        # A worker that is leaving may find others gone before it: that is how a group ends.
+        if not left and not local.closed and not local.leaving:
+            _log.warning("worker %r lost worker %r: %s", local.name, peer.record.name, reason)
+        for channel in channels:
+            channel.close(reason)
+        if not left and not self._peers.remove_traces(peer.record):
+            local.executor.timers.at(peer.dying_until, lambda: self._peers.remove_traces(peer.record))
+        for observer in self._observers:
+            observer(peer, channels, reason)
+
+    def reconnect(self, channel: Channel) -> None:
+        """Open a new link for a channel, on a worker thread."""
+
+        def attempt() -> None:
+            peer = self._peers.of(channel)
+            if peer is None or peer.gone or self._local.closed:
+                return
+            try:
+                self._peers.connector.connect(channel, peer)
+            except (AuthenticationError, WorkerLost, ProtocolError) as error:
+                self.peer_lost(peer, str(error))
+            except Exception as error:  # noqa: BLE001 - a shortage or a bug of ours: the session tries again
+                _log.warning("worker %r cannot reconnect to worker %r: %s", self._local.name, channel.peer, error)
+                channel.connect_failed(str(error), refused=False)
+
+        self._local.executor.submit(attempt, urgent=True)
