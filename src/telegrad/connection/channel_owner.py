@@ -29,7 +29,7 @@ class ChannelOwner(Protocol):
         """Process a message that arrived. Must be short."""
 
     def undelivered(self, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
-        """Report a message that this worker could not process. Returns False if nobody can be told."""
+        """Report a message that this worker could not process. Returns False if that is impossible."""
 
     def channel_lost(self, channel: Channel, reason: str) -> None:
         """Handle the end of the session: the peer is lost."""
