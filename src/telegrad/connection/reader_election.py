@@ -4,7 +4,7 @@ The thread that waits for a reply reads the link itself: it *leads*. Threads tha
 channel *follow*, and one of them leads next. The poller reads only while no thread waits and replies are due to
 futures. So a plain call needs no hand-over between threads on the caller's side.
 
-Between calls in quick succession nobody reads the pings and acks of a resumable session. The next call does, or the
+Between calls in quick succession no thread reads the pings and acks of a resumable session. The next call does, or the
 poller from the session's next tick on: arming and disarming the poller for every call would cost more than it gains.
 """
 
@@ -94,7 +94,7 @@ class ReaderElection:
                 self.elect()
 
     def elect(self) -> None:
-        """Wake a follower, or arm the poller if messages are due. Call with the lock held, while nobody reads."""
+        """Wake a follower, or arm the poller if messages are due. Call with the lock held, while no thread reads."""
         while self._followers:
             reader = self._followers.popleft()
             if not reader.done() and reader.event is not None:

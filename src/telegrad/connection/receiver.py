@@ -46,7 +46,7 @@ class Receiver:
         self._session = channel.session
         self._lock = channel.lock
         self._resumable = channel.resumable
-        role = "reading an answer of" if channel.outgoing else "called by"
+        role = "receiving a reply from" if channel.outgoing else "receiving a request from"
         self._assembler = Assembler(local.limits, allocate, f"worker {local.me.name!r}, {role} worker {channel.peer!r}")
         self.received = 0
         """Bytes of messages received, over the link or in shared memory."""
@@ -109,7 +109,7 @@ class Receiver:
                 channel.driver.schedule()
 
     def _retry_later(self, error: BaseException) -> None:
-        """Retry after this worker ran out of a resource. The link has kept what it read."""
+        """Retry after this worker ran out of a resource. The link still holds what it read."""
         _log.warning("worker %r cannot read from worker %r: %r", self._local.me.name, self._channel.peer, error)
         self._local.executor.pause()
         # The poller does not report data that has been read from the socket but was not taken.
@@ -182,9 +182,9 @@ class Receiver:
         channel = self._channel
         if not self._peers.undelivered(channel, frame, message, error):
             with self._lock:
-                self._session.lost(f"worker {self._local.me.name!r} could not take a message of it: {error!r}")
+                self._session.lost(f"worker {self._local.me.name!r} could not process a message from it: {error!r}")
             if channel.link is not None:
-                channel.link_ended(channel.link, "this worker could not take a message")
+                channel.link_ended(channel.link, "this worker could not process a message")
 
     def attach(self, link: Link, memory: SharedMemory | None) -> None:
         """Prepare to receive from a new link."""

@@ -103,7 +103,7 @@ class RunnerLoop:
                     queue.dispatch()
 
     def _park(self, event: Event) -> bool:
-        """Wait for a task. Returns False if none came for IDLE_TIMEOUT, so that the runner can end."""
+        """Wait for a task. Returns False if none arrived within IDLE_TIMEOUT."""
         woken = event.wait(self._runtime.now() + IDLE_TIMEOUT)
         queue = self._queue
         with queue.lock:

@@ -19,7 +19,7 @@ from telegrad.backward.contexts import current
 from telegrad.backward.driver import PassRun
 from telegrad.backward.graph import PassGraph
 from telegrad.backward.nodes import SendRpcBackward
-from telegrad.calls import client as calling
+from telegrad.calls import pipeline
 from telegrad.calls.oneway import OneWay
 from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, ProtocolError, TelegradError, WorkerLost
@@ -378,7 +378,7 @@ def test_the_loss_of_one_worker_does_not_make_the_others_lose_each_other() -> No
 
 def test_an_error_while_the_last_gradient_of_an_island_is_packed_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = Simulation(1, ["a", "b"])
-    send = OneWay.send
+    send = OneWay.send_gradients
 
     def fails(self: OneWay, to: int, make_head: Any, *args: Any, **options: Any) -> Any:
         if isinstance(make_head, partial) and "answer" in make_head.keywords:
@@ -392,7 +392,7 @@ def test_an_error_while_the_last_gradient_of_an_island_is_packed_ends_the_pass(m
                 autograd.backward(context_id, [y.sum()])
         return str(caught.value)
 
-    monkeypatch.setattr(OneWay, "send", fails)
+    monkeypatch.setattr(OneWay, "send_gradients", fails)
     with sim:
         assert "it cannot be packed" in sim.run(main)
 

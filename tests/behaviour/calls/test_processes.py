@@ -398,7 +398,7 @@ def test_init_and_shutdown_can_be_done_again() -> None:
 
 def test_a_bad_name_or_token_is_refused_before_anything_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("with space", "", "x" * 128):
-        with pytest.raises(ValueError, match="a name is 1 to 127 characters"):
+        with pytest.raises(ValueError, match="use 1 to 127 letters"):
             rpc.init_rpc(name, rank=0, world_size=1)
     monkeypatch.setenv("TELEGRAD_TOKEN", "short")
     with pytest.raises(ValueError, match="telegrad token"):

@@ -21,6 +21,7 @@ import torch
 
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
+from telegrad.calls.dispatch import Dispatcher
 from telegrad.default_agent import acting_as, default_agent
 from telegrad.errors import DeadlineExceeded, WorkerLost
 from telegrad.testing.group import local_group
