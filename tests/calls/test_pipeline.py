@@ -119,6 +119,6 @@ def test_what_an_extension_did_is_undone_if_it_or_a_later_stage_fails() -> None:
             nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], requires_grad=True)
         with pytest.raises(PayloadError, match="nested"):  # the layout finds it
             rpc.rpc_sync("b", double, (nested,))
-        assert journal.entries == ["outgoing request to b", "unsent to b"]
+        assert journal.entries[-1] == "unsent to b"
         # Nothing is left of either call: the callee does not wait for them when the context ends.
         assert not agents["a"].autograd.contexts.all()[0].made

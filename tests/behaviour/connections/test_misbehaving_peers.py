@@ -168,7 +168,7 @@ def group(request: pytest.FixtureRequest, log: LogLines) -> Iterator[LoggedGroup
 @pytest.fixture(params=["tcp", "unix"])
 def impatient_group(request: pytest.FixtureRequest, log: LogLines) -> Iterator[LoggedGroup]:
     with logged_group(request.param, log, SETTINGS) as group:
-        group.a.settings = SHORT_TIMEOUT  # after its own connections were made
+        group.a.local.settings = SHORT_TIMEOUT  # after its own connections were made
         yield group
 
 

@@ -36,7 +36,7 @@ def memory(field: str) -> int:
 
 def in_use() -> int:
     """Return how many bytes of this worker's slabs are in use."""
-    return sum(slab.arena.in_use for slab in default_agent().slabs.slabs)
+    return sum(slab.arena.in_use for slab in default_agent().local.slabs.slabs)
 
 
 # -- functions that run in the workers ------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def keep_on_worker1(count: int) -> tuple[int, int]:
     for _ in range(2):
         for x, there in zip(sent, rpc.rpc_sync("worker1", kept), strict=True):
             assert torch.equal(x, there)
-    return mapped(), default_agent().slabs.total
+    return mapped(), default_agent().local.slabs.total
 
 
 def call_many_times(count: int) -> tuple[Any, Any]:
@@ -141,7 +141,7 @@ def lose_worker1(note: str) -> tuple[float, int, int]:
         call_forever()
     total = float(got.sum())
     del got
-    slabs = default_agent().slabs
+    slabs = default_agent().local.slabs
     # The loss is reported a moment before the memory shared with the worker is unmapped.
     deadline = time.monotonic() + 20
     while mapped() and time.monotonic() < deadline:
