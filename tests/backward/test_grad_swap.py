@@ -10,18 +10,18 @@ import torch
 
 from support.one_process import Group, leaf
 from telegrad import autograd, rpc
-from telegrad.backward.grad_swap import Turns
+from telegrad.backward.grad_swap import FairLock
 from telegrad.errors import DeadlineExceeded, TelegradError
 from telegrad.testing.simulation import Simulation
 
 
 @contextmanager
-def taken(turns: Turns) -> Iterator[None]:
-    turns.take()
+def taken(lock: FairLock) -> Iterator[None]:
+    lock.acquire()
     try:
         yield
     finally:
-        turns.pass_on()
+        lock.release()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -31,10 +31,10 @@ def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> Non
     had: list[int] = []
     inside: list[int] = []
 
-    def take(turns: Turns, number: int) -> None:
+    def take(lock: FairLock, number: int) -> None:
         sim.sleep(sim.random.uniform(0, 0.1))
         asked.append(number)
-        with taken(turns):
+        with taken(lock):
             inside.append(number)
             assert len(inside) == 1
             sim.sleep(sim.random.uniform(0, 0.1))
@@ -42,8 +42,8 @@ def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> Non
             had.append(number)
 
     def program() -> None:
-        turns = Turns(sim["a"])
-        threads = [sim.spawn("a", lambda n=number: take(turns, n)) for number in range(8)]
+        lock = FairLock(sim["a"])
+        threads = [sim.spawn("a", lambda n=number: take(lock, n)) for number in range(8)]
         for thread in threads:
             assert thread.join(sim.scheduler.now + 60), sim.scheduler.stacks()
 
@@ -54,13 +54,13 @@ def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> Non
 
 
 def hold(seconds: float) -> str:
-    sim, turns = shared
-    with taken(turns):
+    sim, lock = shared
+    with taken(lock):
         sim.sleep(seconds)
     return "held"
 
 
-shared: tuple[Simulation, Turns]
+shared: tuple[Simulation, FairLock]
 
 
 def test_a_call_whose_deadline_passes_gives_its_place_up_and_the_others_go_on() -> None:
@@ -76,7 +76,7 @@ def test_a_call_whose_deadline_passes_gives_its_place_up_and_the_others_go_on() 
 
     def program() -> None:
         global shared
-        shared = sim, Turns(sim["b"])
+        shared = sim, FairLock(sim["b"])
         threads = []
         for name, timeout in (("first", 10.0), ("late", 0.5), ("last", 10.0)):
             threads.append(sim.spawn("a", lambda n=name, t=timeout: call(n, t)))
@@ -94,11 +94,11 @@ def test_a_call_whose_deadline_passes_gives_its_place_up_and_the_others_go_on() 
 def test_grad_is_put_back_when_the_step_fails(group: Group) -> None:
     x = leaf(3)
     x.grad = own = torch.ones(3, dtype=torch.double)
-    loan = group["a"].autograd.lending.loan([x])
+    swap = group["a"].autograd.grad_swap.for_leaves([x])
     seen = []
 
     def fail(context: int) -> None:
-        with loan.of(context):
+        with swap.installed(context):
             seen.append(x.grad)
             raise ZeroDivisionError
 
@@ -108,16 +108,16 @@ def test_grad_is_put_back_when_the_step_fails(group: Group) -> None:
             fail(context)
         assert seen.pop() is context.gradients[x]
         assert x.grad is own
-        with loan.of(context):  # neither turn nor leaf is held any more
+        with swap.installed(context):  # neither turn nor leaf is held any more
             assert torch.equal(x.grad, torch.full_like(x, 2.0))
 
 
 def test_what_a_step_does_to_grad_is_done_to_the_context(group: Group) -> None:
     x, y = leaf(3), leaf(3, seed=1)
-    loan = group["a"].autograd.lending.loan([x, y])
+    swap = group["a"].autograd.grad_swap.for_leaves([x, y])
     with autograd.context() as context:
         context.backward((2 * x).sum())
-        with loan.of(context):
+        with swap.installed(context):
             assert y.grad is None
             x.grad, y.grad = None, torch.ones(3, dtype=torch.double)
         assert x.grad is y.grad is None
@@ -126,8 +126,8 @@ def test_what_a_step_does_to_grad_is_done_to_the_context(group: Group) -> None:
 
 def test_nothing_is_lent_of_a_context_that_was_left(group: Group) -> None:
     x = leaf(3)
-    loan = group["a"].autograd.lending.loan([x])
+    swap = group["a"].autograd.grad_swap.for_leaves([x])
     with autograd.context() as context:
         pass
-    with pytest.raises(TelegradError, match="has been left"), loan.of(context):
+    with pytest.raises(TelegradError, match="has been left"), swap.installed(context):
         raise AssertionError("this must not run")

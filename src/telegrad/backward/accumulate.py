@@ -14,12 +14,13 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from telegrad.backward.grad_slots import Installed, Slots, Wait
-from telegrad.backward.torch_private import (
-    has_post_accumulate_hooks,
+from telegrad.errors import TelegradError
+from telegrad.torch_private import (
+    is_view,
     nobody_else_holds,
+    post_accumulate_hooks,
     run_post_accumulate_hooks,
 )
-from telegrad.errors import TelegradError
 
 
 class Gradients:
@@ -42,7 +43,7 @@ class Gradients:
                 "replaced after the forward pass had used it. Replace it before the forward pass, or after the backward"
             )
         ours = _is_ours(grad)
-        if ours and grad._is_view() and not grad.requires_grad:
+        if ours and is_view(grad) and not grad.requires_grad:
             grad = grad.detach()  # as AccumulateGrad does: what is kept is no view
         with self._lock:
             if ours and id(leaf) not in self._grads:
@@ -198,7 +199,7 @@ class AccumulateThrough:
 
     def run_hooks(self, gradients: Gradients, leaf: torch.Tensor, wait: Wait) -> None:
         """Run post-accumulate hooks of a leaf, which see the context's gradient as ``.grad``."""
-        if has_post_accumulate_hooks(leaf):
+        if post_accumulate_hooks(leaf):
             installed = Installed([leaf], gradients)
             self.slots.add(installed, wait)
             try:

@@ -20,7 +20,7 @@ from telegrad.errors import TelegradError
 from telegrad.interrupts import shielded
 
 if TYPE_CHECKING:
-    from telegrad.backward.driver import PassRun
+    from telegrad.backward.pass_run import PassRun
 
 _COUNTER_BITS = 48
 _COUNTER = (1 << _COUNTER_BITS) - 1
@@ -43,7 +43,7 @@ class DistAutogradContext:
         self.callers: set[int] = set()
         self.cleanups: dict[int, int] = {}
         """Callers that have said that it ended, and how many calls they made to us."""
-        self.heirs: set[int] = set()
+        self.adopted: set[int] = set()
         """Workers that are to be told when it ends, because one that called them in it is lost; its owner's only."""
         self.passes: dict[int, PassRun] = {}
         self.stepped: set[int] = set()
@@ -200,7 +200,7 @@ class Contexts:
             return False
         with context.lock:
             if not context.released:
-                context.heirs.add(worker)
+                context.adopted.add(worker)
             return not context.released
 
     def worker_lost(self, worker: int) -> None:

@@ -23,6 +23,7 @@ from telegrad.backward.nodes import (
     receive_views,
 )
 from telegrad.connection.worker_record import WorkerRecord
+from telegrad.torch_private import base_of
 from telegrad.wire.messages import AutogradMetadata
 from telegrad.wire.payload import Encoded
 
@@ -60,7 +61,7 @@ class AutogradExtension:
             tensors = []
             for index, value in enumerate(encoded.attachments):
                 if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves:
-                    if value._base is not None and value.grad_fn is None and not has_edge(value):
+                    if base_of(value) is not None and value.grad_fn is None and not has_edge(value):
                         continue
                     indices.append(index)
                     tensors.append(value)
@@ -111,7 +112,7 @@ class AutogradExtension:
         for index in metadata.tensors:
             tensor = attachments[index].requires_grad_(False)  # a comprehension would be one call more
             bare.append(tensor)
-            have_views = have_views or tensor._base is not None
+            have_views = have_views or base_of(tensor) is not None
         anchor = ANCHOR
         if context is not None:
             number = next(context.recv_numbers)

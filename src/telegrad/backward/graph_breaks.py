@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 
-from telegrad.backward.torch_private import break_graph_at, run_as_written
+from telegrad.torch_private import break_graph_at, run_as_written
 
 _REASON = "telegrad talks to other workers, which cannot be part of a compiled graph; compile what lies between calls"
 

@@ -67,7 +67,7 @@ class Needs:
         starts = zip(tensors, send.edges(tensors), strict=True)
         return self._walk(((send.message, index), self._place(*start)) for index, start in starts)
 
-    def told(self, message: int, tensors: Iterable[int]) -> Found:
+    def mark_leading(self, message: int, tensors: Iterable[int]) -> Found:
         """Its sender says that these tensors of a received message lead to an input."""
         return self._found([], self._survey.lead((message, index) for index in tensors))
 
@@ -121,7 +121,7 @@ def _came(node: Any) -> int:
 
 
 @contextlib.contextmanager
-def noting(tensors: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor | None]]:
+def capturing(tensors: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor | None]]:
     """While this is open, note the gradients that the engine, on this thread, has for these, after all their hooks."""
     thread = get_ident()
     noted: dict[int, torch.Tensor | None] = {}

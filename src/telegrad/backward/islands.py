@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import Node
 
 from telegrad.backward.nodes import RECV_NODE
-from telegrad.backward.torch_private import Tie, ties, ties_of
+from telegrad.torch_private import Tie, backward_hooks, post_accumulate_hooks, sequence_number, ties, ties_of
 
 Start = tuple[Node, int]
 """A node, and which of its outputs."""
@@ -140,11 +140,11 @@ def plan(
 def _last(reached: Iterable[Any], nodes: Iterable[Any]) -> int:
     """The message of the only recv, if the engine executes all other nodes before it: those that were made later."""
     (recv,) = reached
-    made: int = recv._sequence_nr()
+    made: int = sequence_number(recv)
     for node in nodes:
         # A leaf that is among them has hooks. They may have the engine call something at its very end, which may wait
         # for another worker that waits for this gradient.
-        if (node._sequence_nr() <= made and node is not recv) or not node.next_functions:
+        if (sequence_number(node) <= made and node is not recv) or not node.next_functions:
             return 0
     message: int = recv.recv.message
     return message
@@ -152,7 +152,7 @@ def _last(reached: Iterable[Any], nodes: Iterable[Any]) -> int:
 
 def _has_hooks(node: Node) -> bool:
     leaf: torch.Tensor | None = getattr(node, "variable", None)
-    return leaf is not None and (bool(leaf._backward_hooks) or bool(leaf._post_accumulate_grad_hooks))
+    return leaf is not None and (bool(backward_hooks(leaf)) or bool(post_accumulate_hooks(leaf)))
 
 
 def reach(starts: Iterable[Start], seen: set[Node]) -> dict[Any, set[int]]:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import Node
 
-from telegrad.backward.torch_private import (
+from telegrad.errors import ProtocolError, TelegradError
+from telegrad.torch_private import (
     allow_in_place,
     apply,
+    base_of,
     call_directly,
     set_sequence_number,
     without_dead_wrapper,
 )
-from telegrad.errors import ProtocolError, TelegradError
 
 if TYPE_CHECKING:
     from telegrad.backward.contexts import DistAutogradContext
@@ -253,7 +254,7 @@ def receive_views(
 
     Views of what is not among the tensors cannot be changed in place: torch refuses it.
     """
-    related = [any(tensor._base is other for other in tensors) for tensor in tensors]
+    related = [any(base_of(tensor) is other for other in tensors) for tensor in tensors]
     plain = [tensor.detach() if is_view else tensor for tensor, is_view in zip(tensors, related, strict=True)]
     outputs = list(receive(recv, propagate, plain, anchor))
     for index, is_view in enumerate(related):

@@ -19,7 +19,7 @@ from torch.utils.weak import TensorWeakRef
 from telegrad.backward.accumulate import Gradients
 from telegrad.backward.grad_slots import Slots, Wait
 from telegrad.backward.nodes import ANCHOR_NODE
-from telegrad.backward.torch_private import gradient_edge
+from telegrad.torch_private import gradient_edge
 
 _ACCUMULATE = type(ANCHOR_NODE)
 

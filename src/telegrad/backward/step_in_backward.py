@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from telegrad.backward.contexts import DistAutogradContext
-from telegrad.backward.driver import running
+from telegrad.backward.pass_run import running
 from telegrad.wire.messages import INTO_CONTEXT, StepInPass
 
 
@@ -56,4 +56,4 @@ class StepsInBackward:
 def steps_of_this_pass() -> Sequence[StepInPass]:
     """The steps that belong to the pass whose island the current thread runs."""
     run = running.get()
-    return run.about.steps if run is not None else ()
+    return run.info.steps if run is not None else ()

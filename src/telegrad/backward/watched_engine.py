@@ -11,10 +11,11 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
-from telegrad.backward.driver import PassRun, running
+from telegrad.backward.outgoing import send_held
+from telegrad.backward.pass_run import PassRun, running
 from telegrad.backward.reentrant import InnerLeaves, reached_leaves
-from telegrad.backward.torch_private import NO_TASK, EngineBase, engine_task, run_backward, use_engine
 from telegrad.interrupts import interruptible
+from telegrad.torch_private import NO_TASK, EngineBase, engine_task, run_backward, use_engine
 from telegrad.wire.messages import INTO_CONTEXT
 
 
@@ -25,7 +26,7 @@ class WatchedEngine(EngineBase):
         """Run a backward; inside an island, with its gradients where they belong."""
         run = running.get()
         # A context variable may have been copied to a thread that runs no island: a callback of a future.
-        if run is None or run.about.leaves != INTO_CONTEXT or engine_task() == NO_TASK:
+        if run is None or run.info.leaves != INTO_CONTEXT or engine_task() == NO_TASK:
             return run_backward(*args, **kwargs)
         return _run_inside(run, *args, **kwargs)
 
@@ -40,7 +41,7 @@ class WatchedEngine(EngineBase):
         A pass into a context has the engine capture gradients of leaves, which is none of the user's business.
         """
         run = running.get()
-        if run is not None and run.about.leaves == INTO_CONTEXT and not run.messaging.inner_into_grad:
+        if run is not None and run.info.leaves == INTO_CONTEXT and not run.messaging.inner_into_grad:
             return True
         valid: bool = super().is_checkpoint_valid()
         return valid
@@ -56,7 +57,7 @@ _ENGINE = WatchedEngine()
 
 @interruptible
 def _call_back(run: PassRun, callback: Callable[[], None]) -> None:
-    run.release_held()
+    send_held(run)
     callback()
 
 
@@ -73,9 +74,9 @@ def _run_inside(
     call = partial(run_backward, outputs, grads, keep_graph, create_graph, inputs, allow_unreachable, accumulate_grad)
     if not accumulate_grad:
         return call()
-    thread, postman = get_ident(), run.messaging
-    if postman.inner_into_grad:
-        inside = postman.accumulate_through.inner
+    thread, messaging = get_ident(), run.messaging
+    if messaging.inner_into_grad:
+        inside = messaging.accumulate_through.inner
         if thread in inside:
             return call()
         inside.add(thread)
@@ -85,6 +86,6 @@ def _run_inside(
             inside.discard(thread)
     leaves = run.inner.get(thread)
     if leaves is None:
-        leaves = run.inner[thread] = InnerLeaves(postman.slots, run.context.gradients, run.wait_for_slot)
+        leaves = run.inner[thread] = InnerLeaves(messaging.slots, run.context.gradients, run.wait_for_slot)
     leaves.add(reached_leaves(outputs, inputs or ()))
     return call()

@@ -23,6 +23,7 @@ from telegrad.execution.autocast import current as current_autocast
 from telegrad.execution.executor import Executor, Owed
 from telegrad.interrupts import shielded
 from telegrad.settings import AgentSettings
+from telegrad.torch_private import autocast_is_enabled
 from telegrad.transport.base import Ready
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
@@ -30,7 +31,6 @@ from telegrad.wire import payload
 from telegrad.wire.frames import Message, Outgoing, pack
 from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Request, RequestInAutocast, Visit, encode_head
 from telegrad.wire.tensors import lay_out
-from telegrad.wire.torch_state import autocast_is_enabled
 
 _log = logging.getLogger("telegrad")
 _READ = Ready.READ

@@ -23,6 +23,7 @@ from telegrad.execution import event_loop as coroutines
 from telegrad.execution.autocast import entered
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.execution.executor import Executor
+from telegrad.torch_private import FutureBase
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
 from telegrad.wire import payload
@@ -46,7 +47,6 @@ AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tup
 DEFERRED = "_telegrad_answers_later"
 """Functions with this attribute return a future; its result is the answer."""
 
-ANY_FUTURE = torch._C.Future
 """The base class of torch's futures. Its own instances come from `torch.futures.Future.then`, `collect_all` and
 `torch.jit.fork`: they are no `torch.futures.Future`."""
 
@@ -271,7 +271,7 @@ class Server:
         """Answer with what a function returned; if that is a coroutine or an announced future, with what it becomes."""
         if type(result) is CoroutineType:
             self._run_coroutine(served, result, answer)
-        elif isinstance(result, ANY_FUTURE) and getattr(function, DEFERRED, False):
+        elif isinstance(result, FutureBase) and getattr(function, DEFERRED, False):
             served.deferred = True
             result.add_done_callback(lambda future: _pass_on(future, answer))
         else:

@@ -17,7 +17,8 @@ import torch
 import telegrad
 from telegrad import autograd, launch, rpc
 from telegrad.agent.agent import Agent
-from telegrad.backward.driver import PassRun
+from telegrad.backward import incoming
+from telegrad.backward.pass_run import PassRun
 from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError, DeadlineExceeded, TelegradError, WorkerLost
 from telegrad.testing.group import local_group
@@ -221,13 +222,13 @@ class Here(torch.autograd.Function):
 def arrange(victim: str, moment: str, directory: str) -> None:
     Phase.victim, Phase.moment, Phase.directory = victim, moment, directory
     if moment == "probe" and victim == telegrad.get_worker_info().name:
-        probed = PassRun.probed
+        probed = incoming.probed
 
-        def stop(self: PassRun, *args: Any) -> None:
+        def stop(run: PassRun, *args: Any) -> None:
             Phase.report_and_wait()
-            probed(self, *args)
+            probed(run, *args)
 
-        PassRun.probed = stop  # type: ignore[method-assign]
+        incoming.probed = stop
 
 
 def forward_through(way: list[str], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,8 +22,8 @@ from support.one_process import (
 )
 from telegrad import autograd
 from telegrad.backward.accumulate import Gradients, add_up
-from telegrad.backward.torch_private import run_backward
 from telegrad.default_agent import acting_as
+from telegrad.torch_private import run_backward
 
 weights: dict[str, torch.Tensor] = {}
 modules: dict[str, nn.Module] = {}
@@ -380,8 +380,8 @@ class Both(torch.autograd.Function):
 def test_a_gradient_that_two_leaves_get_is_copied_for_both_only_where_that_is_asked_for(
     group: Group, copies: bool
 ) -> None:
-    postman = group["a"].autograd.messaging
-    postman.accumulate_hooks, postman.accumulate_through.copies_shared = True, copies
+    messaging = group["a"].autograd.messaging
+    messaging.accumulate_hooks, messaging.accumulate_through.copies_shared = True, copies
     one, other = leaf(3), leaf(3, seed=1)
     with autograd.context() as context:
         context.backward(Both.apply(one, other).exp().sum())  # type: ignore[no-untyped-call]
@@ -394,9 +394,9 @@ def test_a_gradient_that_two_leaves_get_is_copied_for_both_only_where_that_is_as
 def test_the_gradient_of_a_leaf_that_somebody_finishes_later_is_in_grad_until_the_context_ends(group: Group) -> None:
     x, y = leaf(3), leaf(3, seed=1)
     x.grad = own = torch.ones(3, dtype=torch.double)
-    postman = group["a"].autograd.messaging
-    postman.accumulate_hooks = True
-    postman.accumulate_through.finished_later = lambda tensor: tensor is x
+    messaging = group["a"].autograd.messaging
+    messaging.accumulate_hooks = True
+    messaging.accumulate_through.finished_later = lambda tensor: tensor is x
     with autograd.context() as context:
         context.backward((x * y).sum())
         assert_equal(x.grad, y.detach())
@@ -412,9 +412,9 @@ def test_the_gradient_of_a_leaf_that_somebody_finishes_later_is_in_grad_until_th
 
 def test_a_context_that_comes_before_another_has_ended_takes_the_leaf_over(group: Group) -> None:
     x = leaf(3)
-    postman = group["a"].autograd.messaging
-    postman.accumulate_hooks = True
-    postman.accumulate_through.finished_later = lambda tensor: True
+    messaging = group["a"].autograd.messaging
+    messaging.accumulate_hooks = True
+    messaging.accumulate_through.finished_later = lambda tensor: True
     contexts = [group["a"].autograd.contexts.new() for _ in range(2)]
     for number, context in enumerate(contexts, 1):
         group["a"].autograd.backward(context.id, [(x * number).sum()])

@@ -11,7 +11,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from support.one_process import assert_equal, leaf, locally, remotely
 from telegrad import autograd
-from telegrad.backward.torch_private import ties
+from telegrad.torch_private import ties
 
 MODES = pytest.mark.parametrize("mode", ["all", "any"])
 ACCUMULATE = pytest.mark.parametrize("accumulate", ["context", "grad"])

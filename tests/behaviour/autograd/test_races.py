@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-import telegrad.backward.engine as service
 from support.one_process import gradients_on, wait_until
 from telegrad import autograd
+from telegrad.backward import engine, passes
 from telegrad.backward.contexts import current
-from telegrad.backward.driver import PassRun
-from telegrad.backward.graph import PassGraph
+from telegrad.backward.island_engine import IslandEngine
 from telegrad.backward.nodes import SendRpcBackward
+from telegrad.backward.pass_run import PassRun
 from telegrad.calls import client as calling
 from telegrad.calls.oneway import OneWay
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, ProtocolError, TelegradError, WorkerLost
@@ -97,7 +97,7 @@ def test_a_gradient_message_that_cannot_be_read_fails_the_pass(monkeypatch: pyte
         group["b"].register("f", lambda: weight * 2)
         with autograd.context() as context_id:
             y = group["a"].call("b", "@f")
-            monkeypatch.setattr(service, "build", build)
+            monkeypatch.setattr(passes, "build", build)
             with pytest.raises(BackwardError, match="descriptor"):
                 autograd.backward(context_id, [y.sum()], timeout=LONG)
             assert group["a"].activity() == []
@@ -225,14 +225,14 @@ def test_a_pass_that_begins_elsewhere_is_refused_while_this_one_is_idle_on_a_wor
 
 
 def test_of_two_threads_that_call_backward_in_one_context_one_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive, other_was_told, weight = PassRun.drive, threading.Event(), make_weight()
+    drive, other_was_told, weight = engine.drive, threading.Event(), make_weight()
     outcomes: list[str] = []
 
-    def drive_together(self: PassRun, deadline: float | None) -> Any:
+    def drive_together(run: PassRun, deadline: float | None) -> Any:
         other_was_told.wait(LONG / 2)
-        return drive(self, deadline)
+        return drive(run, deadline)
 
-    monkeypatch.setattr(PassRun, "drive", drive_together)
+    monkeypatch.setattr(engine, "drive", drive_together)
     with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: weight * 2)
         y = group["a"].call("b", "@f")
@@ -276,15 +276,15 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
                 old_may_end.set()
                 old_has_ended.wait(LONG)
 
-    forget = PassGraph.forget
+    forget = IslandEngine.forget
 
-    def forget_and_tell(self: PassGraph, island: Any) -> None:
+    def forget_and_tell(self: IslandEngine, island: Any) -> None:
         forget(self, island)
         old_has_ended.set()
 
     monkeypatch.setattr(SendRpcBackward, "set_grads", set_and_wait)
-    monkeypatch.setattr(PassGraph, "forget", forget_and_tell)
-    monkeypatch.setattr(PassGraph, "_entered", lambda *_: None)  # by the tokens, which gradients are set for
+    monkeypatch.setattr(IslandEngine, "forget", forget_and_tell)
+    monkeypatch.setattr(IslandEngine, "_entered", lambda *_: None)  # by the tokens, which gradients are set for
     with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: Then.apply(weight * 2, action))
         y = group["a"].call("b", "@f")
@@ -427,18 +427,18 @@ def test_word_that_a_pass_failed_is_not_lost_where_it_just_begins(monkeypatch: p
         about = PassInfo(int(context_id), 77, False, False, 0)
         abort = AbortPass(about, PassFailure(0, "given up", ""))
         told: list[threading.Thread] = []
-        make = service.PassRun
+        make = passes.PassRun
 
         def make_slowly(*args: Any) -> PassRun:
             if not told:
-                tell = partial(there._on_abort, None, abort, SimpleNamespace(data=b""))
+                tell = partial(there.handlers.on_abort, None, abort, SimpleNamespace(data=b""))
                 told.append(threading.Thread(target=tell))
                 told[0].start()
                 told[0].join(0.2)  # it waits until the pass is there
             return make(*args)
 
-        monkeypatch.setattr(service, "PassRun", make_slowly)
-        run = there._pass(0, 0, about)
+        monkeypatch.setattr(passes, "PassRun", make_slowly)
+        run = there.passes.find(0, 0, about)
         told[0].join(LONG)
         assert run is not None
         assert "given up" in str(run.failure)

@@ -24,7 +24,7 @@ from support.one_process import (
 )
 from telegrad import autograd, rpc
 from telegrad.backward.contexts import current
-from telegrad.backward.driver import running
+from telegrad.backward.pass_run import running
 from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError
 from telegrad.testing.group import local_group
