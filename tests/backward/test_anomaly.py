@@ -36,7 +36,7 @@ def run_in_anomaly_mode() -> list[str]:
 def test_nan_that_another_worker_makes_is_an_error_there():
     first, *others = launch.local(run_in_anomaly_mode, 2, timeout=100)[0]
     assert "Error on Node 1: Function 'SqrtBackward0' returned nan values in its 0th output." in first
-    assert "detect_anomaly() on this worker, too" in first
+    assert "detect_anomaly() on this worker" in first
     assert others == ["True", "True"]
 
 

@@ -23,7 +23,7 @@ def unexpected(event: Event) -> None:
     raise AssertionError("nobody has the slot, so nobody waits")
 
 
-def test_a_gradient_is_installed_and_put_back(group: Group) -> None:
+def test_a_gradient_is_installed_and_uninstall(group: Group) -> None:
     slots, x = group["a"].autograd.messaging.slots, leaf(3)
     x.grad = own = torch.ones(3, dtype=torch.double)
     gradients = table(x=(x, 2.0))

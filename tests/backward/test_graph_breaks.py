@@ -75,16 +75,18 @@ def test_a_call_in_a_compiled_function_is_a_graph_break(function: Callable[..., 
 
 
 FULL_GRAPHS = """
+import sys
+sys.path.append("tests")
 import torch
-import tests.backward.test_graph_breaks as test_compiling
+import tests.backward.test_graph_breaks as test_graph_breaks
 from telegrad.nn import RemoteModule
 from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 
 with local_group(["a", "b"]) as agents, acting_as(agents["a"]):
-    for function in [*test_compiling.FUNCTIONS, torch.nn.Sequential(RemoteModule("b", torch.nn.Sigmoid))]:
+    for function in [*test_graph_breaks.FUNCTIONS, torch.nn.Sequential(RemoteModule("b", torch.nn.Sigmoid))]:
         try:
-            test_compiling.gradient(torch.compile(function, backend="eager", fullgraph=True))
+            test_graph_breaks.gradient(torch.compile(function, backend="eager", fullgraph=True))
         except torch._dynamo.exc.Unsupported as error:
             assert "telegrad talks to other workers, which cannot be part of a compiled graph" in str(error), error
             print("refused")

@@ -12,7 +12,7 @@ from telegrad import autograd
 from telegrad.backward.islands import Island, plan
 from telegrad.backward.nodes import Recv, receive
 from telegrad.calls.oneway import OneWay
-from telegrad.rpc import api
+from telegrad.default_agent import acting_as
 from telegrad.testing.simulation import Simulation
 from telegrad.wire.messages import PropagateGradientsReq, PropagateGradientsResp
 
@@ -106,7 +106,7 @@ def test_the_answer_rides_on_the_last_gradient_of_a_small_island(
 
     def main() -> torch.Tensor:
         sim["b"].register("large", large)
-        with api.acting_as(sim["a"]), autograd.context() as context_id:
+        with acting_as(sim["a"]), autograd.context() as context_id:
             y = sim["a"].call("b", "@large", (x,)) if function == "large" else sim["a"].call("b", operator.mul, (x, 2))
             autograd.backward(context_id, [y.sum()])
             return autograd.get_gradients(context_id)[x]

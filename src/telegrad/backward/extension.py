@@ -1,4 +1,4 @@
-"""Attaches sends and recvs to the messages of calls: the recorder that autograd gives to its agent."""
+"""Records tensors that cross between workers: sends and recvs for the messages of calls."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from telegrad.wire.messages import AutogradMetadata
 from telegrad.wire.payload import Encoded
 
 _NO_CONTEXT = -1
-"""Names the context of a call that was made in one which had ended."""
+"""The context id in a call that was made in a context that had ended."""
 _MOST_ANCHORS = 4096  # that are kept, some hundred bytes each
 
 Propagate = Callable[[Any, Sequence[torch.Tensor | None]], None]
-"""Called by a recv node, with itself, when the engine executes it."""
+"""Called with a recv node and its gradients when the engine executes it."""
 
 
 class AutogradExtension:
-    """One agent's."""
+    """Attaches autograd to the messages of one agent."""
 
     def __init__(self, contexts: Contexts, propagate: Propagate) -> None:
         self._contexts = contexts

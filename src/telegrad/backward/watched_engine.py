@@ -1,7 +1,7 @@
-"""Torch's engine as user code inside an island sees it: what that asks of the engine concerns the pass that runs.
+"""Torch's engine as user code inside an island sees it.
 
-Torch's Python code, and everybody else's, asks the engine through one object, ``Variable._execution_engine``. The
-object here takes its place when the first agent is made. Outside of islands it passes everything on.
+All Python code uses the engine through one object of torch. The object here replaces it when the first agent is made.
+Outside of islands it forwards everything.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from telegrad.wire.messages import INTO_CONTEXT
 
 
 class WatchedEngine(EngineBase):
-    """The engine, with an eye on islands."""
+    """Torch's engine object, which knows the pass whose island runs."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a backward; inside an island, with its gradients where they belong."""
+        """Run a backward. Inside an island its gradients go where those of the pass go."""
         run = running.get()
-        # A context variable may have been copied to a thread that runs no island: a callback of a future.
+        # The context variable may have been copied to a thread that runs no island, as for a future's callback.
         if run is None or run.info.leaves != INTO_CONTEXT or engine_task() == NO_TASK:
             return run_backward(*args, **kwargs)
         return _run_inside(run, *args, **kwargs)
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
-        """Have a callback run at the end of the run; in an island, after all its gradients have left."""
+        """Queue a callback for the end of the run. In an island it is called after all its gradients were sent."""
         run = running.get()
         super().queue_callback(callback if run is None else partial(_call_back, run, callback))
 
     def is_checkpoint_valid(self) -> bool:
-        """Whether a backward inside this one would do what it does in a backward without inputs.
+        """Whether a backward inside this one works as in a backward without inputs.
 
-        A pass into a context has the engine capture gradients of leaves, which is none of the user's business.
+        A pass into a context makes the engine capture gradients of leaves, which users must not notice.
         """
         run = running.get()
         if run is not None and run.info.leaves == INTO_CONTEXT and not run.messaging.inner_into_grad:
@@ -48,7 +48,7 @@ class WatchedEngine(EngineBase):
 
 
 def watch_engine() -> None:
-    """Take the place of torch's engine object, once and for all."""
+    """Replace torch's engine object, for the rest of the process."""
     use_engine(_ENGINE)
 
 

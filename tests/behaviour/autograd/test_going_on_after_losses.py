@@ -14,8 +14,8 @@ import torch
 
 from support.one_process import assert_equal, gradients_on
 from telegrad import autograd
+from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError
-from telegrad.rpc import api
 from telegrad.testing.simulation import Simulation
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -39,7 +39,7 @@ class Program:
         def main() -> Outcome | None:
             for name in NAMES:
                 sim[name].register("multiply", self.multiply_on(name))
-            with api.acting_as(sim["a"]), autograd.context() as context_id:
+            with acting_as(sim["a"]), autograd.context() as context_id:
                 outcome = self.work(context_id)
             sim.sleep(120.0)
             left = {name: agent.autograd.contexts.all() for name, agent in sim.agents.items()}

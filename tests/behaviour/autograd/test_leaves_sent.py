@@ -7,7 +7,7 @@ import torch
 
 from support.one_process import Group, remotely
 from telegrad import autograd
-from telegrad.backward import graph as engine
+from telegrad.backward import engine_call
 from telegrad.errors import TelegradError
 
 
@@ -19,13 +19,13 @@ def leaf(*values: float) -> torch.Tensor:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets a number for every run of torch's engine."""
     made: list[int] = []
-    run_backward = engine.run_backward
+    run_backward = engine_call.run_backward
 
     def count(*args: object) -> object:
         made.append(len(made))
         return run_backward(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine, "run_backward", count)
+    monkeypatch.setattr(engine_call, "run_backward", count)
     return made
 
 

@@ -11,9 +11,9 @@ import torch
 
 from support.one_process import gradients_on
 from telegrad import autograd
+from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError
 from telegrad.protocol.session_events import State
-from telegrad.rpc import api
 from telegrad.testing.simulation import Simulation
 from telegrad.wire.messages import CleanupAutogradContextReq
 
@@ -41,7 +41,7 @@ class Town:
             sim["d"].register("back", lambda: sim["d"].call("b", "@f"))
             sim["c"].register("self", lambda: sim["c"].call("b", "@self"))
             sim["c"].register("round", lambda: sim["c"].call("b", "@round"))
-            with api.acting_as(sim["a"]), autograd.context() as context_id:
+            with acting_as(sim["a"]), autograd.context() as context_id:
                 main(context_id)
             sim.sleep(60.0)
             assert [self.contexts(name) for name in sim.agents] == [[]] * len(sim.agents)

@@ -21,6 +21,7 @@ from telegrad.backward.nodes import SendRpcBackward
 from telegrad.backward.pass_run import PassRun
 from telegrad.calls import client as calling
 from telegrad.calls.oneway import OneWay
+from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, ProtocolError, TelegradError, WorkerLost
 from telegrad.rpc import api
 from telegrad.testing.group import local_group
@@ -72,7 +73,7 @@ def make_weight() -> torch.Tensor:
 
 @pytest.mark.parametrize("error", [Mute(), SystemExit(3), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
 def test_whatever_a_backward_function_raises_ends_the_pass(error: BaseException) -> None:
-    with local_group(["a", "b"]) as group, api.acting_as(group["a"]):
+    with local_group(["a", "b"]) as group, acting_as(group["a"]):
         group["b"].register("f", lambda: Then.apply(make_weight(), raising(error)))
         with autograd.context() as context_id:
             y = group["a"].call("b", "@f")
@@ -81,7 +82,7 @@ def test_whatever_a_backward_function_raises_ends_the_pass(error: BaseException)
 
 
 def test_an_interrupt_in_an_island_of_the_caller_is_raised_as_it_is() -> None:
-    with local_group(["a", "b"]) as group, api.acting_as(group["a"]):
+    with local_group(["a", "b"]) as group, acting_as(group["a"]):
         with autograd.context() as context_id:
             y = Then.apply(make_weight(), raising(KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
@@ -93,7 +94,7 @@ def test_a_gradient_message_that_cannot_be_read_fails_the_pass(monkeypatch: pyte
         raise ProtocolError("a descriptor names bytes that are not there")
 
     weight = make_weight()
-    with local_group(["a", "b"]) as group, api.acting_as(group["a"]):
+    with local_group(["a", "b"]) as group, acting_as(group["a"]):
         group["b"].register("f", lambda: weight * 2)
         with autograd.context() as context_id:
             y = group["a"].call("b", "@f")
@@ -105,7 +106,7 @@ def test_a_gradient_message_that_cannot_be_read_fails_the_pass(monkeypatch: pyte
 
 def test_a_context_that_ends_under_a_gradient_message_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     check, weight = SendRpcBackward.check, make_weight()
-    with local_group(["a", "b"]) as group, api.acting_as(group["a"]):
+    with local_group(["a", "b"]) as group, acting_as(group["a"]):
 
         def check_and_release(self: SendRpcBackward, *args: Any) -> None:
             check(self, *args)
@@ -127,7 +128,7 @@ def test_a_probe_for_a_tensor_that_was_never_sent_is_answered_and_so_is_all_that
     def main() -> int:
         a, answers = sim["a"], []
         sim["b"].register("f", lambda: weight * 2)
-        with api.acting_as(a), autograd.context() as context_id:
+        with acting_as(a), autograd.context() as context_id:
             y = a.call("b", "@f")
             (message,) = sim["b"].autograd.contexts.get(context_id).sends
             about = PassInfo(int(context_id), 5, False, False, 0)
@@ -149,7 +150,7 @@ def test_a_gradient_that_comes_to_the_caller_after_its_pass_failed_is_answered()
     def main() -> list[Any]:
         answers: list[Any] = []
         sim["b"].register("f", lambda x: Then.apply(weight * x, raising(ValueError("no"))))
-        with api.acting_as(sim["a"]), autograd.context() as context_id:
+        with acting_as(sim["a"]), autograd.context() as context_id:
             y = sim["a"].call("b", "@f", (make_weight(),))
             with pytest.raises(BackwardError):
                 autograd.backward(context_id, [y.sum()])
@@ -233,7 +234,7 @@ def test_of_two_threads_that_call_backward_in_one_context_one_is_told_so(monkeyp
         return drive(run, deadline)
 
     monkeypatch.setattr(engine, "drive", drive_together)
-    with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
+    with local_group(["a", "b"]) as group, acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: weight * 2)
         y = group["a"].call("b", "@f")
 
@@ -285,7 +286,7 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
     monkeypatch.setattr(SendRpcBackward, "set_grads", set_and_wait)
     monkeypatch.setattr(IslandEngine, "forget", forget_and_tell)
     monkeypatch.setattr(IslandEngine, "_entered", lambda *_: None)  # by the tokens, which gradients are set for
-    with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
+    with local_group(["a", "b"]) as group, acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: Then.apply(weight * 2, action))
         y = group["a"].call("b", "@f")
         context = group["a"].autograd.contexts.retrieve(context_id)
@@ -310,7 +311,7 @@ def test_a_call_that_never_left_does_not_keep_the_context_alive(monkeypatch: pyt
         raise PayloadError("it cannot be laid out")
 
     def main() -> dict[str, int]:
-        with api.acting_as(sim["a"]):
+        with acting_as(sim["a"]):
             with autograd.context():
                 sim["a"].call("b", operator.mul, (make_weight(), 2))
                 with monkeypatch.context() as patch:
@@ -385,7 +386,7 @@ def test_an_error_while_the_last_gradient_of_an_island_is_packed_ends_the_pass(m
         return send(self, to, make_head, *args, **options)
 
     def main() -> str:
-        with api.acting_as(sim["a"]), autograd.context() as context_id:
+        with acting_as(sim["a"]), autograd.context() as context_id:
             y = sim["a"].call("b", operator.mul, (make_weight(), 2))
             with pytest.raises(BackwardError) as caught:
                 autograd.backward(context_id, [y.sum()])
@@ -399,7 +400,7 @@ def test_an_error_while_the_last_gradient_of_an_island_is_packed_ends_the_pass(m
 def test_word_of_an_old_pass_may_come_while_the_next_begins() -> None:
     """A worker that failed the last pass says so while this one looks whether any is running."""
     weight = make_weight()
-    with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
+    with local_group(["a", "b"]) as group, acting_as(group["a"]), autograd.context() as context_id:
         context = group["a"].autograd.contexts.get(context_id)
         assert context is not None
 
@@ -418,7 +419,7 @@ def test_word_of_an_old_pass_may_come_while_the_next_begins() -> None:
 
 def test_word_that_a_pass_failed_is_not_lost_where_it_just_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The abort of a pass comes on one thread while another makes the pass for its first gradient."""
-    with local_group(["a", "b"]) as group, api.acting_as(group["a"]), autograd.context() as context_id:
+    with local_group(["a", "b"]) as group, acting_as(group["a"]), autograd.context() as context_id:
         x = torch.ones(3, requires_grad=True)
         y = api.rpc_sync("b", operator.neg, (x,))
         there = group["b"].autograd
@@ -447,7 +448,7 @@ def test_word_that_a_pass_failed_is_not_lost_where_it_just_begins(monkeypatch: p
 
 def test_a_call_whose_caller_was_lost_before_it_is_served_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller alone could have ended the context there, and word of the loss does not come twice."""
-    with local_group(["a", "b", "c"]) as group, api.acting_as(group["a"]):
+    with local_group(["a", "b", "c"]) as group, acting_as(group["a"]):
         b, c = group["b"], group["c"]
         enter = c.recorder.enter
 
@@ -467,7 +468,7 @@ def test_a_call_whose_caller_was_lost_before_it_is_served_leaves_no_context(monk
 
 
 def test_the_loss_of_one_worker_ends_no_context_of_another_that_just_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    with local_group(["a", "b", "c"]) as group, api.acting_as(group["a"]):
+    with local_group(["a", "b", "c"]) as group, acting_as(group["a"]):
         contexts = group["b"].autograd.contexts
         begin = contexts.enter
 

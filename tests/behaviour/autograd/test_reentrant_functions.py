@@ -296,7 +296,7 @@ def test_a_function_that_fails_after_its_backward_leaves_grad_as_it_was(group: G
             context.backward(loss)
     assert w.grad is own
     assert_equal(own, torch.ones(3, dtype=torch.double))
-    assert group["a"].autograd.messaging.slots.try_take([id(w)])  # nobody has it any more
+    assert group["a"].autograd.messaging.slots.try_acquire([id(w)])  # nobody has it any more
 
 
 # -- elsewhere ------------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class Breaks(torch.autograd.Function):
         return grads[0]
 
 
-def test_gradients_that_cannot_be_put_back_fail_the_pass_and_leave_no_trace_on_its_thread() -> None:
+def test_gradients_that_cannot_be_uninstall_fail_the_pass_and_leave_no_trace_on_its_thread() -> None:
     weights["w"] = torch.ones(3, requires_grad=True)
     weights["w"].grad = torch.zeros(3)
     with local_group() as group:
