@@ -56,7 +56,7 @@ def test_gradients_of_the_wrong_shape_or_number(group: Group) -> None:
     x = leaf(3)
     with autograd.context() as context:
         y = remotely("b", torch.exp, x)
-        with pytest.raises(TelegradError, match=r"grad_tensors\[0\] is \[2\], and roots\[0\] \[3\]"):
+        with pytest.raises(TelegradError, match=r"grad_tensors\[0\] has shape \[2\], but roots\[0\] has \[3\]"):
             context.backward(y, grad_tensors=[torch.ones(2)])
         with pytest.raises(TelegradError, match="got 1 roots and 2 gradients"):
             context.backward(y, grad_tensors=[torch.ones(3), torch.ones(3)])

@@ -14,7 +14,7 @@ import torch
 
 from support.one_process import gradients_on, wait_until
 from telegrad import autograd
-from telegrad.backward import engine, passes
+from telegrad.backward import engine, handlers, passes
 from telegrad.backward.contexts import current
 from telegrad.backward.island_engine import IslandEngine
 from telegrad.backward.nodes import SendRpcBackward
@@ -98,7 +98,7 @@ def test_a_gradient_message_that_cannot_be_read_fails_the_pass(monkeypatch: pyte
         group["b"].register("f", lambda: weight * 2)
         with autograd.context() as context_id:
             y = group["a"].call("b", "@f")
-            monkeypatch.setattr(passes, "build", build)
+            monkeypatch.setattr(handlers, "build", build)
             with pytest.raises(BackwardError, match="descriptor"):
                 autograd.backward(context_id, [y.sum()], timeout=LONG)
             assert group["a"].activity() == []
@@ -158,7 +158,7 @@ def test_a_gradient_that_comes_to_the_caller_after_its_pass_failed_is_answered()
             ((message, _),) = context.sends.items()
             (run,) = context.passes.values()
             sim["b"].handle(PropagateGradientsResp, lambda channel, answer, data: answers.append(answer))
-            sim["b"].tell(0, PropagateGradientsReq(9, run.about, message, (NONE,), False, (), None))
+            sim["b"].tell(0, PropagateGradientsReq(9, run.info, message, (NONE,), False, (), None))
             sim.sleep(1)
             assert sim["b"].activity() == []
         return answers
