@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import telegrad
+from support.stalls import Stalls
 from telegrad import autograd, launch, rpc
 from telegrad.agent.agent import Agent
 from telegrad.backward import incoming
@@ -39,7 +40,7 @@ def group() -> Iterator[Group]:
 
 
 def nothing_left(agents: Group) -> None:
-    """Nothing of any context may stay; word of its end travels without an answer, so it may take a moment."""
+    """Check that nothing of any context is left. Cleanup messages have no reply, so it may take a moment."""
     deadline = time.monotonic() + 10
     while True:
         left = {
@@ -288,21 +289,19 @@ def be_a_worker(moment: str, victim: str, directory: str) -> dict[str, Any] | No
 def test_a_worker_killed_in_any_phase_fails_the_pass_within_three_seconds(
     moment: str, victim: str, tmp_path: Path
 ) -> None:
-    took = []
-    while min(took, default=3.0) >= 3 > len(took):  # three times, if the machine stands still for a while
-        directory = tmp_path / str(len(took))
-        directory.mkdir()
-        with launch.start(be_a_worker, ["caller", "b", "c", "d"], (moment, victim, str(directory))) as group:
-            wait_for(directory / "ready")
-            killed = time.time()
-            group.kill(victim)
-            (directory / "killed").touch()
-            told = group.join(60)[0]
-        took.append(told["ended"] - killed)
-        assert told["type"] == "WorkerLost", told
-        assert f"worker '{victim}'" in told["error"]
-        assert not any(told["left"].values()), told["left"]
-    assert min(took) < 3
+    with (
+        Stalls() as stalls,
+        launch.start(be_a_worker, ["caller", "b", "c", "d"], (moment, victim, str(tmp_path))) as group,
+    ):
+        wait_for(tmp_path / "ready")
+        killed = time.time()
+        group.kill(victim)
+        (tmp_path / "killed").touch()
+        told = group.join(60)[0]
+    assert told["type"] == "WorkerLost", told
+    assert f"worker '{victim}'" in told["error"]
+    assert not any(told["left"].values()), told["left"]
+    assert told["ended"] - killed < 3 + stalls.seconds
 
 
 # -- leaks --------------------------------------------------------------------------------------------------
