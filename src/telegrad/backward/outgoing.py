@@ -38,15 +38,8 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
     run = running.get()
     recv: Recv = node.recv
     context = recv.context() if recv.context is not None else None
-    if context is None or context.released:
-        raise TelegradError(_GONE)
-    if run is None or run.context is not context:
-        what = "a plain backward()" if run is None else f"a pass of context {run.context.id:#x}"
-        raise TelegradError(
-            f"{what} reached a tensor that came from worker {recv.source_name!r} in context {recv.context_id:#x}. "
-            f"Its gradient can only go back there in a pass of that context: call "
-            f"telegrad.autograd.backward({recv.context_id}, [loss]) inside its `with` block"
-        )
+    if run is None or context is None or context.released or run.context is not context:
+        raise _not_in_its_pass(run, recv, gone=context is None or context.released)
     reached = run.graph.reached.pop(recv.message, None)
     if reached is None:
         # It would be the second gradient for one message, or one that the pass does not expect: it would be lost.
@@ -57,10 +50,6 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
         )
     if not reached:
         return  # it is an input, and nothing behind it is needed
-    _send_or_hold(run, recv, grads, reached)
-
-
-def _send_or_hold(run: PassRun, recv: Recv, grads: Sequence[torch.Tensor | None], reached: set[int]) -> None:
     present: list[torch.Tensor] = []
     for grad in grads:
         if grad is not None:
@@ -99,6 +88,18 @@ def _send_or_hold(run: PassRun, recv: Recv, grads: Sequence[torch.Tensor | None]
         outbox.held[recv.message] = message  # sent when the island has ended
     elif not send_gradients(run, message):
         raise PassAborted("the pass has failed")
+
+
+def _not_in_its_pass(run: PassRun | None, recv: Recv, *, gone: bool) -> TelegradError:
+    """Return the error of a recv that a backward reached that is no pass of its context."""
+    if gone:
+        return TelegradError(_GONE)
+    what = "a plain backward()" if run is None else f"a pass of context {run.context.id:#x}"
+    return TelegradError(
+        f"{what} reached a tensor that came from worker {recv.source_name!r} in context {recv.context_id:#x}. "
+        f"Its gradient can only go back there in a pass of that context: call "
+        f"telegrad.autograd.backward({recv.context_id}, [loss]) inside its `with` block"
+    )
 
 
 def send_held(run: PassRun) -> None:
