@@ -16,7 +16,7 @@ def root_of_zero(x: torch.Tensor) -> torch.Tensor:
 
 
 def run_in_anomaly_mode() -> list[str]:
-    """On worker 0: what the passes of a program that makes NaN on worker 1 end with, in anomaly mode and without."""
+    """Return, on worker 0, how passes that make NaN on worker 1 end, in anomaly mode and without."""
     if telegrad.get_worker_info().id:
         return []
     ends = []

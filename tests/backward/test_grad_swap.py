@@ -1,4 +1,4 @@
-"""Gradients are lent one context at a time, in the order of asking, and come back whatever happens."""
+"""Gradients of contexts are installed for one step at a time, in the order of asking, and restored after errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def taken(lock: FairLock) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> None:
+def test_the_lock_is_granted_to_one_thread_at_a_time_in_the_order_of_asking(seed: int) -> None:
     sim = Simulation(seed, ["a"])
     asked: list[int] = []
     had: list[int] = []
@@ -63,7 +63,7 @@ def hold(seconds: float) -> str:
 shared: tuple[Simulation, FairLock]
 
 
-def test_a_call_whose_deadline_passes_gives_its_place_up_and_the_others_go_on() -> None:
+def test_a_call_past_its_deadline_stops_waiting_for_the_lock_and_others_get_it() -> None:
     global shared
     sim = Simulation(1, ["a", "b"])
     ends: dict[str, object] = {}
@@ -91,7 +91,7 @@ def test_a_call_whose_deadline_passes_gives_its_place_up_and_the_others_go_on() 
     assert isinstance(ends.pop("late"), DeadlineExceeded)
 
 
-def test_grad_is_put_back_when_the_step_fails(group: Group) -> None:
+def test_grad_is_restored_when_the_step_fails(group: Group) -> None:
     x = leaf(3)
     x.grad = own = torch.ones(3, dtype=torch.double)
     swap = group["a"].autograd.grad_swap.for_leaves([x])
@@ -108,11 +108,11 @@ def test_grad_is_put_back_when_the_step_fails(group: Group) -> None:
             fail(context)
         assert seen.pop() is context.gradients[x]
         assert x.grad is own
-        with swap.installed(context):  # neither turn nor leaf is held any more
+        with swap.installed(context):  # the lock and the slots are free again
             assert torch.equal(x.grad, torch.full_like(x, 2.0))
 
 
-def test_what_a_step_does_to_grad_is_done_to_the_context(group: Group) -> None:
+def test_changes_of_grad_during_a_step_are_kept_in_the_context(group: Group) -> None:
     x, y = leaf(3), leaf(3, seed=1)
     swap = group["a"].autograd.grad_swap.for_leaves([x, y])
     with autograd.context() as context:
@@ -124,7 +124,7 @@ def test_what_a_step_does_to_grad_is_done_to_the_context(group: Group) -> None:
         assert context.gradients.keys() == {y}
 
 
-def test_nothing_is_lent_of_a_context_that_was_left(group: Group) -> None:
+def test_gradients_of_a_context_that_was_left_cannot_be_installed(group: Group) -> None:
     x = leaf(3)
     swap = group["a"].autograd.grad_swap.for_leaves([x])
     with autograd.context() as context:

@@ -18,7 +18,7 @@ from telegrad.testing.group import local_group
 
 BACKENDS = ["eager", "aot_eager"]
 
-# Dynamo looks at .grad of each tensor, and hides the warning from people only.
+# Dynamo reads .grad of each tensor, and its filter hides the warning only outside of pytest.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
@@ -94,8 +94,8 @@ with local_group(["a", "b"]) as agents, acting_as(agents["a"]):
 
 
 def test_a_full_graph_is_an_error_that_says_why() -> None:
-    # In a process of its own: after such an error torch goes on evaluating all frames of the process by itself, and so
-    # holds their arguments one time more, which other tests count.
+    # In another process: after such an error torch keeps evaluating all frames of the process itself, and holds one
+    # more reference to their arguments, which other tests count.
     done = subprocess.run(
         [sys.executable, "-c", FULL_GRAPHS],
         cwd=ROOT,

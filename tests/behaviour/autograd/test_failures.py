@@ -54,7 +54,7 @@ def nothing_left(agents: Group) -> None:
 
 
 class Break(torch.autograd.Function):
-    """Fails, or waits, when it is differentiated."""
+    """A function whose backward fails or waits."""
 
     go = threading.Event()
 
@@ -101,7 +101,7 @@ def test_an_error_in_a_backward_elsewhere_names_worker_and_cause(group: Group, f
         assert x in context.gradients
 
 
-def test_an_error_whose_text_no_message_can_hold_ends_the_pass(group: Group) -> None:
+def test_an_error_whose_text_cannot_be_encoded_ends_the_pass(group: Group) -> None:
     x = torch.ones(3, requires_grad=True)
     with autograd.context() as context:
         y = rpc.rpc_sync("b", break_further, (x, "raise half"))
@@ -159,7 +159,7 @@ def test_leaving_the_context_aborts_a_pass_that_runs_in_it(group: Group) -> None
     assert "was left while a backward pass was running in it" in str(failed[0])
 
 
-def test_a_pass_that_starts_elsewhere_while_one_runs_is_refused(group: Group) -> None:
+def test_a_pass_that_begins_on_another_worker_while_one_runs_is_refused(group: Group) -> None:
     x = torch.ones(3, requires_grad=True)
     with autograd.context() as context:
         y = rpc.rpc_sync("b", break_there, (x, "wait")).sum()
@@ -192,7 +192,7 @@ def test_a_lost_worker_fails_the_pass_with_its_name(group: Group) -> None:
 
 
 class Phase:
-    """Where in a pass the victim is to be killed; set in every process by `arrange`."""
+    """The moment of a pass at which the victim is killed. `arrange` sets it in every process."""
 
     victim = ""
     moment = ""
@@ -243,7 +243,7 @@ def forward_through(way: list[str], x: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def state_here() -> dict[str, int]:
-    """What there is of contexts and passes in this process."""
+    """Return how many contexts and passes there are in this process."""
     info = telegrad.rpc.default_agent().autograd.debug_info()
     return {key: info[key] for key in STATE if info[key]}
 
