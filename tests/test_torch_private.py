@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from support.paths import SOURCES
+from telegrad import torch_private
 
 PACKAGE = Path(SOURCES, "telegrad")
 FILES = sorted(
@@ -88,3 +89,13 @@ def test_a_torch_that_lacks_a_private_name_is_reported_at_import() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert f"ImportError: torch {torch.__version__} lacks torch._C._storage_Use_Count" in done.stderr
+
+
+def test_where_references_are_not_all_counted_a_gradient_is_never_taken_for_unshared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grad = torch.ones(3)
+    assert torch_private.nobody_else_holds(grad, 1)
+    assert not torch_private.nobody_else_holds(grad, 0)
+    monkeypatch.setattr(torch_private, "_COUNTS_ALL", False)  # as from Python 3.14 on
+    assert not torch_private.nobody_else_holds(grad, 1)

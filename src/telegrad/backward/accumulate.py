@@ -121,7 +121,8 @@ class Gradients:
         for leaf in list(self._in_grad):
             self.release_grad(leaf)
         with self._lock:
-            self._grads.clear()
+            grads, self._grads = self._grads, {}
+        del grads  # without the lock, since finalizers of the user may run
 
 
 def _is_owned(grad: torch.Tensor) -> bool:

@@ -193,14 +193,15 @@ class Autograd:
                 run.fail(TelegradError(f"context {context.id:#x} was left while a backward pass was running in it"))
         for worker, calls in made.items():
             self._agent.tell(worker, CleanupAutogradContextReq(context.id, calls))
+        # Tensors are freed without the lock, since finalizers of the user may run then.
         with context.lock:
-            for send in context.sends.values():
-                send.release()
-            for recv in context.recvs.values():
-                recv.node = None
-            context.sends.clear()
-            context.recvs.clear()
-            context.passes.clear()
+            sends, recvs, passes = context.sends, context.recvs, context.passes
+            context.sends, context.recvs, context.passes = {}, {}, {}
+        for send in sends.values():
+            send.release()
+        for recv in recvs.values():
+            recv.node = None
+        del runs, passes
         context.gradients.clear()
 
     def _ask_owner(self, context: DistAutogradContext) -> None:

@@ -82,8 +82,8 @@ class PassRun:
         self.info = info
         self.messaging = messaging
         self.begun_here = roots is not None
-        # Protects everything below, and the graph. Not held while torch's engine or user code runs. The graph is
-        # walked under it, which calls torch only for the nodes that follow a node.
+        # Protects everything below, and the graph. Not held while torch's engine or user code runs. Walks of the graph
+        # hold it, which call torch only to read nodes and leaves.
         self.lock = lock = threading.Lock()
         self.failure: Exception | None = None
         self.rules: Pass[ReplyTo] = Pass(messaging.me)
