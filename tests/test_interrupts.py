@@ -19,7 +19,7 @@ import torch
 from telegrad import autograd as dist_autograd
 from telegrad import rpc
 from telegrad.agent.agent import Agent
-from telegrad.backward.driver import PassRun
+from telegrad.backward.effects import start_island
 from telegrad.connection.channel import Channel
 from telegrad.errors import CallCancelled, WorkerLost
 from telegrad.interrupts import interruptible, is_protected, shielded
@@ -294,24 +294,26 @@ def test_an_interrupted_pass_is_over_on_all_workers_and_the_next_one_works() -> 
 def test_ctrl_c_in_an_island_that_the_main_thread_runs_for_somebody_else_is_not_lost() -> None:
     # The pass that it belongs to fails, and says why.
     run = SimpleNamespace(
-        _graph=SimpleNamespace(
-            islands={0: SimpleNamespace(direct=False, last=0)}, run=lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        graph=SimpleNamespace(islands={0: SimpleNamespace(direct=False, last=0)}),
+        engine=SimpleNamespace(
+            run=lambda *_: (_ for _ in ()).throw(KeyboardInterrupt), forget=lambda island: ended.append(island)
         ),
-        about=SimpleNamespace(create_graph=False),
+        info=SimpleNamespace(create_graph=False),
         context=None,
         failure=None,
         fail=lambda error: failed.append(error),
-        _driver=0,
-        _messaging=SimpleNamespace(agent=None),
-        _wait_for=None,
+        driver_thread=0,
+        messaging=SimpleNamespace(agent=None),
+        wait_for_gradient=None,
         wait_for_slot=None,
         inner={},
-        _island_ended=lambda island: ended.append(island),
+        lock=threading.Lock(),
+        rules=SimpleNamespace(ended=list),
     )
     failed: list[BaseException] = []
     ended: list[Any] = []
     with pytest.raises(KeyboardInterrupt):
-        PassRun._run_island(run, SimpleNamespace(island=0, waiting=()))  # type: ignore[arg-type]
+        start_island(run, SimpleNamespace(island=0, waiting=()))  # type: ignore[arg-type]
     assert len(failed) == len(ended) == 1
 
 

@@ -1,6 +1,6 @@
-"""Distributed autograd on the default agent: what `telegrad.autograd` offers.
+"""Distributed autograd on the default agent.
 
-Names, signatures and defaults are those of torch.distributed.autograd, and more.
+Names, signatures and defaults are those of torch.distributed.autograd, with more options.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from telegrad.errors import NotInitialized, TelegradError
 def _autograd() -> Autograd:
     autograd = default_agent().autograd
     if not isinstance(autograd, Autograd):
-        raise NotInitialized("this agent was made without autograd: telegrad.init_rpc() makes one with it")
+        raise NotInitialized("this agent has no autograd: make it with telegrad.init_rpc()")
     return autograd
 
 
 def is_available() -> bool:
-    """Whether distributed autograd can be used at all: always."""
+    """Return True: distributed autograd is always available."""
     return True
 
 
 class ContextId(int):
-    """The id of a context, as an int that can be passed on; with what is most often done with it."""
+    """The id of a context: an int that can be sent to other workers, with shortcuts for the context's functions."""
 
     _autograd: Autograd
 
@@ -42,15 +42,15 @@ class ContextId(int):
 
     @property
     def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
-        """The gradients that passes in this context have left on this worker, by leaf."""
+        """Return the gradients that passes in this context have left on this worker, by leaf."""
         return self._autograd.contexts.retrieve(self).gradients.as_dict()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return int, (int(self),)  # elsewhere it is just the id
+        return int, (int(self),)  # on other workers it is a plain int
 
 
 class context:  # noqa: N801 - torch's name
-    """The scope of a forward and backward pass: what is called inside can be differentiated through.
+    """The scope of a forward and backward pass. Calls that are made inside can be differentiated through.
 
     >>> with telegrad.autograd.context() as context_id:          # doctest: +SKIP
     ...     loss = telegrad.rpc_sync("b", model, (x,)).sum()
@@ -82,10 +82,11 @@ class context:  # noqa: N801 - torch's name
 
 
 def _enter_new(autograd: Autograd) -> DistAutogradContext:
-    there = current.get()
-    if there is not None and not there.released:
+    open_context = current.get()
+    if open_context is not None and not open_context.released:
         raise TelegradError(
-            f"Already have an autograd context id for this thread. Contexts cannot be nested: {there.id} is still open"
+            "Already have an autograd context id for this thread. Contexts cannot be nested: "
+            f"{open_context.id} is still open"
         )
     return autograd.contexts.new()
 
@@ -103,9 +104,10 @@ def backward(
 ) -> None:
     """Run one backward pass from `roots`, through every worker that took part in the context.
 
-    Gradients of leaves are left in the context, on the worker that has the leaf (`get_gradients`); with
-    ``accumulate="grad"`` in ``.grad``, for ordinary optimizers. `grad_tensors`, `inputs` and `create_graph` mean what
-    they mean in torch.autograd.backward; `inputs` are tensors of this worker. `timeout` in seconds bounds the pass.
+    Gradients of leaves are left in the context, on the worker that has the leaf (see `get_gradients`). With
+    ``accumulate="grad"`` they are added to ``.grad``, for ordinary optimizers. `grad_tensors`, `inputs` and
+    `create_graph` are those of torch.autograd.backward; `inputs` are tensors of this worker. `timeout` limits the
+    duration of the pass, in seconds.
     """
     _autograd().backward(
         context_id,
@@ -129,14 +131,14 @@ def grad(
     allow_unused: bool = False,
     timeout: float | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of `outputs` with respect to `inputs`, as torch.autograd.grad gives them, through all workers."""
+    """Return the gradients of `outputs` with respect to `inputs`, as torch.autograd.grad does, through all workers."""
     return _autograd().grad(
         context_id, outputs, inputs, grad_outputs, retain_graph, create_graph, allow_unused, timeout
     )
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
-    """The gradients that passes in the context have left on this worker, by leaf."""
+    """Return the gradients that passes in the context have left on this worker, by leaf."""
     return _autograd().contexts.retrieve(context_id).gradients.as_dict()
 
 
@@ -158,13 +160,13 @@ def _release_context(context_id: int) -> None:
 
 
 def _current_context() -> DistAutogradContext:
-    there = current.get()
-    if there is None:
+    open_context = current.get()
+    if open_context is None:
         raise TelegradError(
             "Current thread doesn't have a valid autograd context. Please wrap your code using: "
             "`with torch.distributed.autograd.context() as context_id` to generate a valid context"
         )
-    return there
+    return open_context
 
 
 def _has_valid_context() -> bool:
@@ -188,7 +190,7 @@ def _get_debug_info() -> dict[str, str]:
 
 
 def _init(worker_id: int) -> None:
-    """Does nothing: an agent comes with its autograd."""
+    """Do nothing: every agent has its autograd."""
 
 
 keep_uncompiled(__name__)

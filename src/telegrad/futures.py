@@ -19,13 +19,11 @@ from telegrad.calls.call import Call
 from telegrad.calls.reraise import another
 from telegrad.errors import CallCancelled, DeadlineExceeded
 from telegrad.interrupts import interruptible, shielded
+from telegrad.torch_private import FutureBase
 from telegrad.wire.messages import Visit
 
 T = TypeVar("T")
 S = TypeVar("S")
-
-_Plain = torch._C.Future
-"""What torch's Future is made of, without the Python functions around it."""
 
 
 class Future(torch.futures.Future[T]):
@@ -35,7 +33,7 @@ class Future(torch.futures.Future[T]):
     """
 
     def __init__(self, agent: Agent | None = None, *, keeps: object = None) -> None:
-        _Plain.__init__(self, [])
+        FutureBase.__init__(self, [])
         self._agent = agent
         self._keeps = keeps  # alive for as long as the call is under way
         self._call: Call | None = None
@@ -70,13 +68,13 @@ class Future(torch.futures.Future[T]):
         if made_in is not None:
             made_in.run(self._complete, value, error)
         elif error is None:  # as nearly all: one function less
-            _Plain.set_result(self, value)
+            FutureBase.set_result(self, value)
         else:
             self._complete(value, error)
 
     def _complete(self, value: Any, error: Exception | None) -> None:
         if error is None:
-            _Plain.set_result(self, value)
+            FutureBase.set_result(self, value)
         else:
             self._completed_by = threading.get_ident()
             self.set_exception(error)

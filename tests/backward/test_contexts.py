@@ -107,7 +107,7 @@ def answers_later(x: torch.Tensor) -> Any:
     return rpc.rpc_async("c", times_weight, (x.sin(),)).then(lambda future: future.wait().exp() * x)
 
 
-def test_a_context_follows_into_functions_that_answer_later(group: Group) -> None:
+def test_a_context_follows_into_functions_that_reply_later(group: Group) -> None:
     x = leaf(3)
     assert_as_in_one_process(
         group, lambda call: call("b", answers_later if call is remotely else awaits_here, x).sum(), [x, weights["w"]]
@@ -172,7 +172,7 @@ def test_a_callee_cannot_open_a_context_inside_that_of_its_caller(group: Group) 
         remotely("b", opens_one)
 
 
-def test_an_error_inside_leaves_the_context(group: Group) -> None:
+def test_an_error_inside_the_block_ends_the_context(group: Group) -> None:
     ids: list[int] = []
 
     def fail_inside() -> None:

@@ -1,4 +1,4 @@
-"""Slots: one thread at a time uses ``.grad`` of a leaf, all leaves of a thread at once, and who waits has none."""
+"""One thread at a time holds the slot of a leaf, it gets all its slots at once, and releases them while it waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unexpected(event: Event) -> None:
     raise AssertionError("nobody has the slot, so nobody waits")
 
 
-def test_a_gradient_is_installed_and_put_back(group: Group) -> None:
+def test_a_gradient_is_installed_and_uninstalled(group: Group) -> None:
     slots, x = group["a"].autograd.messaging.slots, leaf(3)
     x.grad = own = torch.ones(3, dtype=torch.double)
     gradients = table(x=(x, 2.0))
@@ -36,7 +36,7 @@ def test_a_gradient_is_installed_and_put_back(group: Group) -> None:
     assert gradients.get(x) is changed
 
 
-def test_a_thread_that_waits_has_no_gradient_installed_and_gets_it_again(group: Group) -> None:
+def test_gradients_are_uninstalled_while_a_thread_waits_and_installed_again(group: Group) -> None:
     agent, x = group["a"], leaf(3)
     slots, gradients = agent.autograd.messaging.slots, table(x=(x, 2.0))
     part = Installed([x], gradients)
@@ -51,7 +51,7 @@ def test_a_thread_that_waits_has_no_gradient_installed_and_gets_it_again(group: 
     assert x.grad is None
 
 
-def test_a_gradient_that_does_not_fit_leaves_nothing_installed_and_no_slot_taken(group: Group) -> None:
+def test_a_gradient_that_does_not_fit_leaves_no_gradient_installed_and_no_slot_held(group: Group) -> None:
     slots, x, y = group["a"].autograd.messaging.slots, leaf(3), leaf(2)
     gradients = Gradients()
     gradients.replace(x, torch.ones(3, dtype=torch.double))
@@ -65,7 +65,7 @@ def test_a_gradient_that_does_not_fit_leaves_nothing_installed_and_no_slot_taken
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_threads_that_take_leaves_in_any_order_wait_and_nest_never_mix_and_all_end(seed: int) -> None:
+def test_threads_that_install_gradients_in_any_order_never_mix_and_all_end(seed: int) -> None:
     sim = Simulation(seed, ["a"])
     leaves = [leaf(2) for _ in range(4)]
     using: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Gradients are lent one context at a time, in the order of asking, and come back whatever happens."""
+"""Gradients of contexts are installed for one step at a time, in the order of asking, and restored after errors."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import torch
 
 from support.one_process import Group, leaf
 from telegrad import autograd, rpc
-from telegrad.backward.grad_swap import Turns
+from telegrad.backward.grad_swap import FairLock
 from telegrad.errors import DeadlineExceeded, TelegradError
 from telegrad.testing.simulation import Simulation
 
 
 @contextmanager
-def taken(turns: Turns) -> Iterator[None]:
-    turns.take()
+def taken(lock: FairLock) -> Iterator[None]:
+    lock.acquire()
     try:
         yield
     finally:
-        turns.pass_on()
+        lock.release()
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> None:
+def test_the_lock_is_granted_to_one_thread_at_a_time_in_the_order_of_asking(seed: int) -> None:
     sim = Simulation(seed, ["a"])
     asked: list[int] = []
     had: list[int] = []
     inside: list[int] = []
 
-    def take(turns: Turns, number: int) -> None:
+    def take(lock: FairLock, number: int) -> None:
         sim.sleep(sim.random.uniform(0, 0.1))
         asked.append(number)
-        with taken(turns):
+        with taken(lock):
             inside.append(number)
             assert len(inside) == 1
             sim.sleep(sim.random.uniform(0, 0.1))
@@ -42,8 +42,8 @@ def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> Non
             had.append(number)
 
     def program() -> None:
-        turns = Turns(sim["a"])
-        threads = [sim.spawn("a", lambda n=number: take(turns, n)) for number in range(8)]
+        lock = FairLock(sim["a"])
+        threads = [sim.spawn("a", lambda n=number: take(lock, n)) for number in range(8)]
         for thread in threads:
             assert thread.join(sim.scheduler.now + 60), sim.scheduler.stacks()
 
@@ -54,16 +54,16 @@ def test_a_turn_is_had_by_one_at_a_time_in_the_order_of_asking(seed: int) -> Non
 
 
 def hold(seconds: float) -> str:
-    sim, turns = shared
-    with taken(turns):
+    sim, lock = shared
+    with taken(lock):
         sim.sleep(seconds)
     return "held"
 
 
-shared: tuple[Simulation, Turns]
+shared: tuple[Simulation, FairLock]
 
 
-def test_a_call_whose_deadline_passes_gives_its_place_up_and_the_others_go_on() -> None:
+def test_a_call_past_its_deadline_stops_waiting_for_the_lock_and_others_get_it() -> None:
     global shared
     sim = Simulation(1, ["a", "b"])
     ends: dict[str, object] = {}
@@ -76,7 +76,7 @@ def test_a_call_whose_deadline_passes_gives_its_place_up_and_the_others_go_on() 
 
     def program() -> None:
         global shared
-        shared = sim, Turns(sim["b"])
+        shared = sim, FairLock(sim["b"])
         threads = []
         for name, timeout in (("first", 10.0), ("late", 0.5), ("last", 10.0)):
             threads.append(sim.spawn("a", lambda n=name, t=timeout: call(n, t)))
@@ -91,14 +91,14 @@ def test_a_call_whose_deadline_passes_gives_its_place_up_and_the_others_go_on() 
     assert isinstance(ends.pop("late"), DeadlineExceeded)
 
 
-def test_grad_is_put_back_when_the_step_fails(group: Group) -> None:
+def test_grad_is_restored_when_the_step_fails(group: Group) -> None:
     x = leaf(3)
     x.grad = own = torch.ones(3, dtype=torch.double)
-    loan = group["a"].autograd.lending.loan([x])
+    swap = group["a"].autograd.grad_swap.for_leaves([x])
     seen = []
 
     def fail(context: int) -> None:
-        with loan.of(context):
+        with swap.installed(context):
             seen.append(x.grad)
             raise ZeroDivisionError
 
@@ -108,26 +108,26 @@ def test_grad_is_put_back_when_the_step_fails(group: Group) -> None:
             fail(context)
         assert seen.pop() is context.gradients[x]
         assert x.grad is own
-        with loan.of(context):  # neither turn nor leaf is held any more
+        with swap.installed(context):  # the lock and the slots are free again
             assert torch.equal(x.grad, torch.full_like(x, 2.0))
 
 
-def test_what_a_step_does_to_grad_is_done_to_the_context(group: Group) -> None:
+def test_changes_of_grad_during_a_step_are_kept_in_the_context(group: Group) -> None:
     x, y = leaf(3), leaf(3, seed=1)
-    loan = group["a"].autograd.lending.loan([x, y])
+    swap = group["a"].autograd.grad_swap.for_leaves([x, y])
     with autograd.context() as context:
         context.backward((2 * x).sum())
-        with loan.of(context):
+        with swap.installed(context):
             assert y.grad is None
             x.grad, y.grad = None, torch.ones(3, dtype=torch.double)
         assert x.grad is y.grad is None
         assert context.gradients.keys() == {y}
 
 
-def test_nothing_is_lent_of_a_context_that_was_left(group: Group) -> None:
+def test_gradients_of_a_context_that_was_left_cannot_be_installed(group: Group) -> None:
     x = leaf(3)
-    loan = group["a"].autograd.lending.loan([x])
+    swap = group["a"].autograd.grad_swap.for_leaves([x])
     with autograd.context() as context:
         pass
-    with pytest.raises(TelegradError, match="has been left"), loan.of(context):
+    with pytest.raises(TelegradError, match="has been left"), swap.installed(context):
         raise AssertionError("this must not run")

@@ -18,7 +18,7 @@ from telegrad.testing.group import local_group
 
 BACKENDS = ["eager", "aot_eager"]
 
-# Dynamo looks at .grad of each tensor, and hides the warning from people only.
+# Dynamo reads .grad of each tensor, and its filter hides the warning only outside of pytest.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
@@ -76,18 +76,17 @@ def test_a_call_in_a_compiled_function_is_a_graph_break(function: Callable[..., 
 
 FULL_GRAPHS = """
 import sys
-
-sys.path.insert(0, "tests")
+sys.path.append("tests")
 import torch
-import tests.backward.test_graph_breaks as test_compiling
+import tests.backward.test_graph_breaks as test_graph_breaks
 from telegrad.nn import RemoteModule
 from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 
 with local_group(["a", "b"]) as agents, acting_as(agents["a"]):
-    for function in [*test_compiling.FUNCTIONS, torch.nn.Sequential(RemoteModule("b", torch.nn.Sigmoid))]:
+    for function in [*test_graph_breaks.FUNCTIONS, torch.nn.Sequential(RemoteModule("b", torch.nn.Sigmoid))]:
         try:
-            test_compiling.gradient(torch.compile(function, backend="eager", fullgraph=True))
+            test_graph_breaks.gradient(torch.compile(function, backend="eager", fullgraph=True))
         except torch._dynamo.exc.Unsupported as error:
             assert "telegrad talks to other workers, which cannot be part of a compiled graph" in str(error), error
             print("refused")
@@ -95,8 +94,8 @@ with local_group(["a", "b"]) as agents, acting_as(agents["a"]):
 
 
 def test_a_full_graph_is_an_error_that_says_why() -> None:
-    # In a process of its own: after such an error torch goes on evaluating all frames of the process by itself, and so
-    # holds their arguments one time more, which other tests count.
+    # In another process: after such an error torch keeps evaluating all frames of the process itself, and holds one
+    # more reference to their arguments, which other tests count.
     done = subprocess.run(
         [sys.executable, "-c", FULL_GRAPHS],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The plan: which recv the engine is sure to execute last, so that its gradient can take the answer along."""
+"""The plan knows which recv the engine executes last, so that a reply can be sent with its gradient."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_recv_that_was_made_before_all_else_comes_last() -> None:
     assert island.last == 7
 
 
-def test_the_engine_agrees() -> None:
+def test_the_engine_executes_that_recv_last() -> None:
     order: list[str] = []
     x = receive(Recv(None, 1, 7, 0, "b"), lambda *_: order.append("recv"), [torch.ones(2)])[0]
     branch = torch.sin(x) * leaf()
@@ -66,7 +66,7 @@ def test_of_two_recvs_none_counts_as_last() -> None:
 
 
 @pytest.mark.parametrize("grow", [lambda x: torch.sin(x), lambda x: x * leaf()])
-def test_in_a_large_island_gradients_leave_while_it_runs(grow: Any) -> None:
+def test_gradients_of_a_large_island_are_sent_while_it_runs(grow: Any) -> None:
     x = received(7)
     for _ in range(40):
         x = grow(x)
@@ -80,7 +80,7 @@ def test_in_an_island_of_two_entries_none_counts_as_last() -> None:
 
 
 @pytest.mark.parametrize(("function", "kinds"), [("small", [True]), ("large", [False, None])])
-def test_the_answer_rides_on_the_last_gradient_of_a_small_island(
+def test_the_reply_is_sent_with_the_last_gradient_of_a_small_island(
     function: str, kinds: list[bool | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sim = Simulation(1, ["a", "b"])

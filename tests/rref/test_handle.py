@@ -9,6 +9,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +158,11 @@ def loss_of(x: torch.Tensor, w: RRef[torch.Tensor]) -> torch.Tensor:
     return (x * w.local_value()).sum()
 
 
+def gated_loss(x: torch.Tensor, w: RRef[torch.Tensor], gate: str) -> torch.Tensor:
+    wait_for(gate)
+    return loss_of(x, w)
+
+
 def grad_of(w: RRef[torch.Tensor]) -> torch.Tensor | None:
     return w.local_value().grad
 
@@ -228,9 +234,16 @@ def test_a_value_can_be_used_before_the_call_that_makes_it_has_come(group: Group
     assert rpc.remote("b", Counter, (7,)).rpc_sync().add() == 8
 
 
-def test_backward_waits_for_the_call_that_makes_the_value(group: Group) -> None:
-    rref = rpc.remote("b", torch.sum, (torch.ones(1_000_000, requires_grad=True),))
-    rref.backward()
+def test_backward_waits_for_the_call_that_makes_the_value(group: Group, gate: threading.Event) -> None:
+    w = rpc.remote("b", weight)
+    loss = rpc.remote("b", gated_loss, (torch.ones(2), w, "gate"))
+    with ThreadPoolExecutor(1) as pool:
+        backward = pool.submit(loss.backward)
+        assert rpc.rpc_sync("b", grad_of, (w,)) is None
+        assert not backward.done()
+        gate.set()
+        backward.result(PATIENCE)
+    assert rpc.rpc_sync("b", grad_of, (w,)).tolist() == [1.0, 1.0]
 
 
 # -- passing on --------------------------------------------------------------------------------------------------

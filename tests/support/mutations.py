@@ -1,6 +1,7 @@
-"""Mutations of the engine, one or more for each feature of random programs: what a feature guards, taken out.
+"""Mutations of the engine, at least one for each feature of random programs.
 
-A feature earns its place by finding them: `test_mutations.py` sees to it that each is found within 500 seeds. Counts:
+Each removes something that a feature tests. `test_mutations.py` checks that each is found within 500 seeds. To print
+how many seeds each takes:
 
 python tests/support/mutations.py
 """
@@ -19,16 +20,12 @@ from unittest import mock
 
 import torch
 
-from telegrad.backward import extension as record
-from telegrad.backward import grad_slots as slots
-from telegrad.backward import graph as engine
-from telegrad.backward import inputs, islands, watched_engine
+from telegrad.backward import engine_call, extension, grad_slots, inputs, islands, watched_engine
 from telegrad.backward.nodes import receive
-from telegrad.calls import client as calling
+from telegrad.calls import client
 from telegrad.testing.programs import chosen
 from telegrad.testing.soak import STALLED, Verdict, run_seeds
-from telegrad.wire import payload
-from telegrad.wire import tensor_encode as layout
+from telegrad.wire import payload, tensor_encode
 
 Patch = Callable[[], contextlib.AbstractContextManager[object]]
 MOST_SEEDS = 500
@@ -36,12 +33,12 @@ MOST_SEEDS = 500
 
 @dataclass(frozen=True)
 class Mutation:
-    """What is taken out, and the features that show it."""
+    """A patch that breaks something, and the features that find it."""
 
     features: tuple[str, ...]
     patch: Patch
     hangs: bool = False
-    """A thread waits for a lock of `threading`, so a seed that finds it never ends."""
+    """A thread waits for a lock of `threading`, so a seed that finds the mutation never ends."""
 
 
 def _instead(owner: Any, name: str, other: Any) -> Patch:
@@ -49,7 +46,7 @@ def _instead(owner: Any, name: str, other: Any) -> Patch:
 
 
 def _all_branches_run() -> contextlib.AbstractContextManager[object]:
-    """A pass with inputs runs all that its roots reach."""
+    """Make a pass with inputs run everything that its roots reach."""
     plan = islands.plan
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(islands, "plan", lambda *args, needed=None, **kwargs: plan(*args, **kwargs)))
@@ -58,7 +55,7 @@ def _all_branches_run() -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
-def _nothing_noted(tensors: Any) -> Iterator[dict[int, Any]]:
+def _nothing_captured(tensors: Any) -> Iterator[dict[int, Any]]:
     yield {}
 
 
@@ -77,26 +74,26 @@ def _inner_gradients_into_grad() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hooks_under_locks() -> Iterator[None]:
-    """Who installs a gradient in .grad has a lock of the leaf until it is done, whatever its hooks wait for."""
+    """Make a thread that installs a gradient in .grad hold a lock of the leaf, even while its hooks wait."""
     locks: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
-    def add(self: slots.Slots, part: slots.Part, wait: slots.Wait) -> None:
+    def add(self: grad_slots.Slots, part: grad_slots.Part, wait: grad_slots.Wait) -> None:
         for key in sorted(part.leaf_ids()):
             locks[key].acquire()
         part.install()
 
-    def remove(self: slots.Slots, part: slots.Part) -> None:
-        part.put_back()
+    def remove(self: grad_slots.Slots, part: grad_slots.Part) -> None:
+        part.uninstall()
         for key in part.leaf_ids():
             locks[key].release()
 
-    with mock.patch.object(slots.Slots, "add", add), mock.patch.object(slots.Slots, "remove", remove):
+    with mock.patch.object(grad_slots.Slots, "add", add), mock.patch.object(grad_slots.Slots, "remove", remove):
         yield
 
 
 @contextlib.contextmanager
 def _no_grad_dtype() -> Iterator[None]:
-    """Python code sees no grad_dtype; torch's engine does."""
+    """Hide grad_dtype from Python code, but not from torch's engine."""
     real = torch.Tensor.grad_dtype
     blind = property(lambda leaf: None, lambda leaf, dtype: real.__set__(leaf, dtype))
     with mock.patch.object(torch.Tensor, "grad_dtype", blind):
@@ -105,51 +102,51 @@ def _no_grad_dtype() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _two_dtypes_apart() -> Iterator[None]:
-    """Tensors that overlap share memory on arrival only if they are of one dtype."""
-    real = layout.overlapping
+    """Make tensors that overlap share memory on arrival only if they have the same dtype."""
+    real = tensor_encode.overlapping
 
     def overlapping(pieces: Any, tensors: Any) -> Any:
         groups = real(pieces, tensors)
         return [group for group in groups if len({tensors[index].dtype for *_, index in group}) == 1]
 
-    with mock.patch.object(layout, "overlapping", overlapping):
+    with mock.patch.object(tensor_encode, "overlapping", overlapping):
         yield
 
 
 MUTATIONS: dict[str, Mutation] = {
-    "inputs: branches that lead nowhere run": Mutation(("inputs",), _all_branches_run),
+    "inputs: branches without inputs run": Mutation(("inputs",), _all_branches_run),
     "inputs: gradients of inputs without their hooks": Mutation(
-        ("inputs",), _instead(engine, "noting", _nothing_noted)
+        ("inputs",), _instead(engine_call, "capturing", _nothing_captured)
     ),
-    "passes: branches that lead nowhere are freed": Mutation(("inputs", "passes"), _all_branches_run),
+    "passes: branches without inputs are freed": Mutation(("inputs", "passes"), _all_branches_run),
     "grad_modes: subclasses under no_grad without history": Mutation(
         ("subclasses", "grad_modes"), _instead(payload, "recorded", contextlib.nullcontext)
     ),
-    "subclasses: one that leaves its history out is sent": Mutation(
+    "subclasses: sent although pickling drops the history": Mutation(
         ("subclasses",), _instead(payload, "check_leads_back", lambda x, reduced: None)
     ),
-    "subclasses: torch's own pickling is not seen": Mutation(
+    "subclasses: torch's own pickling is not recognized": Mutation(
         ("subclasses",), _instead(payload, "as_torch_pickles", lambda x, reduced: None)
     ),
-    "views: tensors that overlap arrive apart": Mutation(
-        ("views",), _instead(record, "receive_views", _receive_views_apart)
+    "views: overlapping tensors arrive separately": Mutation(
+        ("views",), _instead(extension, "receive_views", _receive_views_apart)
     ),
     "reentrant: inner gradients go into .grad": Mutation(("reentrant",), _inner_gradients_into_grad),
     "multi_grad: hooks do not tie islands": Mutation(("multi_grad",), _instead(islands, "ties", ())),
     "post_accumulate: hooks run under locks": Mutation(("post_accumulate",), _hooks_under_locks, hangs=True),
-    "grad_dtype: the short way does not look at it": Mutation(("grad_dtype",), _no_grad_dtype),
-    "dtypes: overlapping tensors of two dtypes arrive apart": Mutation(("dtypes", "views"), _two_dtypes_apart),
-    "autocast: calls do not carry it": Mutation(("autocast",), _instead(calling, "autocast_is_enabled", lambda: False)),
+    "grad_dtype: ignored without the engine": Mutation(("grad_dtype",), _no_grad_dtype),
+    "dtypes: overlapping tensors of two dtypes arrive separately": Mutation(("dtypes", "views"), _two_dtypes_apart),
+    "autocast: calls do not carry it": Mutation(("autocast",), _instead(client, "autocast_is_enabled", lambda: False)),
 }
 
 
 def applied(name: str) -> contextlib.AbstractContextManager[object]:
-    """The engine with one mutation."""
+    """Return a context manager that applies one mutation."""
     return MUTATIONS[name].patch()
 
 
 def found(name: str, most: int = MOST_SEEDS) -> Verdict | None:
-    """The first seed that shows it, with how; None if none of so many does."""
+    """Return the verdict of the first seed that finds a mutation; None if none of `most` seeds does."""
     mutation = MUTATIONS[name]
     run = partial(run_seeds, processes=1, stalled=10.0 if mutation.hangs else STALLED, apply=partial(applied, name))
     verdicts = run(0, most, chosen(mutation.features))
@@ -161,7 +158,7 @@ def found(name: str, most: int = MOST_SEEDS) -> Verdict | None:
 
 
 def main() -> None:
-    """Print how many seeds each takes, and what the last of them showed."""
+    """Print how many seeds each mutation takes, and what the last of them found."""
     for name in MUTATIONS:
         if any(part in name for part in sys.argv[1:] or [""]):
             verdict = found(name)

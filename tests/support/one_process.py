@@ -1,6 +1,6 @@
-"""What the tests of autograd compare with: the same program in one process, without calls.
+"""The reference for tests of autograd: the same program in one process, without remote calls.
 
-A program gets a function `call(worker, function, *args)`. `remotely` makes a call of it, `locally` runs the function.
+A program gets a function `call(worker, function, *args)`. `remotely` calls the worker, `locally` runs the function.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.double, seed: int = 0) -> torch
 
 
 def gradients_on(agent: Agent, context: int) -> dict[torch.Tensor, torch.Tensor]:
-    """What a context holds on one worker; nothing, where it never came."""
+    """Return the gradients of a context on one worker: none if the worker took no part in it."""
     if agent.autograd.contexts.get(context) is None:
         return {}
     with acting_as(agent):
@@ -49,7 +49,7 @@ def gradients_on(agent: Agent, context: int) -> dict[torch.Tensor, torch.Tensor]
 
 
 def all_gradients(group: Group, context: int) -> dict[torch.Tensor, torch.Tensor]:
-    """What a context holds on all workers. A leaf that several of them use counts once on each."""
+    """Return the gradients of a context on all workers, summed over the workers that share a leaf."""
     found: dict[torch.Tensor, torch.Tensor] = {}
     for agent in group.values():
         for tensor, grad in gradients_on(agent, context).items():
@@ -58,7 +58,7 @@ def all_gradients(group: Group, context: int) -> dict[torch.Tensor, torch.Tensor
 
 
 def wanted_gradients(program: Program, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """What one process leaves in ``.grad``; it is as it was afterwards."""
+    """Return the gradients that the program has in one process. Restores ``.grad``."""
     before = [tensor.grad for tensor in leaves]
     for tensor in leaves:
         tensor.grad = None
@@ -79,9 +79,9 @@ def assert_equal(got: torch.Tensor | None, want: torch.Tensor | None) -> None:
 
 
 def assert_as_in_one_process(group: Group, program: Program, leaves: Sequence[torch.Tensor]) -> None:
-    """The gradients of the distributed program, on whichever workers, are those of one process."""
+    """Check that the distributed program has the gradients of one process, on any workers."""
     wanted = wanted_gradients(program, leaves)
-    assert any(want is not None for want in wanted), "a comparison of nothing shows nothing"
+    assert any(want is not None for want in wanted), "the program has no gradients to compare"
     with autograd.context() as context:
         context.backward(program(remotely))
         got = all_gradients(group, context)
@@ -97,7 +97,7 @@ def wait_until(condition: Callable[[], bool], what: Callable[[], object] = lambd
 
 
 def nothing_left(agents: Group) -> None:
-    """Nothing of any context may stay. Word of its end travels without an answer, so it may take a moment."""
+    """Check that nothing of any context is left. Cleanup messages have no reply, so it may take a moment."""
 
     def left() -> dict[str, dict[str, int]]:
         found = {name: agent.autograd.debug_info() for name, agent in agents.items()}

@@ -1,7 +1,7 @@
 """Anomaly mode on workers other than the one that began the pass.
 
-There, torch's own mode would do, but it is process-wide: it would also fail passes of others that have it off. So nodes
-are checked one by one, for one run of the engine.
+Torch's own mode is process-wide, and would also fail passes that have it off. So nodes are checked one by one, for one
+run of the engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_checking() -> bool:
 
 @contextlib.contextmanager
 def nan_checked(starts: Iterable[islands.Start]) -> Iterator[None]:
-    """While this is open, a node behind these that returns NaN to the engine, on this thread, raises."""
+    """Make nodes behind these raise if they return NaN to the engine on this thread in the block."""
     nodes: set[Any] = set()
     islands.reach(starts, nodes)
     thread = get_ident()
@@ -37,7 +37,7 @@ def nan_checked(starts: Iterable[islands.Start]) -> Iterator[None]:
 
 
 def _check(node: Any, thread: int, outputs: Iterable[torch.Tensor | None], inputs: Any) -> None:
-    if get_ident() != thread:  # a pass of another context
+    if get_ident() != thread:  # it runs for a pass of another context
         return
     for number, output in enumerate(outputs):
         if output is not None and _has_nan(output):
@@ -45,7 +45,7 @@ def _check(node: Any, thread: int, outputs: Iterable[torch.Tensor | None], input
             origin = (
                 f"It was made here:\n{lines}"
                 if lines
-                else "Use torch.autograd.detect_anomaly() on this worker, too, around what made it, to see where."
+                else "To see where it was made, use torch.autograd.detect_anomaly() on this worker in the forward pass."
             )
             raise RuntimeError(f"Function '{node.name()}' returned nan values in its {number}th output. {origin}")
 

@@ -1,8 +1,8 @@
-"""What one context holds on one worker, and which contexts there are.
+"""Autograd contexts of one worker: what each holds, and when each ends.
 
-A context has the same id on every worker that takes part. It ends along the edges of calls: whoever leaves it tells
-those that it called itself, and how many calls it made to each; they leave when they have answered so many. So a
-cleanup never overtakes a call, and needs no answer.
+A context has the same id on every worker that takes part. Its end spreads along its calls: a worker that leaves it
+tells the workers it called, and how many calls it made to each. They leave when they have replied to as many. So a
+cleanup never overtakes a call, and needs no reply.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from telegrad.errors import TelegradError
 from telegrad.interrupts import shielded
 
 if TYPE_CHECKING:
-    from telegrad.backward.driver import PassRun
+    from telegrad.backward.pass_run import PassRun
 
 _COUNTER_BITS = 48
 _COUNTER = (1 << _COUNTER_BITS) - 1
-_REMEMBERED = 16384  # contexts that ended, so that what comes late does not bring them back
+_REMEMBERED = 16384  # ended contexts, which late messages must not make again
 
 
 class DistAutogradContext:
@@ -38,27 +38,27 @@ class DistAutogradContext:
         self.recvs: dict[int, Recv] = {}
         self.recv_numbers = itertools.count()
         self.made: dict[int, int] = {}
-        """Calls made in it, by callee."""
+        """How many calls this worker made in it, by callee."""
         self.served: dict[int, int] = {}
-        """Calls answered in it, by caller."""
+        """How many calls this worker replied to in it, by caller."""
         self.callers: set[int] = set()
         self.cleanups: dict[int, int] = {}
-        """Callers that have said that it ended, and how many calls they made to us."""
-        self.heirs: set[int] = set()
-        """Workers that are to be told when it ends, because one that called them in it is lost; its owner's only."""
+        """Callers that have said that it ended, and how many calls they made to this worker."""
+        self.adopted: set[int] = set()
+        """Workers that its owner has to tell when it ends, because the worker that called them in it is lost."""
         self.passes: dict[int, PassRun] = {}
         self.stepped: set[int] = set()
-        """Optimizers whose steps were done in passes that began here."""
+        """Optimizers that stepped in passes that began here."""
         self.released = False
         self.gradients = Gradients()
 
     @property
     def owner(self) -> int:
-        """The worker that made it."""
+        """Return the worker that made it."""
         return self.id >> _COUNTER_BITS
 
     def workers(self) -> set[int]:
-        """Those that this worker exchanges messages with in it."""
+        """Return the workers that this one exchanges messages with in it."""
         with self.lock:
             return (
                 {send.target for send in self.sends.values()}
@@ -67,7 +67,7 @@ class DistAutogradContext:
                 | self.callers
             )
 
-    # PyTorch's names
+    # -- PyTorch's names ----------------------------------------------------------------------------------------
 
     def _context_id(self) -> int:
         return self.id
@@ -116,29 +116,29 @@ class Contexts:
         self._lock = threading.Lock()  # protects the two below
         self._alive: dict[int, DistAutogradContext] = {}
         self.get: Callable[[int], DistAutogradContext | None] = self._alive.get
-        """The context of that id, if it is alive here."""
+        """Returns the context of an id, if it is alive here."""
         self._ended: dict[int, None] = {}
 
     def new_message(self) -> int:
-        """An id that no message had before."""
+        """Return a new message id."""
         return self._worker << _COUNTER_BITS | next(self._messages) & _COUNTER
 
     def new(self) -> DistAutogradContext:
-        """A context that begins here."""
+        """Make a context that begins here."""
         context = DistAutogradContext(self._worker << _COUNTER_BITS | next(self._ids) & _COUNTER)
         with self._lock:
             self._alive[context.id] = context
         return context
 
     def has_ended(self, context_id: int) -> bool:
-        """Whether the context of that id was left."""
+        """Whether a context was left."""
         with self._lock:
             return context_id in self._ended or (
                 context_id >> _COUNTER_BITS == self._worker and context_id not in self._alive
             )
 
     def retrieve(self, context_id: int) -> DistAutogradContext:
-        """The context of that id; an error if there is none."""
+        """Return a context. Raises if it is not alive here."""
         context = self._alive.get(context_id)
         if context is None:
             raise TelegradError(
@@ -148,7 +148,7 @@ class Contexts:
         return context
 
     def enter(self, context_id: int) -> DistAutogradContext | None:
-        """The context of that id, which another worker named, made if need be; None if it has ended."""
+        """Return the context that another worker named, made if need be; None if it has ended."""
         with self._lock:
             context = self._alive.get(context_id)
             if context is None and context_id not in self._ended and context_id >> _COUNTER_BITS != self._worker:
@@ -156,14 +156,14 @@ class Contexts:
             return context
 
     def ended(self, context_id: int) -> DistAutogradContext:
-        """What stands for a context that has ended, where a call that was made in it is still to be answered."""
+        """Return a stand-in for a context that has ended, for a call that was made in it."""
         context = DistAutogradContext(context_id)
         context.released = True
         return context
 
     @shielded
     def release(self, context: DistAutogradContext) -> None:
-        """Leave a context, and tell those that this worker called in it."""
+        """Leave a context, and tell the workers that this one called in it."""
         with self._lock:
             if self._alive.get(context.id) is not context:
                 return
@@ -174,17 +174,17 @@ class Contexts:
         self._on_release(context)
 
     def served(self, context: DistAutogradContext, caller: int) -> None:
-        """A call that `caller` made in the context was answered."""
+        """Note that a call of `caller` in the context was replied to."""
         with context.lock:
             if caller not in context.callers:
-                return  # it is lost
+                return  # the caller is lost
             context.served[caller] = context.served.get(caller, 0) + 1
             due = bool(context.cleanups) and _is_due(context)
         if due:
             self.release(context)
 
     def cleanup(self, context_id: int, caller: int, calls: int) -> None:
-        """The context has ended, and `caller` made so many calls to us in it."""
+        """Note that the context has ended for `caller`, which made `calls` calls to this worker in it."""
         context = self.enter(context_id)
         if context is None or context.owner == self._worker:
             return
@@ -195,34 +195,34 @@ class Contexts:
             self.release(context)
 
     def adopt(self, context_id: int, worker: int) -> bool:
-        """Tell `worker`, too, when a context of ours ends; False: it has ended."""
+        """Tell `worker`, too, when a context of this worker ends. Returns False if it has ended."""
         context = self._alive.get(context_id)
         if context is None:
             return False
         with context.lock:
             if not context.released:
-                context.heirs.add(worker)
+                context.adopted.add(worker)
             return not context.released
 
     def worker_lost(self, worker: int) -> None:
-        """A worker is lost: drop its contexts, and have somebody else tell us when those end that it called us in."""
+        """Drop the contexts of a lost worker, and ask the owners of those it called us in to tell us their end."""
         for context in self.all():
             self.caller_lost(context, worker)
 
     def caller_lost(self, context: DistAutogradContext, worker: int) -> None:
-        """The same, for one context.
+        """Do what `worker_lost` does, for one context.
 
-        It must not be dropped because all that called us in it are lost: its owner may live, still have use for what is
-        in it, and call us itself.
+        The context is kept even if all its callers are lost: its owner may be alive, need its gradients, and call this
+        worker itself.
         """
         with context.lock:
-            # One that is just being made has no caller yet, and is about to get one.
+            # A context that is just being made has no caller yet, and is about to get one.
             known = worker in context.callers
             context.callers.discard(worker)
             context.served.pop(worker, None)
             over = context.cleanups.pop(worker, None) is not None or context.owner == worker
-            context.made.pop(worker, None)  # if it comes back, it knows nothing of what it was called in before
-            # Its owner, if it called us, will tell us of the end. Others may hear of it from us alone.
+            context.made.pop(worker, None)  # if it comes back, it does not know the context
+            # The owner, if it called us, will tell us the end. Otherwise the lost worker may have been the only one to.
             unsure = known and context.owner not in (self._worker, *context.callers) and not context.released
         if over:
             self.release(context)
@@ -230,7 +230,7 @@ class Contexts:
             self._ask_owner(context)
 
     def all(self) -> list[DistAutogradContext]:
-        """Those that are alive."""
+        """Return the contexts that are alive here."""
         with self._lock:
             return list(self._alive.values())
 

@@ -23,14 +23,15 @@ from telegrad.backward.nodes import (
 )
 from telegrad.calls.call import Served
 from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
+from telegrad.torch_private import base_of
 from telegrad.wire.messages import AutogradMetadata
 
 _NO_CONTEXT = -1
-"""Names the context of a call that was made in one which had ended."""
+"""The context id in a call that was made in a context that had ended."""
 _MOST_ANCHORS = 4096  # that are kept, some hundred bytes each
 
 Propagate = Callable[[Any, Sequence[torch.Tensor | None]], None]
-"""Called by a recv node, with itself, when the engine executes it."""
+"""Called with a recv node and its gradients when the engine executes it."""
 
 
 class AutogradExtension(Extension):
@@ -57,7 +58,7 @@ class AutogradExtension(Extension):
             tensors = []
             for index, value in enumerate(encoded.attachments):
                 if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves:
-                    if value._base is not None and value.grad_fn is None and not has_edge(value):
+                    if base_of(value) is not None and value.grad_fn is None and not has_edge(value):
                         continue
                     indices.append(index)
                     tensors.append(value)
@@ -117,7 +118,7 @@ class AutogradExtension(Extension):
         for index in metadata.tensors:
             tensor = attachments[index].requires_grad_(False)  # a comprehension would be one call more
             bare.append(tensor)
-            have_views = have_views or tensor._base is not None
+            have_views = have_views or base_of(tensor) is not None
         anchor = ANCHOR
         if context is not None:
             number = next(context.recv_numbers)

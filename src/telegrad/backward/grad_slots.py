@@ -1,13 +1,13 @@
-"""Who may use ``.grad`` of a leaf: one thread at a time has the gradient of its context there.
+"""Decides which thread may use ``.grad`` of a leaf: one at a time has the gradient of its context there.
 
-Post-accumulate hooks and optimizers look at ``.grad``, and gradients of passes are kept in contexts, several of which
-may have one for the same leaf. So a gradient is installed in ``.grad`` for the time of a hook or of a step. The rules:
+Post-accumulate hooks and optimizers use ``.grad``, but gradients of passes are in contexts, and several contexts may
+have one for the same leaf. So a gradient is installed in ``.grad`` only during a hook or a step. The rules:
 
-1. A leaf has one *slot*. A thread that installs a gradient has the slot; others wait for it, through the executor.
-2. A thread that waits has no slot. Before it waits for anything, a call say, its gradients go back to their contexts,
-   ``.grad`` is what it was, and its slots are free. Afterwards it takes them again, all at once.
+1. A leaf has one *slot*. The thread that installs a gradient holds the slot. Others wait for it, through the executor.
+2. A thread that waits holds no slot. Before it waits for anything, such as a call, its gradients go back to their
+   contexts, ``.grad`` is restored, and its slots are released. Afterwards it acquires them again, all at once.
 
-By rule 2 nobody who has a slot waits for anything, so threads cannot wait in a circle: a hook may call a function that
+By rule 2 no thread that holds a slot waits for anything, so there are no deadlocks: a hook may call a function that
 steps the same leaf, or one that runs a pass on it.
 """
 
@@ -24,38 +24,38 @@ from telegrad.execution.executor import Executor
 from telegrad.waiting import Event, Runtime
 
 Wait = Callable[[Event], None]
-"""Waits for an event through the executor. Raises if there is no point in it any more: a deadline, a failed pass."""
+"""Waits for an event through the executor. Raises if waiting is pointless: a deadline has passed, or a pass failed."""
 
 
 class Table(Protocol):
     """The gradients of a context."""
 
     def get(self, leaf: torch.Tensor) -> torch.Tensor | None:
-        """The gradient of a leaf."""
+        """Return the gradient of a leaf."""
 
     def replace(self, leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
-        """Set it."""
+        """Set the gradient of a leaf."""
 
 
 class Part(Protocol):
-    """Gradients of some leaves that a thread installs together. `Slots` sees to their slots."""
+    """Gradients of some leaves that a thread installs together. `Slots` acquires their slots."""
 
     @property
     def table(self) -> Table | None:
-        """Where they come from."""
+        """Return the gradients that these are part of."""
 
     def leaf_ids(self) -> Collection[int]:
-        """The ids of the leaves."""
+        """Return the ids of the leaves."""
 
     def install(self) -> None:
         """Set ``.grad``."""
 
-    def put_back(self) -> None:
-        """Take the gradients out of ``.grad``, which gets back what it had; nothing, if they are not there."""
+    def uninstall(self) -> None:
+        """Move the gradients from ``.grad`` back to the table, and restore ``.grad``. May be called twice."""
 
 
 class _Request:
-    """A thread that waits for slots."""
+    """A request of a thread that waits for slots."""
 
     __slots__ = ("event", "granted", "keys")
 
@@ -79,21 +79,21 @@ class Slots:
         self._closed = False
 
     def close(self) -> None:
-        """The worker shuts down: nobody may wait any longer."""
+        """Wake all threads that wait, because the worker shuts down."""
         with self._lock:
             self._closed = True
             for request in self._requests:
                 request.event.set()
 
     def waiting(self) -> int:
-        """How many threads wait for slots."""
+        """Return how many threads wait for slots."""
         with self._lock:
             return len(self._requests)
 
-    # -- what the current thread has --------------------------------------------------------------------------------
+    # -- parts of the current thread ----------------------------------------------------------------------------
 
     def add(self, part: Part, wait: Wait) -> None:
-        """Take the slots of a part for the current thread, and install it."""
+        """Acquire the slots of a part for the current thread, and install it."""
         thread = threading.get_ident()
         holder = self._holders.get(thread) or _Holder(self, wait)
         holder.add(part)
@@ -102,7 +102,7 @@ class Slots:
             self.executor.hold(holder)
 
     def remove(self, part: Part) -> None:
-        """End what `add` began, on the same thread."""
+        """Uninstall a part, on the thread that added it, and release its slots."""
         thread = threading.get_ident()
         holder = self._holders[thread]
         try:
@@ -113,35 +113,35 @@ class Slots:
                 self.executor.hold(None)
 
     def extend(self, keys: Collection[int]) -> bool:
-        """Take slots for more leaves of a part of the current thread's, if that needs no waiting."""
-        if not self.try_take(keys):
+        """Acquire slots for more leaves of the current thread's parts. Returns False if that would have to wait."""
+        if not self.try_acquire(keys):
             return False
         self._holders[threading.get_ident()].keys.update(keys)
         return True
 
     def shrink(self, keys: Collection[int]) -> None:
-        """Leaves of the current thread's parts have died."""
+        """Release slots of leaves of the current thread's parts that have died."""
         self._holders[threading.get_ident()].keys.difference_update(keys)
-        self.give_back(keys)
+        self.release(keys)
 
     def has(self, leaf: torch.Tensor, table: Table) -> bool:
         """Whether the current thread has installed this table's gradient of a leaf."""
         holder = self._holders.get(threading.get_ident())
         return holder is not None and any(part.table is table and id(leaf) in part.leaf_ids() for part in holder.parts)
 
-    # -- slots --------------------------------------------------------------------------------------------------------
+    # -- slots --------------------------------------------------------------------------------------------------
 
-    def try_take(self, keys: Collection[int]) -> bool:
-        """Take these slots if that needs no waiting."""
+    def try_acquire(self, keys: Collection[int]) -> bool:
+        """Acquire these slots. Returns False if that would have to wait."""
         with self._lock:
             if self._requests or not self._taken.isdisjoint(keys):
                 return False
             self._taken.update(keys)
             return True
 
-    def take(self, keys: Collection[int], wait: Wait) -> None:
-        """Take these slots, all at once, in the order of asking."""
-        if self.try_take(keys):
+    def acquire(self, keys: Collection[int], wait: Wait) -> None:
+        """Acquire these slots, all at once, in the order of asking."""
+        if self.try_acquire(keys):
             return
         with self._lock:
             request = _Request(keys, self._runtime.event())
@@ -162,15 +162,15 @@ class Slots:
                 self._grant()
             raise
 
-    def give_back(self, keys: Iterable[int]) -> None:
-        """Let others take these slots."""
+    def release(self, keys: Iterable[int]) -> None:
+        """Release these slots."""
         with self._lock:
             self._taken.difference_update(keys)
             if self._requests:
                 self._grant()
 
     def _grant(self) -> None:
-        """Give what is free to those that wait, in their order. Called with the lock held."""
+        """Grant free slots to requests, in their order. Called with the lock held."""
         claimed = set(self._taken)
         for request in list(self._requests):
             if claimed.isdisjoint(request.keys):
@@ -178,83 +178,83 @@ class Slots:
                 self._taken.update(request.keys)
                 request.granted = True
                 request.event.set()
-            claimed.update(request.keys)  # a request that waits on must not be overtaken for ever
+            claimed.update(request.keys)  # or later requests could overtake this one for ever
 
 
 class _Holder:
-    """What one thread has installed. The executor suspends it while the thread waits."""
+    """The parts that one thread has installed. The executor suspends it while the thread waits."""
 
     def __init__(self, slots: Slots, wait: Wait) -> None:
         self._slots = slots
         self._wait = wait
         self.parts: list[Part] = []
-        self.keys: set[int] = set()  # the slots that the thread has now
+        self.keys: set[int] = set()  # the slots that the thread holds now
 
     def add(self, part: Part) -> None:
         fresh = set(part.leaf_ids()) - self.keys
-        if self._slots.try_take(fresh):
+        if self._slots.try_acquire(fresh):
             self.keys |= fresh
         else:
             self._slots.executor.hold(None)
             try:
                 self.suspend()
-                self._take(fresh)
+                self._acquire(fresh)
             finally:
                 if self.parts:
                     self._slots.executor.hold(self)
         try:
             part.install()
         except BaseException:
-            self._free_all_but(self.parts)
+            self._release_all_but(self.parts)
             raise
         self.parts.append(part)
 
     def remove(self, part: Part) -> None:
         self.parts.remove(part)
         try:
-            part.put_back()
+            part.uninstall()
         finally:
-            self._free_all_but(self.parts)
+            self._release_all_but(self.parts)
 
-    def _free_all_but(self, parts: Sequence[Part]) -> None:
+    def _release_all_but(self, parts: Sequence[Part]) -> None:
         needed = {key for part in parts for key in part.leaf_ids()}
-        self._slots.give_back(self.keys - needed)
+        self._slots.release(self.keys - needed)
         self.keys &= needed
 
-    def _take(self, more: Iterable[int] = ()) -> None:
+    def _acquire(self, more: Iterable[int] = ()) -> None:
         keys = {key for part in self.parts for key in part.leaf_ids()}.union(more)
-        self._slots.take(keys, self._wait)
+        self._slots.acquire(keys, self._wait)
         self.keys = keys
         for part in self.parts:
             part.install()
 
     def suspend(self) -> None:
-        """Put everything back, and let others have it."""
+        """Uninstall all parts, and release their slots."""
         try:
             for part in reversed(self.parts):
-                part.put_back()
+                part.uninstall()
         finally:
             keys, self.keys = self.keys, set()
-            self._slots.give_back(keys)
+            self._slots.release(keys)
 
     def resume(self) -> None:
-        """Take it again."""
-        self._take()
+        """Acquire the slots again, and install the parts."""
+        self._acquire()
 
 
 class Installed:
-    """A part whose leaves stay alive; with no table, ``.grad`` is left as it is, and only the slots are taken."""
+    """A part that keeps its leaves alive. Without a table it holds the slots and leaves ``.grad`` alone."""
 
-    __slots__ = ("_ids", "_leaves", "_lent", "_own", "changes_table", "table")
+    __slots__ = ("_ids", "_installed", "_leaves", "_own", "changes_table", "table")
 
     def __init__(self, leaves: Sequence[torch.Tensor], table: Table | None) -> None:
         self._leaves = leaves
         self._ids = [id(leaf) for leaf in leaves]
         self.table = table
         self.changes_table = True
-        """What is set in ``.grad`` meanwhile is the context's gradient afterwards."""
+        """Whether ``.grad`` becomes the context's gradient when this is uninstalled."""
         self._own: list[torch.Tensor | None] = []
-        self._lent: list[torch.Tensor | None] = []
+        self._installed: list[torch.Tensor | None] = []
 
     def leaf_ids(self) -> Collection[int]:
         """See `Part`."""
@@ -268,23 +268,23 @@ class Installed:
             for leaf in self._leaves:
                 grad = self.table.get(leaf)
                 self._own.append(leaf.grad)
-                self._lent.append(grad)
+                self._installed.append(grad)
                 leaf.grad = grad
         except BaseException:
             self._restore(self._own)
             raise
 
-    def put_back(self) -> None:
+    def uninstall(self) -> None:
         """See `Part`."""
         if self.table is None:
             return
         own = self._own
-        for leaf, grad, _ in zip(self._leaves, self._lent, own, strict=False):
+        for leaf, grad, _ in zip(self._leaves, self._installed, own, strict=False):
             if leaf.grad is not grad and self.changes_table:
                 self.table.replace(leaf, leaf.grad)
         self._restore(own)
 
     def _restore(self, own: Sequence[torch.Tensor | None]) -> None:
-        self._own, self._lent = [], []
+        self._own, self._installed = [], []
         for leaf, grad in zip(self._leaves, own, strict=False):
             leaf.grad = grad

@@ -1,7 +1,7 @@
-"""Lends the gradients of a context to optimizers: they are installed in ``.grad`` during a step.
+"""Installs the gradients of a context in ``.grad`` during an optimizer step.
 
-On one worker steps run one after the other, whoever asked for them. Hooks of passes use ``.grad``, too: `slots` keeps
-them apart.
+On one worker steps run one after the other, whoever asked for them. Hooks of passes use ``.grad``, too, and
+`grad_slots` keeps them apart.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from telegrad.waiting import Event
 
 
 class GradSwap:
-    """One agent's."""
+    """Swaps gradients of contexts into ``.grad`` on one agent."""
 
     def __init__(self, agent: Agent, contexts: Contexts, slots: Slots) -> None:
         self._contexts = contexts
         self._slots = slots
         self._agent = agent
-        self.turns = Turns(agent)
-        """The time of one step."""
+        self.step_lock = FairLock(agent)
+        """Held during a step."""
 
     def gradients_of(self, context_id: int) -> Gradients:
-        """What a context has on this worker; nothing, if the worker took no part in it."""
+        """Return the gradients that a context has on this worker: none, if the worker took no part in it."""
         context = self._contexts.get(context_id)
         if context is not None:
             return context.gradients
@@ -40,16 +40,16 @@ class GradSwap:
             raise TelegradError(f"context {int(context_id):#x} has been left: its gradients are gone")
         return Gradients()
 
-    def loan(self, leaves: Sequence[torch.Tensor]) -> Loan:
-        """What is needed to lend gradients to these leaves, each of them named once, as often as wanted."""
-        return Loan(self, leaves)
+    def for_leaves(self, leaves: Sequence[torch.Tensor]) -> LeafSwap:
+        """Return what swaps the gradients of these leaves, each named once."""
+        return LeafSwap(self, leaves)
 
-    def lend(self, installed: Installed) -> None:
-        """Install gradients for a step, whose turn it is."""
+    def install(self, installed: Installed) -> None:
+        """Install gradients for a step, which holds the step lock."""
         self._slots.add(installed, self.wait)
 
-    def take_back(self, installed: Installed) -> None:
-        """End that."""
+    def remove(self, installed: Installed) -> None:
+        """Remove the gradients of a step again."""
         self._slots.remove(installed)
 
     def wait(self, event: Event, until: float | None = None) -> None:
@@ -64,54 +64,55 @@ class GradSwap:
             )
 
 
-class Loan:
-    """Some leaves that steps are taken on."""
+class LeafSwap:
+    """Swaps the gradients of some leaves, once per step."""
 
-    def __init__(self, lending: GradSwap, leaves: Sequence[torch.Tensor]) -> None:
-        self._lending = lending
+    def __init__(self, swap: GradSwap, leaves: Sequence[torch.Tensor]) -> None:
+        self._swap = swap
         self._leaves = list(leaves)
 
-    def of(self, context_id: int | None) -> _Lent:
-        """In this block ``.grad`` of the leaves is the context's gradient, or None; without a context, as it is.
+    def installed(self, context_id: int | None) -> _Block:
+        """Return a block in which ``.grad`` of the leaves is the context's gradient, or None.
 
-        What the block sets ``.grad`` to, is the context's gradient afterwards. The leaf's own is put back.
+        Whatever the block sets ``.grad`` to is the context's gradient afterwards, and the leaf gets back its own.
+        Without a context ``.grad`` is left alone.
         """
-        return _Lent(self._lending, self._leaves, context_id)
+        return _Block(self._swap, self._leaves, context_id)
 
 
-class _Lent:
-    """The block of `Loan.of`. (Not a generator: those cost six calls more, on every step.)"""
+class _Block:
+    """The block of `LeafSwap.installed`. A generator would cost six calls more on every step."""
 
-    __slots__ = ("_context", "_installed", "_leaves", "_lending")
+    __slots__ = ("_context", "_installed", "_leaves", "_swap")
 
-    def __init__(self, lending: GradSwap, leaves: Sequence[torch.Tensor], context_id: int | None) -> None:
-        self._lending = lending
+    def __init__(self, swap: GradSwap, leaves: Sequence[torch.Tensor], context_id: int | None) -> None:
+        self._swap = swap
         self._leaves = leaves
         self._context = context_id
         self._installed: Installed | None = None
 
     def __enter__(self) -> None:
-        lending = self._lending
-        lending.turns.take()
+        swap = self._swap
+        swap.step_lock.acquire()
         try:
-            gradients = None if self._context is None else lending.gradients_of(self._context)
+            gradients = None if self._context is None else swap.gradients_of(self._context)
             installed = Installed(self._leaves, gradients)
-            lending.lend(installed)
+            swap.install(installed)
         except BaseException:
-            lending.turns.pass_on()
+            swap.step_lock.release()
             raise
         self._installed = installed
 
     def __exit__(self, *_: object) -> None:
         try:
             if self._installed is not None:
-                self._lending.take_back(self._installed)
+                self._swap.remove(self._installed)
         finally:
-            self._lending.turns.pass_on()
+            self._swap.step_lock.release()
 
 
-class Turns:
-    """One at a time, in the order of asking. Waits as all waiting is done here, so that a holder may make calls."""
+class FairLock:
+    """A lock that is granted in the order of asking. Its holder may make calls: threads wait through the executor."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -119,8 +120,8 @@ class Turns:
         self._taken = False
         self._waiting: deque[Event] = deque()
 
-    def take(self) -> None:
-        """Have the turn until `pass_on`. Waits for it until the deadline of the call that is served, if any."""
+    def acquire(self) -> None:
+        """Take the lock. Waits until the deadline of the call that is served, if there is one."""
         with self._lock:
             event = None
             if self._taken:
@@ -141,15 +142,15 @@ class Turns:
             )
         except BaseException:
             with self._lock:
-                ours = event not in self._waiting  # it came at the last moment
-                if not ours:
+                granted = event not in self._waiting  # at the last moment
+                if not granted:
                     self._waiting.remove(event)
-            if ours:
-                self.pass_on()
+            if granted:
+                self.release()
             raise
 
-    def pass_on(self) -> None:
-        """Let the next one have it."""
+    def release(self) -> None:
+        """Give the lock to the thread that has waited longest."""
         with self._lock:
             following = self._waiting.popleft() if self._waiting else None
             self._taken = following is not None

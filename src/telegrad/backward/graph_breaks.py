@@ -1,8 +1,8 @@
-"""Keeps torch.compile out of modules: a call of any of their functions is a graph break, and runs as written.
+"""Keeps torch.compile out of modules: a call of any of their functions is a graph break, and runs uncompiled.
 
-Calls send, wait and take locks, which no compiler can put into a graph; left alone, dynamo would trace down to the
+Remote calls send, wait and take locks, which a compiler cannot put into a graph. Dynamo would trace down to the
 sockets and fail there. The functions are marked as torch.compiler.disable would mark them, but not wrapped, so an
-ordinary call costs nothing, and torch._dynamo, which takes seconds to load, is not loaded.
+ordinary call costs nothing, and dynamo, which takes seconds to load, is not loaded.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import sys
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 
-from telegrad.backward.torch_private import break_graph_at, run_as_written
+from telegrad.torch_private import break_graph_at, run_as_written
 
 _REASON = "telegrad talks to other workers, which cannot be part of a compiled graph; compile what lies between calls"
 
 
 def keep_uncompiled(name: str) -> None:
-    """Mark the functions and methods of a module, which calls this at its end with its ``__name__``."""
+    """Mark the functions and methods of a module. It calls this at its end, with its ``__name__``."""
     module = sys.modules[name]
     for function in _functions(module, name):
         break_graph_at(function, _REASON)
-        # A decorator's wrapper may have code of another module, as contextlib's, which others share.
+        # A decorator's wrapper may have code of another module, such as contextlib, which others share.
         if function.__code__.co_filename == module.__file__:
             run_as_written(function.__code__)
 

@@ -1,6 +1,6 @@
 """Passes with inputs: which nodes of this worker's graph they need, and how the inputs get their gradients.
 
-The rules of the search are in `telegrad.protocol.survey`; here they meet torch's graph.
+The rules of the search are in `telegrad.protocol.survey`. This module applies them to torch's graph.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from telegrad.protocol.survey import Origin, Place, Received, Survey
 
 
 class Found(msgspec.Struct, eq=False):
-    """What a walk of the probe found, for other workers to know."""
+    """What a walk of the probe found that other workers have to know."""
 
     ask: dict[Recv, set[int]] = msgspec.field(default_factory=dict)
-    """Received tensors that the walk met: their senders go on from there."""
+    """Received tensors that the walk reached. Their senders continue it."""
     tell: dict[SendRpcBackward, set[int]] = msgspec.field(default_factory=dict)
-    """Sent tensors that lead to an input: their receivers are told."""
+    """Sent tensors that lead to an input. Their receivers must know."""
 
 
 class Needs:
-    """What one pass needs of this worker's graph. Its user sees to it that one thread at a time calls it."""
+    """What one pass needs of this worker's graph. Used under the lock of the pass."""
 
     def __init__(self, context: DistAutogradContext, inputs: Sequence[GradientEdge]) -> None:
         self._context = context
         self._recvs: dict[int, Any] = {}
         self._sends: dict[int, SendRpcBackward] = {}
         self._survey = Survey(self._below, {self._place(edge.node, edge.output_nr) for edge in inputs})
-        # What came before every input did cannot lead to one: nothing that depends on an input had been sent.
-        self._first = min((_came(edge.node) for edge in inputs), default=0)
+        # A tensor received before all inputs cannot lead to one: nothing that depends on an input had been sent.
+        self._first = min((_order_of(edge.node) for edge in inputs), default=0)
         self.tensors: dict[int, set[int]] = {}
         """Sent tensors that lead to an input."""
 
     def _place(self, node: Node, index: int) -> Place:
         if type(node) is not RECV_NODE:
             return node
-        there: Any = node
-        message: int = there.recv.message
+        recv_node: Any = node
+        message: int = recv_node.recv.message
         self._recvs[message] = node
         return message, index
 
@@ -62,13 +62,13 @@ class Needs:
         return self._walk((ROOT, self._place(*start)) for start in starts)
 
     def from_sent(self, send: SendRpcBackward, tensors: Sequence[int]) -> Found:
-        """Walk from these tensors of a send: gradients will come for them, if they lead to an input."""
+        """Walk from these tensors of a send. Gradients will come for them if they lead to an input."""
         self._sends[send.message] = send
         starts = zip(tensors, send.edges(tensors), strict=True)
         return self._walk(((send.message, index), self._place(*start)) for index, start in starts)
 
-    def told(self, message: int, tensors: Iterable[int]) -> Found:
-        """Its sender says that these tensors of a received message lead to an input."""
+    def mark_leading(self, message: int, tensors: Iterable[int]) -> Found:
+        """Note that these tensors of a received message lead to an input, as its sender says."""
         return self._found([], self._survey.lead((message, index) for index in tensors))
 
     def _walk(self, starts: Iterable[tuple[Origin, Place]]) -> Found:
@@ -81,7 +81,7 @@ class Needs:
             if recv.order <= self._first:
                 continue
             if recv.context is None or recv.context() is not self._context:
-                # Nobody can say whether it leads to an input, so the pass must reach it, and fails there.
+                # No worker knows whether it leads to an input, so the pass must reach it, and fails there.
                 told += self._survey.lead([(message, index)])
             else:
                 found.ask.setdefault(recv, set()).add(index)
@@ -95,46 +95,46 @@ class Needs:
     # -- what it found ------------------------------------------------------------------------------------------
 
     def nodes(self) -> set[Node]:
-        """The needed nodes; of recvs, those with an output that is needed."""
+        """Return the needed nodes. A recv is needed if one of its outputs is."""
         return {self._recvs[place[0]] if isinstance(place, tuple) else place for place in self._survey.needed}  # type: ignore[misc]  # else a node
 
     def leading(self, reached: dict[Any, set[int]]) -> dict[Any, set[int]]:
-        """Those of these recvs that lead to an input, and which of their outputs do."""
-        there, onward = {}, self._survey.onward
+        """Return those of these recvs that lead to an input, and which of their outputs do."""
+        found, onward = {}, self._survey.onward
         for node, outputs in reached.items():
             leading = {index for index in outputs if (node.recv.message, index) in onward}
             if leading:
-                there[node] = leading
-        return there
+                found[node] = leading
+        return found
 
     def leads_on(self, edge: GradientEdge) -> bool:
-        """Whether an input is needed for others that lie behind it."""
+        """Whether an input is also needed for others behind it."""
         place = self._place(edge.node, edge.output_nr)
         if isinstance(place, tuple):
             return place in self._survey.onward
         return any(below in self._survey.needed for below in self._below(place))
 
 
-def _came(node: Any) -> int:
-    """When a received tensor came, in this worker's record order; 0 for any other."""
+def _order_of(node: Any) -> int:
+    """Return when a received tensor came, in this worker's record order; 0 for any other tensor."""
     return node.recv.order if type(node) is RECV_NODE else 0
 
 
 @contextlib.contextmanager
-def noting(tensors: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor | None]]:
-    """While this is open, note the gradients that the engine, on this thread, has for these, after all their hooks."""
+def capturing(tensors: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor | None]]:
+    """Capture the gradients that the engine computes for these on this thread in the block, after all their hooks."""
     thread = get_ident()
-    noted: dict[int, torch.Tensor | None] = {}
+    captured: dict[int, torch.Tensor | None] = {}
 
-    def note(number: int, grad: torch.Tensor | None) -> None:
+    def capture(number: int, grad: torch.Tensor | None) -> None:
         if get_ident() == thread:  # else it is a pass of another context
-            noted[number] = grad
+            captured[number] = grad
 
     handles = []
     for number, tensor in tensors.items():
-        handles.append(tensor.register_hook(partial(note, number)))  # type: ignore[no-untyped-call]  # torch has no types for it
+        handles.append(tensor.register_hook(partial(capture, number)))  # type: ignore[no-untyped-call]  # torch has no types for it
     try:
-        yield noted
+        yield captured
     finally:
         for handle in handles:
             handle.remove()

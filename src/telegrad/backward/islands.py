@@ -1,9 +1,9 @@
-"""Which entries of a worker's graph belong together: the plan of a pass.
+"""Plans islands: which entries of a worker's graph must be run together.
 
-Entries that reach a common node form an island, because the engine must run that node once, with the sum of what
-flows into it. A leaf is no common node, since gradients of leaves can be summed afterwards, unless it has hooks, which
-must see the whole gradient once. Entries that reach tensors of one multi-grad hook belong together, too: torch keeps
-the state of such a hook per run of the engine.
+Entries that reach a common node form an island, because the engine must run that node once, with the sum of all
+gradients that flow into it. A leaf is not a common node, since gradients of leaves can be summed afterwards, unless it
+has hooks, which must see the whole gradient once. Entries that reach tensors of one multi-grad hook also form an
+island: torch keeps the state of such a hook per run of the engine.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import torch
 from torch.autograd.graph import Node
 
 from telegrad.backward.nodes import RECV_NODE
-from telegrad.backward.torch_private import Tie, ties, ties_of
+from telegrad.torch_private import Tie, backward_hooks, post_accumulate_hooks, sequence_number, ties, ties_of
 
 Start = tuple[Node, int]
 """A node, and which of its outputs."""
-_FEW_NODES, _FEW_LEAVES = 32, 8  # that take no longer than a message
+_FEW_NODES, _FEW_LEAVES = 32, 8  # so many take no longer than a message
 
 
 class Island(msgspec.Struct, eq=False):
-    """Entries, and what they lead to."""
+    """Entries that are run together, and what they lead to."""
 
     entries: list[Hashable]
     begin: Sequence[Start]
-    """Where it is entered, if it has one entry only."""
+    """The edges of its entry, if it has only one."""
     leaves: dict[Node, None] = msgspec.field(default_factory=dict)
     """The AccumulateGrad nodes."""
     reached: dict[Any, set[int]] = msgspec.field(default_factory=dict)
     """The recv nodes, and which of their outputs."""
     wanted: set[int] = msgspec.field(default_factory=set)
-    """Which of the tensors that the caller asked for lie in it."""
+    """Which of the pass's inputs are in it."""
     direct: bool = True
-    """Each place where it is entered is a leaf, another one each, without hooks."""
+    """Whether it consists of leaves only: each edge of its entry leads to another leaf without hooks."""
     tied: bool = False
-    """Some tensor in it has a multi-grad hook."""
+    """Whether some tensor in it has a multi-grad hook."""
     last: int = 0
     """The message of its only recv, if the engine is sure to execute that last, and soon; else 0."""
 
-    def take_in(self, other: Island) -> None:
-        """Become one with another."""
+    def merge(self, other: Island) -> None:
+        """Add all of another island to this one."""
         self.entries += other.entries
         self.leaves.update(other.leaves)
         for node, indices in other.reached.items():
@@ -62,7 +62,7 @@ def plan(
     wanted: Mapping[Node, Sequence[int]] | None = None,
     needed: Set[Node] | None = None,
 ) -> list[Island]:
-    """The islands of these entries, of needed nodes only. Every node is looked at once: about a microsecond each."""
+    """Return the islands of these entries, of needed nodes only. Visits each node once, in about a microsecond."""
     parent: dict[Hashable, Hashable] = {}
     owner: dict[Node, Hashable] = {}
     parts: dict[Hashable, Island] = {}
@@ -131,20 +131,20 @@ def plan(
     for entry, part in parts.items():
         first = find(entry)
         if first in islands:
-            islands[first].take_in(part)
+            islands[first].merge(part)
         else:
             islands[first] = part
     return list(islands.values())
 
 
 def _last(reached: Iterable[Any], nodes: Iterable[Any]) -> int:
-    """The message of the only recv, if the engine executes all other nodes before it: those that were made later."""
+    """Return the message of the only recv, if all other nodes were made later: the engine runs them first."""
     (recv,) = reached
-    made: int = recv._sequence_nr()
+    priority: int = sequence_number(recv)
     for node in nodes:
-        # A leaf that is among them has hooks. They may have the engine call something at its very end, which may wait
-        # for another worker that waits for this gradient.
-        if (node._sequence_nr() <= made and node is not recv) or not node.next_functions:
+        # A leaf that is among them has hooks. They may queue a callback for the end of the run, which may wait for
+        # another worker that waits for this gradient.
+        if (sequence_number(node) <= priority and node is not recv) or not node.next_functions:
             return 0
     message: int = recv.recv.message
     return message
@@ -152,11 +152,11 @@ def _last(reached: Iterable[Any], nodes: Iterable[Any]) -> int:
 
 def _has_hooks(node: Node) -> bool:
     leaf: torch.Tensor | None = getattr(node, "variable", None)
-    return leaf is not None and (bool(leaf._backward_hooks) or bool(leaf._post_accumulate_grad_hooks))
+    return leaf is not None and (bool(backward_hooks(leaf)) or bool(post_accumulate_hooks(leaf)))
 
 
 def reach(starts: Iterable[Start], seen: set[Node]) -> dict[Any, set[int]]:
-    """The recv nodes that can be reached from these, and which of their outputs. `seen` gets the nodes on the way."""
+    """Return the recv nodes that these reach, and which of their outputs. Adds the nodes on the way to `seen`."""
     reached: dict[Any, set[int]] = {}
     stack: list[tuple[Node | None, int]] = list(starts)
     while stack:

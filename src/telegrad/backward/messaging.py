@@ -1,42 +1,32 @@
-"""What a pass needs of the agent beneath it: messages, waiting, names and errors."""
+"""What all passes of one worker share: the agent that carries their messages, ``.grad`` slots, options and counters."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.accumulate import AccumulateThrough
 from telegrad.backward.contexts import DistAutogradContext
+from telegrad.backward.failure import pack_failure
 from telegrad.backward.grad_slots import Slots
-from telegrad.calls.exceptions import RemoteTraceback, pickle_exception, text_of, traceback_of, unpickle_exception
 from telegrad.calls.extension import OutgoingMessage
 from telegrad.connection.channel import Channel
-from telegrad.errors import BackwardError, DeadlineExceeded, TelegradError, WorkerLost
 from telegrad.protocol.backward import Report
 from telegrad.waiting import Event, Runtime
-from telegrad.wire.messages import (
-    AbortPass,
-    AutogradMetadata,
-    PassFailure,
-    PassInfo,
-    PropagateGradientsResp,
-    WorkerReport,
-)
+from telegrad.wire.messages import AutogradMetadata, PassInfo, PropagateGradientsResp, WorkerReport
 from telegrad.wire.payload import Encoded
 
-_log = logging.getLogger("telegrad")
-
-Ticket = tuple[int, int, Channel | None]
-"""How a message of a pass is answered: its sender, the sender's number for it, and the channel if it reads there."""
+ReplyTo = tuple[int, int, Channel | None]
+"""Where the reply to a message of a pass goes: its sender, the sender's number for it, and the channel if the sender
+reads the reply there."""
 
 
 class PassMessaging:
-    """Carries what passes on one worker have to say."""
+    """Sends replies of passes, and gives passes access to the agent."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -44,9 +34,9 @@ class PassMessaging:
         self.slots = Slots(agent.runtime, agent.executor, agent.me.name)
         self.accumulate_through = AccumulateThrough(self.slots)
         self.accumulate_hooks = False
-        """Run hooks on AccumulateGrad nodes, too, in passes into a context."""
+        """Whether passes into a context also run hooks on AccumulateGrad nodes."""
         self.inner_into_grad = False
-        """Leave gradients of a backward inside a pass in ``.grad``, as torch.distributed.autograd does."""
+        """Whether a backward inside a pass leaves gradients in ``.grad``, as in torch.distributed.autograd."""
         self._lock = threading.Lock()  # protects _counts
         self._counts: Counter[str] = Counter()
 
@@ -55,107 +45,57 @@ class PassMessaging:
         return self.agent.runtime
 
     def wait(self, event: Event, deadline: float | None) -> bool:
+        """Wait for an event through the executor. Returns False if the deadline passed first."""
         return self.agent.executor.wait(event, deadline)
 
-    def submit(self, task: Callable[[], None]) -> None:
-        self.agent.executor.submit(task)
-
-    def start_thread(self, role: str, task: Callable[[], None]) -> None:
-        self.agent.executor.threads.start(role, task)
-
     def name_of(self, worker: int) -> str:
+        """Return the name of a worker."""
         return self.agent.peers.find(worker).record.name
 
     def count(self, what: str) -> None:
-        """For debug info: this happened."""
+        """Add one to a counter of `Autograd.debug_info`."""
         with self._lock:
             self._counts[what] += 1
 
     def counts(self) -> dict[str, int]:
+        """Return the counters."""
         with self._lock:
             return dict(self._counts)
 
-    # -- messages -----------------------------------------------------------------------------------------------
-
-    def answer(
+    def reply(
         self,
-        about: PassInfo,
-        ticket: Ticket,
+        info: PassInfo,
+        reply_to: ReplyTo,
         count: int,
         reports: Mapping[int, Report],
         failure: Exception | None,
     ) -> None:
-        worker, call, back = ticket
-        told, data = (None, b"") if failure is None else self._pack_failure(failure)
-        packed = self.pack_reports(reports)
-        head = PropagateGradientsResp(about.context, about.number, call, count, packed, "", told)
+        """Reply to a message of a pass."""
+        worker, call, back = reply_to
+        packed, data = (None, b"") if failure is None else pack_failure(self.agent, failure)
+        head = PropagateGradientsResp(info.context, info.number, call, count, pack_reports(reports), "", packed)
         self.agent.oneway.tell(worker, head, data, back=back)
 
     def record_gradients(
         self, context: DistAutogradContext, target: int, grads: Sequence[torch.Tensor]
     ) -> AutogradMetadata | None:
-        """With create_graph, gradients are recorded like any other message."""
+        """Record gradients as a send, which create_graph needs. Returns None if none of them requires grad."""
         message = OutgoingMessage(self.agent.peers.find(target).record, Encoded(b"", list(grads)), context, False)
         metadata = self.agent.pipeline.extend(message).autograd
         return metadata if metadata is not None and metadata.message else None
 
-    def pack_reports(self, reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
-        packed = []
-        for who, report in reports.items():
-            packed.append(WorkerReport(who, report.number, report.partly_fed))  # a comprehension would be one call more
-        return tuple(packed)
 
-    def unpack_reports(self, reports: Sequence[WorkerReport]) -> dict[int, Report]:
-        unpacked = {}
-        for report in reports:  # not in a comprehension, which is a function: this runs in every pass
-            unpacked[report.worker] = Report(report.number, report.partly_fed)
-        return unpacked
+def pack_reports(reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
+    """Return reports for the wire."""
+    packed = []
+    for worker, report in reports.items():
+        packed.append(WorkerReport(worker, report.number, report.partly_fed))  # a comprehension would be one call more
+    return tuple(packed)
 
-    # -- failure ------------------------------------------------------------------------------------------------
 
-    def too_late(self, about: PassInfo, owed: int) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"the backward pass of context {about.context:#x} did not end before its deadline; {owed} messages of "
-            f"worker {self.name_of(self.me)!r} are not answered",
-            worker=self.name_of(self.me),
-            context=about.context,
-        )
-
-    def as_failure(self, error: BaseException, worker: int | None) -> Exception:
-        """What the caller of backward gets to see."""
-        if isinstance(error, WorkerLost | DeadlineExceeded | BackwardError):
-            return error
-        worker = self.me if worker is None else worker
-        name = self.name_of(worker)
-        failure = BackwardError(
-            f"Error on Node {worker}: {text_of(error)}\n(worker {name!r}, {type(error).__name__})", worker=name
-        )
-        failure.__cause__ = error
-        return failure
-
-    def spread(self, context: DistAutogradContext, about: PassInfo, failure: Exception) -> None:
-        """Tell everybody that this worker exchanges messages with in the context."""
-        told, data = self._pack_failure(failure)
-        head = AbortPass(about, told)
-        others = context.workers() | {about.number >> 48}
-        for worker in sorted(others - {self.me}):
-            self.agent.tell(worker, head, data)
-
-    def _pack_failure(self, failure: Exception) -> tuple[PassFailure, bytes]:
-        cause = failure.__cause__
-        text = traceback_of(cause, cause.__traceback__) if isinstance(cause, Exception) else ""
-        told = pickle_exception(failure)
-        # Tensors do not travel with the failure of a pass.
-        data = b"" if told.value.attachments else told.value.data
-        return PassFailure(self.me, told.text, text), data
-
-    def read_failure(self, told: PassFailure, data: memoryview) -> Exception:
-        """The failure that another worker tells of."""
-        failure, reason = unpickle_exception(data)
-        if data and failure is None:
-            _log.debug("the error of a pass cannot be read: %s", reason)
-        if not isinstance(failure, TelegradError):
-            failure = BackwardError(told.text, worker=self.name_of(told.worker))
-        if told.traceback:
-            failure.__cause__ = RemoteTraceback(self.name_of(told.worker), told.traceback)
-        return failure
+def unpack_reports(reports: Sequence[WorkerReport]) -> dict[int, Report]:
+    """Return reports that came over the wire, by worker."""
+    unpacked = {}
+    for report in reports:  # not in a comprehension, which is a function: this runs in every pass
+        unpacked[report.worker] = Report(report.number, report.partly_fed)
+    return unpacked

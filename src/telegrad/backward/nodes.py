@@ -1,9 +1,9 @@
-"""The nodes that telegrad puts into torch's graph: tokens, receives and gates.
+"""The nodes that telegrad adds to torch's graph: sends, recvs and gates.
 
-A *token* stands for one sent tensor: its edge is that tensor, and its backward hands the engine the gradient that came
-back. `SendRpcBackward` is the message's object that holds them. `RecvRpcBackward` stands for the tensors of one
-received message: its backward puts their gradients on the wire. A *gate* waits, inside a running island, for a
-gradient.
+A *send* (`SendRpcBackward`) is one message with tensors that need gradients. It has a *token* for each of them: a node
+whose edge is the tensor, and whose backward returns the gradient that was received for it. A *recv*
+(`RecvRpcBackward`) is the node of the tensors of one received message. Its backward sends their gradients. A *gate*
+waits for a gradient inside a running island.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import Node
 
-from telegrad.backward.torch_private import (
+from telegrad.errors import ProtocolError, TelegradError
+from telegrad.torch_private import (
     allow_in_place,
     apply,
+    base_of,
     call_directly,
     set_sequence_number,
     without_dead_wrapper,
 )
-from telegrad.errors import ProtocolError, TelegradError
 
 if TYPE_CHECKING:
     from telegrad.backward.contexts import DistAutogradContext
 
 ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
-"""Behind every recv, so that the engine has a reason to execute it. It never gets a gradient."""
+"""The leaf behind every recv, which makes the engine execute the recv. It never gets a gradient."""
 ANCHOR_NODE: Node = torch.autograd.graph.get_gradient_edge(ANCHOR).node
 ONE = torch.ones((), device="cpu")
 _NOTHING = torch.zeros((), device="cpu")
 
 
 def _record(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """Apply it in the modes of torch in which nodes can be made. Most threads are in them, and entering is dear."""
+    """Apply a Function in modes of torch in which nodes are made. Most threads are in them, and entering is slow."""
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         return apply(function, *args)
     with torch.inference_mode(False), torch.enable_grad():
@@ -43,15 +44,15 @@ def _record(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 
 def has_edge(view: torch.Tensor) -> bool:
-    """Whether a gradient can flow into a view. One that was made under no_grad says that it requires grad if its base
-    does, and yet torch gives it no edge."""
+    """Whether a gradient can flow into a view. One that was made under no_grad requires grad if its base does, and yet
+    has no edge."""
     with torch.inference_mode(False), torch.enable_grad():
         node = view.view_as(view).grad_fn
     return node is not None and node.next_functions[0][0] is not None
 
 
 class SendRpc(torch.autograd.Function):
-    """A token. Torch calls its node ``SendRpcBackward``, which is what a profiler shows."""
+    """A token. A profiler shows its node as ``SendRpcBackward``."""
 
     @staticmethod
     def forward(ctx: Any, send: SendRpcBackward, index: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -70,42 +71,42 @@ call_directly(SendRpc)
 class SendRpcBackward:
     """One message with tensors that need gradients, on the worker that sent it.
 
-    It takes no inputs from the local graph: gradients are set by whoever receives them, and the tokens pass them on.
+    It has no inputs in the local graph: gradients are set when they arrive, and the tokens return them to the engine.
     """
 
     def __init__(self, message: int, order: int, target: int, tensors: Sequence[torch.Tensor]) -> None:
         self.message = message
         self.order = order
-        """The place of this send among all that this worker recorded."""
+        """Its number in this worker's record order."""
         self.target = target
-        """The worker it went to."""
+        """The worker that it was sent to."""
         self._grads: list[torch.Tensor | None] | None = None
         expected, tokens = [], []
         for index, tensor in enumerate(tensors):
             expected.append((tensor.shape, tensor.dtype))
             tokens.append(_record(SendRpc, self, index, without_dead_wrapper(tensor)))
-        # Not before: tokens know their send, and after an error nobody would take the two apart.
+        # Not earlier: tokens hold their send, and after an error nobody would break the cycle.
         self._expected, self.tokens = expected, tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def release(self) -> None:
-        """Let go of the graph. Tokens know their send, so they and it would keep each other alive."""
+        """Let go of the graph. Tokens hold their send, so this breaks a reference cycle."""
         self.tokens = []
         self._grads = None
 
     def name(self) -> str:
-        """PyTorch's name for it."""
+        """Return PyTorch's name for the node."""
         return "torch::distributed::autograd::SendRpcBackward"
 
     @property
     def next_functions(self) -> tuple[tuple[Node, int], ...]:
-        """Where the gradients go, as PyTorch shows it: the tensors' own nodes."""
+        """Return where the gradients go, as PyTorch does: the tensors' own nodes."""
         return tuple(self.edges(range(len(self.tokens))))
 
     def edges(self, indices: Iterable[int]) -> list[tuple[Node, int]]:
-        """Where the gradients of these tensors go."""
+        """Return where the gradients of these tensors go."""
         edges, tokens = [], self.tokens
         for index in indices:
             edges.append(tokens[index].grad_fn.next_functions[0])  # a comprehension would be one call more
@@ -116,7 +117,7 @@ class SendRpcBackward:
     ) -> None:
         """Raise if these cannot be the gradients of what was sent."""
         if len(grads) != len(self.tokens):
-            fault = f"are {len(grads)}, and {len(self.tokens)} tensors were sent"
+            fault = f"are {len(grads)}, but {len(self.tokens)} tensors were sent"
         else:
             for index, (grad, (shape, dtype)) in enumerate(zip(grads, self._expected, strict=True)):
                 if grad is not None and (grad.shape != shape or grad.dtype != dtype):
@@ -130,22 +131,22 @@ class SendRpcBackward:
         )
 
     def set_grads(self, grads: list[torch.Tensor | None] | None) -> None:
-        """What the tokens pass on in the run that follows; None: forget them."""
+        """Set the gradients that the tokens return in the next run; None removes them."""
         self._grads = grads
 
     def forget(self, grads: list[torch.Tensor | None]) -> None:
-        """Forget these gradients; others that were set since stay."""
+        """Remove these gradients, unless others were set since."""
         if self._grads is grads:
             self._grads = None
 
     def get_grads(self) -> list[torch.Tensor | None]:
-        """What the tokens pass on."""
+        """Return the gradients that the tokens return."""
         if self._grads is None:
-            raise TelegradError(f"the gradients of message {self.message:#x} have not come")
+            raise TelegradError(f"the gradients of message {self.message:#x} have not arrived")
         return self._grads
 
     def grad_of(self, index: int) -> torch.Tensor | None:
-        """What one token passes on. It is handed over: whoever gets it may keep it without a copy."""
+        """Return the gradient of one token, and forget it, so its receiver may keep it without a copy."""
         grads = self.get_grads()
         grad, grads[index] = grads[index], None
         return grad
@@ -155,7 +156,7 @@ class SendRpcBackward:
 
 
 class Recv:
-    """One received message with tensors that need gradients: what its node remembers."""
+    """One received message with tensors that need gradients: the data of its node."""
 
     __slots__ = ("context", "context_id", "count", "message", "node", "order", "source", "source_name")
 
@@ -169,13 +170,13 @@ class Recv:
         self.source_name = name
         self.count = 0
         self.order = 0
-        """When it came, in this worker's record order."""
+        """Its number in this worker's record order."""
         self.node: Any = None
-        """The node in the graph, until the context ends (it knows this object, so they keep each other alive)."""
+        """The node in the graph, until the context ends, which breaks this reference cycle."""
 
 
 class RecvRpcBackward(torch.autograd.Function):
-    """The tensors of one received message. Its backward puts their gradients on the wire."""
+    """The node of the tensors of one received message. Its backward sends their gradients."""
 
     @staticmethod
     def forward(
@@ -189,7 +190,7 @@ class RecvRpcBackward(torch.autograd.Function):
         ctx.recv, ctx.propagate = recv, propagate
         ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
         recv.count = len(tensors)
-        return tuple(tensors)  # no inputs to torch, which would make views of them
+        return tuple(tensors)  # as a list they are not inputs to torch, which would make views of them
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
@@ -202,10 +203,10 @@ RECV_NODE.name = lambda self: "torch::distributed::autograd::RecvRpcBackward"
 
 
 class _ViewInMessage(torch.autograd.Function):
-    """A received tensor that is a view of another one of its message.
+    """The node of a received tensor that is a view of another one of its message.
 
-    Torch relates a view to its base only where the view is the first output of its node, so it cannot be an output of
-    the message's `RecvRpcBackward`; this node leads there.
+    Torch relates a view to its base only if the view is the first output of its node, so it cannot be an output of the
+    message's `RecvRpcBackward`. This node leads there.
     """
 
     @staticmethod
@@ -224,21 +225,21 @@ def receive(
     tensors: Sequence[torch.Tensor],
     anchor: torch.Tensor = ANCHOR,
 ) -> tuple[torch.Tensor, ...]:
-    """The tensors of a received message, which have no history, as outputs of one `RecvRpcBackward` node.
+    """Return the tensors of a received message, which have no history, as outputs of one `RecvRpcBackward` node.
 
-    `anchor` is an anchor that no other recv of the context has: a pass with inputs executes some recvs only.
+    `anchor` is an anchor that no other recv of the context has, because a pass with inputs executes only some recvs.
     """
     outputs: tuple[torch.Tensor, ...] = _record(RecvRpcBackward, ANCHOR, anchor, recv, propagate, tensors)
     return outputs
 
 
 def new_anchor() -> torch.Tensor:
-    """A leaf that never gets a gradient."""
+    """Make a leaf that never gets a gradient."""
     return torch.zeros((), requires_grad=True, device="cpu")
 
 
 def own_anchor(node: Any) -> tuple[Node, int]:
-    """The edge to the anchor that a recv shares with no other of its context."""
+    """Return the edge to the anchor that a recv shares with no other of its context."""
     edge: tuple[Node, int] = node.next_functions[1]
     return edge
 
@@ -249,11 +250,11 @@ def receive_views(
     tensors: Sequence[torch.Tensor],
     anchor: torch.Tensor = ANCHOR,
 ) -> tuple[torch.Tensor, ...]:
-    """The same, where some of the tensors are views of others: in-place operations on them are recorded as usual.
+    """Do what `receive` does where tensors are views of others. In-place operations on them are recorded as usual.
 
-    Views of what is not among the tensors cannot be changed in place: torch refuses it.
+    Torch refuses in-place changes of views whose base is not among the tensors.
     """
-    related = [any(tensor._base is other for other in tensors) for tensor in tensors]
+    related = [any(base_of(tensor) is other for other in tensors) for tensor in tensors]
     plain = [tensor.detach() if is_view else tensor for tensor, is_view in zip(tensors, related, strict=True)]
     outputs = list(receive(recv, propagate, plain, anchor))
     for index, is_view in enumerate(related):
@@ -264,7 +265,7 @@ def receive_views(
 
 
 def node_of(received: torch.Tensor) -> Any:
-    """The `RecvRpcBackward` node of a tensor that `receive_views` returned."""
+    """Return the `RecvRpcBackward` node of a tensor that `receive_views` returned."""
     node = received.grad_fn
     return node if type(node) is RECV_NODE or node is None else node.next_functions[0][0]
 
@@ -283,9 +284,9 @@ class _Gate(torch.autograd.Function):
 
 
 def chain_gates(waits: Sequence[tuple[Callable[[], None], Sequence[torch.Tensor]]]) -> torch.Tensor:
-    """One gate per send, in record order: the last one opens first, and each opens its tokens and the gate before it.
+    """Make one gate per send, in record order. The last opens first, and each opens its tokens and the gate before it.
 
-    They have the lowest priority that the engine knows, so it does all it can before it waits.
+    They have the engine's lowest priority, so it does all that it can before it waits.
     """
     before: list[torch.Tensor] = []
     for wait, tokens in waits:

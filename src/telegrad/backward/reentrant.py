@@ -1,10 +1,10 @@
-"""A backward inside a pass: a Function or a hook of the user's calls ``torch.autograd.backward`` itself.
+"""A backward inside a pass: a Function or a hook of the user calls ``torch.autograd.backward`` itself.
 
-Checkpointing with ``use_reentrant=True`` does so, and reversible blocks. Which leaves that run reaches is known only
-when it begins. Their gradients belong to the pass: where it leaves gradients in its context, they are installed in
-``.grad`` (see `slots`) from the first such run of an island to the island's end. So the Function can read them there,
-in particular those of inputs that it detached, and they add up as in one process. When the island ends, gradients of
-leaves that are still alive go into the context. A leaf that the Function made for itself has died with it.
+Checkpointing with ``use_reentrant=True`` and reversible blocks do so. Which leaves such a run reaches is known only
+when it begins. Their gradients belong to the pass. If that leaves gradients in its context, they are installed in
+``.grad`` (see `grad_slots`) from the first such run of an island to the island's end. So the Function can read them
+there, in particular those of inputs that it detached, and they add up as in one process. When the island ends,
+gradients of leaves that are still alive go into the context. A leaf that the Function made has died with it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch.utils.weak import TensorWeakRef
 from telegrad.backward.accumulate import Gradients
 from telegrad.backward.grad_slots import Slots, Wait
 from telegrad.backward.nodes import ANCHOR_NODE
-from telegrad.backward.torch_private import gradient_edge
+from telegrad.torch_private import gradient_edge
 
 _ACCUMULATE = type(ANCHOR_NODE)
 
 
 class InnerLeaves:
-    """The leaves that runs inside one island have reached: a part of what its thread has installed.
+    """The leaves that runs inside one island have reached, as a `Part` that its thread installs.
 
-    Gradients are taken out of the context's table meanwhile, since other islands of the pass may add to it.
+    Gradients are removed from the context's table meanwhile, since other islands of the pass may add to it.
     """
 
     def __init__(self, slots: Slots, gradients: Gradients, wait: Wait) -> None:
@@ -35,11 +35,11 @@ class InnerLeaves:
         self._wait = wait
         self.table = gradients
         self._leaves: dict[int, TensorWeakRef] = {}
-        self._own: dict[int, torch.Tensor | None] = {}  # what is in .grad otherwise, of those that are installed
+        self._own: dict[int, torch.Tensor | None] = {}  # what was in .grad of leaves that are installed
         self._added = False
 
     def add(self, leaves: Iterable[torch.Tensor]) -> None:
-        """Have the context's gradients of these in ``.grad``, from now to `end`."""
+        """Install the context's gradients of these in ``.grad``, until `end`."""
         if self._added:
             self._forget_dead()
         fresh = {id(leaf): TensorWeakRef(leaf) for leaf in leaves if not self._slots.has(leaf, self.table)}
@@ -53,7 +53,7 @@ class InnerLeaves:
             self._added = True
 
     def end(self) -> None:
-        """The island has ended."""
+        """Uninstall all gradients, because the island has ended."""
         if self._added:
             self._added = False
             self._slots.remove(self)
@@ -65,7 +65,7 @@ class InnerLeaves:
             self._own.pop(key, None)
         self._slots.shrink(dead)
 
-    # -- see `telegrad.backward.grad_slots.Part` ---------------------------------------------------------------------
+    # -- see `telegrad.backward.grad_slots.Part` ----------------------------------------------------------------
 
     def leaf_ids(self) -> Collection[int]:
         return self._leaves.keys()
@@ -76,14 +76,14 @@ class InnerLeaves:
     def _install(self, leaves: Mapping[int, TensorWeakRef]) -> None:
         for key, leaf in _alive(leaves):
             self._own[key] = leaf.grad
-            leaf.grad = self.table.take_out(leaf)
+            leaf.grad = self.table.pop(leaf)
 
-    def put_back(self) -> None:
+    def uninstall(self) -> None:
         for key, leaf in _alive(self._leaves):
             if key in self._own:
                 grad, leaf.grad = leaf.grad, self._own[key]
                 if grad is not None:
-                    self.table.add_back(leaf, grad)
+                    self.table.add_owned(leaf, grad)
         self._own.clear()
 
 
@@ -95,7 +95,7 @@ def _alive(leaves: Mapping[int, TensorWeakRef]) -> list[tuple[int, torch.Tensor]
 def reached_leaves(
     outputs: Sequence[torch.Tensor | GradientEdge], inputs: Sequence[torch.Tensor | GradientEdge]
 ) -> list[torch.Tensor]:
-    """The leaves whose ``.grad`` a run of the engine will set."""
+    """Return the leaves whose ``.grad`` a run of the engine will set."""
     nodes: list[Node | None] = [_node(end) for end in (inputs or outputs)]
     seen: set[Node] = {ANCHOR_NODE}
     leaves = []
@@ -114,6 +114,6 @@ def reached_leaves(
 def _node(end: torch.Tensor | GradientEdge) -> Node | None:
     if isinstance(end, torch.Tensor):
         if not end.requires_grad:
-            return None  # the engine says so
+            return None  # the engine raises
         return end.grad_fn or gradient_edge(end).node
     return end.node

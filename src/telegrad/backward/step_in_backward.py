@@ -1,8 +1,8 @@
-"""Optimizer steps that are folded into passes: a leaf is updated as soon as its gradient is final.
+"""Optimizer steps inside backward passes: a leaf is updated as soon as its gradient is final.
 
-The worker that begins a pass says which optimizers step in it, and with which hyperparameters; that travels with the
-pass. Where a leaf is, a hook on it looks whether the pass that runs names its optimizer. So passes of two trainers, on
-the same parameters, each step with their own.
+The worker that begins a pass names the optimizers that step in it, and their hyperparameters, in the pass's messages.
+A hook on each leaf checks whether the running pass names its optimizer. So passes of two trainers on the same
+parameters each step with their own optimizer.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from telegrad.backward.contexts import DistAutogradContext
-from telegrad.backward.driver import running
+from telegrad.backward.pass_run import running
 from telegrad.wire.messages import INTO_CONTEXT, StepInPass
 
 
 class StepInBackward:
-    """One optimizer that steps in the passes that its worker begins, for as long as this object is kept."""
+    """One optimizer that steps in the passes that its worker begins, as long as this object is alive."""
 
     def __init__(self, number: int, hyperparameters: Callable[[], bytes]) -> None:
         self.number = number
-        # Weak: with the optimizer's last reference its steps must end, not when a cycle is found.
+        # Weak: its steps must end with the optimizer's last reference, and not when a cycle is collected.
         self._hyperparameters = weakref.WeakMethod(hyperparameters)
 
     def step(self) -> StepInPass | None:
+        """Return what a pass carries for this optimizer, if it is still alive."""
         hyperparameters = self._hyperparameters()
         return None if hyperparameters is None else StepInPass(self.number, hyperparameters())
 
@@ -33,27 +34,27 @@ class StepInBackward:
 
 
 class StepsInBackward:
-    """One agent's optimizers of that kind."""
+    """The optimizers of one agent that step in passes."""
 
     def __init__(self, new_number: Callable[[], int]) -> None:
         self._new_number = new_number
-        self._folded: weakref.WeakValueDictionary[int, StepInBackward] = weakref.WeakValueDictionary()
+        self._optimizers: weakref.WeakValueDictionary[int, StepInBackward] = weakref.WeakValueDictionary()
 
     def add(self, hyperparameters: Callable[[], bytes]) -> StepInBackward:
-        """Let an optimizer step in passes; `hyperparameters` is a method of it."""
-        folded = StepInBackward(self._new_number(), hyperparameters)
-        self._folded[folded.number] = folded
-        return folded
+        """Let an optimizer step in passes. `hyperparameters` is a method of it."""
+        optimizer = StepInBackward(self._new_number(), hyperparameters)
+        self._optimizers[optimizer.number] = optimizer
+        return optimizer
 
     def steps(self, leaves: int) -> tuple[StepInPass, ...]:
-        """What a pass that begins now is to carry. Gradients that go elsewhere than into the context stay whole."""
-        if leaves != INTO_CONTEXT or not self._folded:
+        """Return the steps of a pass that begins now. Only gradients that go into the context are stepped with."""
+        if leaves != INTO_CONTEXT or not self._optimizers:
             return ()
-        steps = [folded.step() for folded in list(self._folded.values())]
+        steps = [optimizer.step() for optimizer in list(self._optimizers.values())]
         return tuple(step for step in steps if step is not None)
 
 
 def steps_of_this_pass() -> Sequence[StepInPass]:
-    """The steps that belong to the pass whose island the current thread runs."""
+    """Return the steps of the pass whose island the current thread runs."""
     run = running.get()
-    return run.about.steps if run is not None else ()
+    return run.info.steps if run is not None else ()

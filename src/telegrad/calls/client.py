@@ -21,9 +21,9 @@ from telegrad.connection.peers import Peer, Peers
 from telegrad.errors import DeadlineExceeded, NotInitialized
 from telegrad.execution.autocast import current_autocast
 from telegrad.interrupts import shielded
+from telegrad.torch_private import autocast_is_enabled
 from telegrad.wire import payload
 from telegrad.wire.messages import Creation, Failure, Reply, Request, RequestInAutocast, Visit
-from telegrad.wire.torch_state import autocast_is_enabled
 
 _log = logging.getLogger("telegrad")
 _ROOT = ("args", "kwargs")

@@ -21,6 +21,7 @@ from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
 from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
+from telegrad.torch_private import FutureBase
 from telegrad.wire import payload
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Request
@@ -38,10 +39,6 @@ AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tup
 
 DEFERRED = "_telegrad_answers_later"
 """Functions with this attribute return a future, and the reply is its result."""
-
-ANY_FUTURE = torch._C.Future
-"""The base class of torch's futures. `torch.futures.Future.then`, `collect_all` and `torch.jit.fork` return
-instances of it that are not a `torch.futures.Future`."""
 
 
 class Server:
@@ -228,7 +225,7 @@ class Server:
         """Reply with what a function returned; if that is a coroutine or an announced future, with its result."""
         if type(result) is CoroutineType:
             self._run_coroutine(served, result, answer)
-        elif isinstance(result, ANY_FUTURE) and getattr(function, DEFERRED, False):
+        elif isinstance(result, FutureBase) and getattr(function, DEFERRED, False):
             served.deferred = True
             result.add_done_callback(lambda future: _pass_on(future, answer))
         else:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
+from telegrad.torch_private import autocast_is_enabled
 from telegrad.wire.descriptors import DTYPES, code_of
 from telegrad.wire.messages import Autocast
-from telegrad.wire.torch_state import autocast_is_enabled
 
 
 def current_autocast() -> Autocast | None:

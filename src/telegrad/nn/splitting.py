@@ -14,6 +14,7 @@ from telegrad.nn import remote_ops as there
 from telegrad.nn.placement import Place, parse_place
 from telegrad.nn.remote_module import RemoteModule
 from telegrad.rpc.api import remote
+from telegrad.torch_private import backward_hooks, post_accumulate_hooks
 
 
 def split(model: torch.nn.Module, places: Mapping[str, str]) -> torch.nn.Module:
@@ -85,7 +86,7 @@ def _check_can_travel(path: str, part: torch.nn.Module) -> None:
                 "the split, or make the module on the worker, with RemoteModule"
             )
     for name, parameter in part.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        if backward_hooks(parameter) or post_accumulate_hooks(parameter):
             raise TelegradError(
                 f"parameter {path}.{name} has hooks, which cannot be sent with it: register them after the split, "
                 "where the parameter is, with apply() of the RemoteModule"

@@ -92,13 +92,13 @@ def clip(
 
 def _norms(context_id: int | None, rrefs: Sequence[RRef[Any]], norm_type: float) -> tuple[list[int], torch.Tensor]:
     leaves = [parameter(rref) for rref in rrefs]
-    with default_agent().autograd.lending.loan(leaves).of(context_id):
+    with default_agent().autograd.grad_swap.for_leaves(leaves).installed(context_id):
         return norms_of(leaves, norm_type)
 
 
 def _scale(context_id: int | None, rrefs: Sequence[RRef[Any]], factor: float) -> None:
     leaves = [parameter(rref) for rref in rrefs]
-    with default_agent().autograd.lending.loan(leaves).of(context_id):
+    with default_agent().autograd.grad_swap.for_leaves(leaves).installed(context_id):
         scale_grads(leaves, factor)
 
 

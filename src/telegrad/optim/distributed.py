@@ -28,9 +28,9 @@ from telegrad.optim.fan_out import Begin, on_all
 from telegrad.optim.hyperparameters import Dirty, Hyperparameters, same, with_given_tensors, without_tensors
 from telegrad.optim.local_optimizer import Built, GroupOfOwner, LocalOptimizer, Push, State, build
 from telegrad.optim.placement import by_owner, checked_groups
-from telegrad.optim.stepping import must_be_annotated
 from telegrad.rpc.api import rpc_async
 from telegrad.rref.handle import Begun, RRef
+from telegrad.torch_private import must_be_annotated
 from telegrad.wire import payload
 
 
@@ -79,7 +79,7 @@ class DistributedOptimizer(Optimizer):
         self._agent = default_agent()
         self._folded: StepInBackward | None = None
         if step_in_backward:
-            self._folded = self._agent.autograd.folding.add(self._hyperparameters_of_pass)
+            self._folded = self._agent.autograd.step_in_backward.add(self._hyperparameters_of_pass)
         self._lock = threading.Lock()  # protects the pushes: what is below, and the last two fields of owners
         self._numbers = itertools.count(1)
         self._encoded: tuple[int, dict[int, Hyperparameters], bytes] | None = None

@@ -115,7 +115,7 @@ class LocalOptimizer:
         folded: int | None,
     ) -> None:
         self.leaves = [leaf for group in groups for leaf in group]
-        self._loan = default_agent().autograd.lending.loan(self.leaves)
+        self._grad_swap = default_agent().autograd.grad_swap.for_leaves(self.leaves)
         self._groups = list(options)  # which of the whole optimizer's groups these are
         self._lock = threading.Lock()  # protects the two below, and hyperparameters while they are set
         self._pushed = 0
@@ -190,7 +190,7 @@ class LocalOptimizer:
 
     def step(self, context_id: int | None, push: Push | None) -> int:
         """Step on the gradients of a context, or on ``.grad``; returns how many parameters had one."""
-        with self._loan.of(context_id):
+        with self._grad_swap.installed(context_id):
             self._take(push)
             there = sum([leaf.grad is not None for leaf in self.leaves])
             for part in self._parts:
@@ -199,24 +199,24 @@ class LocalOptimizer:
         return there
 
     def zero_grad(self, context_id: int | None, set_to_none: bool) -> None:
-        with self._loan.of(context_id):
+        with self._grad_swap.installed(context_id):
             for part in self._parts:
                 part.optimizer.zero_grad(set_to_none)
 
     def norms(self, context_id: int | None, norm_type: float) -> tuple[list[int], torch.Tensor]:
         """The norms of the gradients that there are, and which parameters they belong to."""
-        with self._loan.of(context_id):
+        with self._grad_swap.installed(context_id):
             return norms_of(self.leaves, norm_type)
 
     def scale(self, context_id: int | None, factor: float) -> None:
-        with self._loan.of(context_id):
+        with self._grad_swap.installed(context_id):
             scale_grads(self.leaves, factor)
 
     def state(self, push: Push | None) -> State:
         """What the optimizers remember, after `push`."""
         params: dict[int, Any] = {}
         others: dict[Any, Any] = {}
-        with self._loan.of(None):
+        with self._grad_swap.installed(None):
             self._take(push)
             for part in self._parts:
                 numbered = dict(enumerate(part.params))
@@ -229,7 +229,7 @@ class LocalOptimizer:
 
     def load(self, state: State, push_number: int) -> None:
         """Remember this instead, and take its hyperparameters."""
-        with self._loan.of(None):
+        with self._grad_swap.installed(None):
             with self._lock:
                 self._pushed, self._read = max(self._pushed, push_number), b""
             groups_by_number = dict(zip(self._groups, state.groups, strict=True))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
-from telegrad.backward.torch_private import profiled
+from telegrad.torch_private import must_be_annotated
 
 _WRAPPER = Optimizer.profile_hook_step(lambda _: None).__code__
 
@@ -20,14 +19,3 @@ def run_step(optimizer: Optimizer) -> None:
         optimizer.step()
     else:
         step.__wrapped__(optimizer)
-
-
-def must_be_annotated(optimizer: Any) -> bool:
-    """Whether anybody would miss torch's wrapper of a step: a profiler, or a hook that it runs."""
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
-        or profiled()
-    )

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import _C  # whether autograd lets a view be changed in place has no public name
 
+from telegrad.torch_private import DEFAULT_CREATION, base_of, creation_of
 from telegrad.wire.descriptors import DETACHED, ROOT, UNRELATED, VIEW_OF_ROOT, extent_of
 
 Piece = tuple[int, int, int]
@@ -22,8 +22,6 @@ _MOST_CELLS = 2**26
 """Memory in bytes that the search for overlapping elements may take; beyond it tensors count as overlapping."""
 _MOST_RELATED = 32
 """Views of one tensor whose relation is looked for: each is compared with each."""
-_creation_of = _C._autograd._get_creation_meta
-_DEFAULT = _C._autograd.CreationMeta.DEFAULT
 
 
 def overlapping(pieces: Sequence[Piece], tensors: Mapping[int, torch.Tensor]) -> list[list[Piece]]:
@@ -99,7 +97,7 @@ def relations(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 def _is_root(root: torch.Tensor, tensors: Sequence[torch.Tensor], needing: Sequence[torch.Tensor]) -> bool:
     begin, size = root.data_ptr(), root.nbytes
-    base = root._base
+    base = base_of(root)
     if extent_of(root.shape, root.stride()) * root.itemsize != size or not _is_rewritable(root):
         return False
     for x in tensors:
@@ -109,11 +107,11 @@ def _is_root(root: torch.Tensor, tensors: Sequence[torch.Tensor], needing: Seque
         if x.is_neg() or x.is_conj():
             return False
     return all(
-        x is root or (x._base is not None and (x._base is root or x._base is base) and _is_rewritable(x))
+        x is root or (base_of(x) is not None and (base_of(x) is root or base_of(x) is base) and _is_rewritable(x))
         for x in needing
     )
 
 
 def _is_rewritable(x: torch.Tensor) -> bool:
     """Whether torch would record an in-place operation on it: not for one of several views that one function made."""
-    return x._base is None or bool(_creation_of(x) == _DEFAULT)
+    return base_of(x) is None or bool(creation_of(x) == DEFAULT_CREATION)

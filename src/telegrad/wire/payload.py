@@ -33,6 +33,7 @@ import torch.fx
 
 from telegrad.errors import FunctionNotFound, PayloadError, TelegradError
 from telegrad.interrupts import interruptible
+from telegrad.torch_private import backward_hooks, make_subclass
 from telegrad.wire import fast_path as short
 from telegrad.wire.own_leaves import Argument, set_apart
 from telegrad.wire.subclasses import (
@@ -455,7 +456,7 @@ def _as_it_came(x: object) -> object:
 @interruptible
 def _reduced(reduce: Callable[[Any], Any], x: torch.Tensor) -> Any:
     """What the class itself says of its pickling."""
-    if not x._backward_hooks:
+    if not backward_hooks(x):
         return reduce(x)
     with warnings.catch_warnings():  # that hooks are not pickled: they stay where they are, and are called there
         warnings.filterwarnings("ignore", message="backward hook")
@@ -469,7 +470,7 @@ def _as_parameter(x: torch.Tensor) -> torch.Tensor:
 
 def _as_subclass(x: torch.Tensor, cls: type[torch.Tensor], state: Any = _MISSING) -> torch.Tensor:
     if x.grad_fn is None:
-        x = torch.Tensor._make_subclass(cls, x, x.requires_grad)
+        x = make_subclass(cls, x, x.requires_grad)
     elif not issubclass(cls, torch.nn.Parameter):
         x = x.as_subclass(cls)
     if state is not _MISSING:

@@ -12,15 +12,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import _tensor, _utils  # what torch's own pickling of tensors returns has no public name
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 
 from telegrad.errors import PayloadError
+from telegrad.torch_private import (
+    REBUILD_FROM_STORAGE,
+    REBUILD_FROM_TYPE,
+    REBUILD_PARAMETER,
+    forward_ad_level,
+    jagged_dimension,
+    jagged_sizes,
+    no_torch_dispatch,
+    no_torch_function,
+    untyped,
+)
 
-_FROM_TYPE = (_tensor._rebuild_from_type_v2, _tensor._rebuild_from_type)
-_FROM_STORAGE = (_utils._rebuild_tensor, _utils._rebuild_tensor_v2, _utils._rebuild_tensor_v3)
-_PARAMETERS = (_utils._rebuild_parameter, _utils._rebuild_parameter_with_state)
 _NODES_TO_SEARCH = 64
 _PARTS_TO_SEARCH = 1000
 
@@ -39,14 +46,14 @@ def as_torch_pickles(x: torch.Tensor, reduced: Any) -> tuple[type[torch.Tensor],
     """The class, the state and the rest, if a subclass is pickled as torch pickles it; None if in a way of its own."""
     if not isinstance(reduced, tuple) or len(reduced) < 2:
         return None
-    if reduced[0] in _PARAMETERS and len(reduced) == 2:
+    if reduced[0] in REBUILD_PARAMETER and len(reduced) == 2:
         data, state = reduced[1][0], reduced[1][3] if len(reduced[1]) > 3 else None
         same = isinstance(data, torch.Tensor) and data.data_ptr() == x.data_ptr() and data.shape == x.shape
         return (torch.nn.Parameter, state, ()) if same else None
-    if reduced[0] not in _FROM_TYPE:
+    if reduced[0] not in REBUILD_FROM_TYPE:
         return None
     function, cls, args, state = reduced[1]
-    if function not in _FROM_STORAGE or not isinstance(cls, type) or not _same_memory(x, args):
+    if function not in REBUILD_FROM_STORAGE or not isinstance(cls, type) or not _same_memory(x, args):
         return None
     return cls, state, reduced[2:]
 
@@ -54,8 +61,8 @@ def as_torch_pickles(x: torch.Tensor, reduced: Any) -> tuple[type[torch.Tensor],
 def _same_memory(x: torch.Tensor, args: Any) -> bool:
     """Whether these arguments of torch's rebuilding functions describe the tensor, and not one made of it."""
     storage, offset, size = args[:3]
-    storage = getattr(storage, "_untyped_storage", storage)  # one that knows its dtype warns that it is deprecated
-    with torch._C.DisableTorchFunctionSubclass():
+    storage = untyped(storage)
+    with no_torch_function():
         found: bool = (storage.data_ptr(), offset, tuple(size)) == (
             x.untyped_storage().data_ptr(),
             x.storage_offset(),
@@ -71,9 +78,10 @@ def is_jagged(x: torch.Tensor) -> bool:
 
 def jagged_parts(x: Any) -> tuple[Any, ...]:
     """What `from_jagged` makes the nested tensor of again; gradients flow through the values."""
-    sizes = {key: x._metadata_cache[key].shape[0] for key in ("min_seqlen", "max_seqlen") if key in x._metadata_cache}
+    known = jagged_sizes(x)
+    sizes = {key: known[key].shape[0] for key in ("min_seqlen", "max_seqlen") if key in known}
     with recorded():
-        return x.values(), x.offsets(), x.lengths(), x._ragged_idx, sizes
+        return x.values(), x.offsets(), x.lengths(), jagged_dimension(x), sizes
 
 
 def from_jagged(
@@ -110,7 +118,7 @@ def rebuild(function: Callable[..., Any], args: tuple[Any, ...], name: str) -> A
 
 def check_not_dual(x: torch.Tensor) -> None:
     """Raise for a dual tensor of forward-mode AD."""
-    if forward_ad._current_level < 0:
+    if forward_ad_level() < 0:
         return
     unpack: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual  # torch gives it no types
     if unpack(x).tangent is not None:
@@ -123,7 +131,7 @@ def check_not_dual(x: torch.Tensor) -> None:
 
 def check_has_memory(x: torch.Tensor) -> None:
     """Raise for a subclass that handles operations itself, if its contents are not its own to send."""
-    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+    with no_torch_function(), no_torch_dispatch():
         plain = x.as_subclass(torch.Tensor)
         stands_for_another = plain.device != x.device
     try:
@@ -148,7 +156,7 @@ def refusal(x: torch.Tensor, why: str, instead: str) -> PayloadError:
 def _edge_of(x: torch.Tensor) -> tuple[Node | None, int]:
     if x.grad_fn is not None:
         return x.grad_fn, x.output_nr
-    with recorded(), torch._C.DisableTorchFunctionSubclass():
+    with recorded(), no_torch_function():
         if torch.nn.parameter.is_lazy(x):
             return None, 0
         return torch.autograd.graph.get_gradient_edge(x)[:2]

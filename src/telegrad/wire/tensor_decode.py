@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from telegrad.errors import PayloadError, ProtocolError
+from telegrad.torch_private import make_per_channel_quantized, make_per_tensor_quantized, neg_view
 from telegrad.wire.descriptors import (
     ALIGNMENT,
     BSC,
@@ -210,7 +211,7 @@ class _Reader:
         tensor = span.make(descriptor, dtype_of(descriptor), first, relation)
         if flipped & CONJUGATED:
             tensor = tensor.conj()
-        return torch._neg_view(tensor) if flipped & NEGATED else tensor
+        return neg_view(tensor) if flipped & NEGATED else tensor
 
     def _composite(self, descriptor: TensorDescriptor) -> torch.Tensor:
         form, shape = descriptor.form, descriptor.shape
@@ -230,7 +231,7 @@ class _Reader:
                 )
             if form == QUANTIZED:
                 scale, zero_point = descriptor.detail
-                return torch._make_per_tensor_quantized_tensor(parts[0], float(scale), int(zero_point))
+                return make_per_tensor_quantized(parts[0], float(scale), int(zero_point))
             if form == QUANTIZED_CHANNELS:
                 (axis,) = integers_of(descriptor, 1)
                 if not 0 <= axis < parts[0].dim() or any(p.shape != parts[0].shape[axis : axis + 1] for p in parts[1:]):
@@ -240,7 +241,7 @@ class _Reader:
                     raise ProtocolError(
                         f"a peer announces a quantised tensor whose scales are no numbers: {descriptor}"
                     )
-                return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
+                return make_per_channel_quantized(integers, scales, zero_points, axis)
             compressed, plain, values = parts
             layout = COMPRESSED[form]
             return torch.sparse_compressed_tensor(

@@ -9,10 +9,18 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import _C  # DisableTorchFunctionSubclass has no public name
-from torch.autograd import forward_ad
 
 from telegrad.errors import PayloadError
+from telegrad.torch_private import (
+    coo_indices,
+    coo_values,
+    forward_ad_level,
+    is_functorch_wrapped,
+    is_zero_tensor,
+    no_torch_dispatch,
+    no_torch_function,
+    without_dead_wrapper,
+)
 from telegrad.wire.descriptors import (
     ALIGNMENT,
     BSR,
@@ -155,7 +163,7 @@ def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *, share:
     """
     layout = Layout()
     if attachments:
-        if forward_ad._current_level >= 0:
+        if forward_ad_level() >= 0:
             for attachment in attachments:
                 if isinstance(attachment, torch.Tensor):
                     check_not_dual(attachment)
@@ -210,7 +218,7 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> 
 
 def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer], share: bool) -> None:
     for a in attachments:
-        if isinstance(a, torch.Tensor) and _C._functorch.is_functorch_wrapped_tensor(_C._functorch.unwrap_if_dead(a)):
+        if isinstance(a, torch.Tensor) and is_functorch_wrapped(without_dead_wrapper(a)):
             raise _no_contents(a)
     plain = [
         a if type(a) in _UNINTERCEPTED or isinstance(a, pickle.PickleBuffer) else _as_plain(a) for a in attachments
@@ -291,7 +299,7 @@ def _describe_unusual(layout: Layout, x: torch.Tensor) -> TensorDescriptor:
     elif source.is_quantized:
         raise PayloadError(f"a quantised tensor of scheme {source.qscheme()} cannot be sent: dequantise it first")
     elif source.layout is torch.sparse_coo:
-        form, parts, detail = COO, (source._indices(), source._values()), (int(source.is_coalesced()),)
+        form, parts, detail = COO, (coo_indices(source), coo_values(source)), (int(source.is_coalesced()),)
     else:
         form = COMPRESSED_FORM[source.layout]
         by_row = form in (CSR, BSR)
@@ -343,7 +351,7 @@ def _shared_views(
 
 def _as_plain(x: torch.Tensor) -> torch.Tensor:
     """The same tensor without its subclass, so that no ``__torch_function__`` or ``__torch_dispatch__`` sees us."""
-    with _C.DisableTorchFunctionSubclass(), _C._DisableTorchDispatch():
+    with no_torch_function(), no_torch_dispatch():
         return x.as_subclass(torch.Tensor)
 
 
@@ -352,7 +360,7 @@ def _has_contents(x: torch.Tensor) -> bool:
     try:
         if x.data_ptr():
             return True
-        if x._is_zerotensor():
+        if is_zero_tensor(x):
             return False
     except RuntimeError as error:  # a tensor inside vmap or another transform
         raise _no_contents(x) from error

@@ -7,33 +7,35 @@ none of it, which costs less to find out than to leave it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-from torch import _C  # the thread's mode stacks have no public interface
+
+from telegrad.torch_private import (
+    autocast_is_enabled,
+    dispatch_modes,
+    function_modes,
+    pop_dispatch_mode,
+    pop_function_mode,
+    push_dispatch_mode,
+    push_function_mode,
+)
 
 _is_grad_enabled = torch.is_grad_enabled
 _is_inference_mode_enabled = torch.is_inference_mode_enabled
-_function_modes = _C._len_torch_function_stack
-_dispatch_modes = _C._len_torch_dispatch_stack
-autocast_is_enabled: Callable[[], bool] = _C._is_any_autocast_enabled
-"""Whether the calling thread is in autocast, for whatever device."""
 
 
 def thread_is_neutral() -> bool:
     """Whether the calling thread has torch's initial state, so that there is nothing to leave."""
     return (
-        _is_grad_enabled() and not _is_inference_mode_enabled() and not _function_modes() and not _dispatch_modes()
+        _is_grad_enabled() and not _is_inference_mode_enabled() and not function_modes() and not dispatch_modes()
     ) and not autocast_is_enabled()
 
 
 def nothing_intercepts() -> bool:
     """Whether tensors can be read as they are. Grad mode does not matter: gradients are sent without it."""
     return (
-        not _is_inference_mode_enabled()
-        and not _function_modes()
-        and not _dispatch_modes()
-        and not autocast_is_enabled()
+        not _is_inference_mode_enabled() and not function_modes() and not dispatch_modes() and not autocast_is_enabled()
     )
 
 
@@ -41,10 +43,10 @@ def nothing_intercepts() -> bool:
 def neutral() -> Iterator[None]:
     """Leave the thread's torch modes (also the default device, which is one), and take them up again at the end."""
     with contextlib.ExitStack() as stack:
-        while _function_modes():
-            stack.callback(_C._push_on_torch_function_stack, _C._pop_torch_function_stack())
-        while _dispatch_modes():
-            stack.callback(_C._push_on_torch_dispatch_stack, _C._pop_torch_dispatch_stack(None))
+        while function_modes():
+            stack.callback(push_function_mode, pop_function_mode())
+        while dispatch_modes():
+            stack.callback(push_dispatch_mode, pop_dispatch_mode(None))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if autocast_is_enabled():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from telegrad.errors import FunctionNotFound
+from telegrad.torch_private import find_script_function
 
 PREFIX = "__torch__:"
 """Begins the names of TorchScript functions."""
@@ -27,7 +28,7 @@ def script_name(function: Any) -> str:
 def find_script(name: str) -> Callable[..., Any]:
     """The TorchScript function of that name. Imports the module that compiles it, if need be."""
     qualified = name.removeprefix(PREFIX)
-    found: Any = _compiled(qualified)
+    found: Any = find_script_function(f"__torch__.{qualified}")
     module = qualified.rpartition(".")[0]
     if found is None and module and all(part.isidentifier() for part in module.split(".")):
         try:
@@ -38,14 +39,10 @@ def find_script(name: str) -> Callable[..., Any]:
                 f"{type(error).__name__}: {error}",
                 function=name,
             ) from error
-        found = _compiled(qualified)
+        found = find_script_function(f"__torch__.{qualified}")
     if found is None:
         raise FunctionNotFound(f"TorchScript function {qualified!r} is not compiled here", function=name)
     return found  # type: ignore[no-any-return]  # torch has no types for it
-
-
-def _compiled(qualified: str) -> object:
-    return torch.jit._state._python_cu.find_function(f"__torch__.{qualified}")
 
 
 def reducer_for(cls: type) -> Callable[[Any], tuple[object, ...]] | None:

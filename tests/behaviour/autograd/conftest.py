@@ -1,4 +1,4 @@
-"""A group of three workers in one process; after each test, nothing of any context may be left on them."""
+"""A group of three workers in one process, checked after each test for contexts that were left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from telegrad.testing.group import local_group
 
 @pytest.fixture
 def group() -> Iterator[Group]:
-    """Workers a, b and c; the test acts as a."""
+    """Start workers a, b and c. The test acts as a."""
     with local_group(["a", "b", "c"]) as agents:
         with acting_as(agents["a"]):
             yield agents

@@ -31,7 +31,7 @@ def calls_in_its_callback(x):
     return rpc.rpc_async("c", torch.sin, (x,)).then(lambda done: rpc.rpc_sync("c", torch.exp, (done.wait(),)))
 
 
-def test_callbacks_inside_a_function_that_answers_later(group):
+def test_callbacks_inside_a_function_that_replies_later(group):
     x = leaf(3)
     with autograd.context() as context:
         context.backward(remotely("b", calls_in_its_callback, x).sum())

@@ -1,4 +1,4 @@
-"""A complex root needs a gradient of its own."""
+"""A complex root needs an explicit gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""create_graph keeps the graph of gradients whatever mode the caller is in."""
+"""create_graph keeps the graph of gradients in any grad mode of the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks that user code queues in the engine run after the island's gradients have left, which they may wait for."""
+"""Callbacks that user code queues in the engine run after the island's gradients were sent, and may wait for them."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def hooked_argument(x: torch.Tensor, callback: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("function", [hooked, custom, hooked_argument])
 @pytest.mark.parametrize("callback", CALLBACKS)
-def test_a_callback_may_wait_for_what_the_islands_gradient_brings_about(
-    group: Group, function: Any, callback: str
-) -> None:
+def test_a_callback_may_wait_for_a_result_of_the_islands_gradient(group: Group, function: Any, callback: str) -> None:
     x = leaf(3)
     x.register_hook(lambda grad: arrived.set())
     with autograd.context() as context:
@@ -113,7 +111,7 @@ def with_a_skip_connection(x: torch.Tensor, callback: str) -> torch.Tensor:
     return inner + remotely("c", torch.sin, inner)
 
 
-def test_callbacks_run_in_their_order_and_an_error_in_one_is_told(group: Group) -> None:
+def test_callbacks_run_in_order_and_an_error_in_one_is_raised(group: Group) -> None:
     x = leaf(3)
 
     def refuse() -> None:
@@ -129,5 +127,5 @@ def test_callbacks_run_in_their_order_and_an_error_in_one_is_told(group: Group) 
         with pytest.raises(RuntimeError, match="this callback refuses"):
             context.backward(remotely("b", torch.sin, y).sum())
     assert found == [1, 2]
-    (x * 2).sum().backward()  # the engine is as before, outside of passes, too
+    (x * 2).sum().backward()  # outside of passes the engine works as before
     assert_equal(x.grad, torch.full((3,), 2.0, dtype=torch.double))

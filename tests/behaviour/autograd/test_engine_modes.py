@@ -28,7 +28,7 @@ def fresh() -> None:
 
 
 class SineByAutograd(torch.autograd.Function):
-    """Its backward differentiates a graph of its own."""
+    """A function whose backward differentiates another graph."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_a_function_whose_backward_runs_autograd(group: Group) -> None:
 
 
 class SendsInBackward(torch.autograd.Function):
-    """Its backward asks another worker."""
+    """A function whose backward calls another worker."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_a_function_whose_backward_makes_a_call(group: Group) -> None:
 
 
 class DistributedInBackward(torch.autograd.Function):
-    """Its backward runs a pass of a context of its own."""
+    """A function whose backward runs a pass of another context."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Roots and inputs of every kind: ``backward(inputs=...)`` and ``grad`` mean what they mean in torch.autograd."""
+"""``backward(inputs=...)`` and ``grad`` do what they do in torch.autograd, with every kind of root and input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def times(x: torch.Tensor, name: str = "w") -> torch.Tensor:
 
 
 def loop(call: Any, x: torch.Tensor) -> torch.Tensor:
-    """Through b, c and b again, with a detour."""
+    """Call b, c and b again, with a skip connection."""
     y = call("b", times, x)
     z = call("c", torch.exp, y)
     return call("b", times, z) + y
@@ -260,7 +260,7 @@ def test_a_pass_that_reaches_no_other_worker(group: Group) -> None:
 
 
 def sums(x: torch.Tensor, context_id: int) -> torch.Tensor:
-    """On the callee: a pass of its own, of the caller's context."""
+    """Run a pass of the caller's context on the callee."""
     autograd.backward(context_id, [times(x).sum()])
     return autograd.get_gradients(context_id)[weights["w"]]
 
@@ -274,7 +274,7 @@ def test_a_pass_may_begin_on_the_callee(group: Group) -> None:
 
 
 class Plain(torch.Tensor):
-    """A subclass that adds nothing."""
+    """A subclass without changes."""
 
 
 @pytest.mark.parametrize("kind", [Plain, torch.nn.Parameter])

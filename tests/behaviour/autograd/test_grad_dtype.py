@@ -1,4 +1,4 @@
-"""A leaf whose gradient has another dtype (`Tensor.grad_dtype`): it is summed and kept in that, as in one process."""
+"""Gradients of a leaf with another `Tensor.grad_dtype` are summed and kept in that dtype, as in one process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_sum_of_two_passes_is_that_of_one_process(
 
 
 @pytest.mark.parametrize("accumulate", ["context", "grad"])
-def test_gradients_of_inputs_have_it(group: Group, accumulate: str) -> None:
+def test_gradients_of_inputs_have_the_grad_dtype(group: Group, accumulate: str) -> None:
     x = made(torch.float32)
     with autograd.context() as context:
         for factor in (1.0, SMALL):
@@ -92,7 +92,7 @@ def test_gradients_of_inputs_have_it(group: Group, accumulate: str) -> None:
     assert total.tolist() == [1 + SMALL] * 3
 
 
-def test_a_sparse_gradient_has_it(group: Group) -> None:
+def test_a_sparse_gradient_has_the_grad_dtype(group: Group) -> None:
     x, twin = (torch.ones(3, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     x.grad_dtype = twin.grad_dtype = torch.float32
     for factor in (1.0, SMALL):

@@ -1,4 +1,4 @@
-"""Gradients of gradients across workers equal those of one process: no other system has them."""
+"""Gradients of gradients across workers equal those of one process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def local_grad(context: int | None, *args: Any, **kwargs: Any) -> Any:
 
 
 def penalty(call: Any, grad: Grad, context: int | None, x: torch.Tensor) -> torch.Tensor:
-    """A loss with the squared norm of the gradient of the input in it."""
+    """Return a loss with a penalty on the squared norm of the input's gradient."""
     out = run(call, x)
     (slope,) = grad(context, out.sum(), [x], create_graph=True)
     return out.square().mean() + (slope.norm(dim=1) - 1).square().mean()
@@ -132,7 +132,7 @@ def assert_all(got: Any, wanted: list[torch.Tensor]) -> None:
 
 
 class Once(torch.autograd.Function):
-    """May be differentiated once."""
+    """A function that can be differentiated only once."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

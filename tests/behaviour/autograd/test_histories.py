@@ -1,4 +1,4 @@
-"""What has a history keeps it on its way, or a pass that needs it fails: it never becomes a leaf in silence."""
+"""A tensor with a history keeps it when it is sent, or a pass that needs it fails. It never becomes a leaf silently."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def leaves_grad_mode_off(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [same, own, times_own_with_grad])
-def test_no_grad_takes_no_history_away(group: Group, function: Any) -> None:
+def test_sending_under_no_grad_keeps_history(group: Group, function: Any) -> None:
     def program(call: Any) -> torch.Tensor:
         with torch.no_grad():
             y = call("b", function, X)
@@ -58,7 +58,7 @@ def test_no_grad_takes_no_history_away(group: Group, function: Any) -> None:
     assert_as_in_one_process(group, program, [X, W])
 
 
-def test_the_mode_that_a_function_leaves_takes_no_history_away(group: Group) -> None:
+def test_a_grad_mode_that_a_function_leaves_set_does_not_drop_history(group: Group) -> None:
     with autograd.context() as context:
         y = remotely("b", leaves_grad_mode_off, X)
         context.backward(y.sum())
@@ -79,7 +79,7 @@ def answered_under_no_grad(x: torch.Tensor) -> torch.futures.Future[torch.Tensor
     return future
 
 
-def test_the_mode_of_the_thread_that_answers_takes_no_history_away(group: Group) -> None:
+def test_the_grad_mode_of_the_thread_that_replies_does_not_drop_history(group: Group) -> None:
     with autograd.context() as context:
         context.backward(remotely("b", answered_under_no_grad, X).sum())
         assert_equal(context.gradients[X], W.detach())
@@ -89,7 +89,7 @@ def test_the_mode_of_the_thread_that_answers_takes_no_history_away(group: Group)
 
 
 class Gate:
-    """Where coroutines on b meet."""
+    """Lets coroutines on b wait for each other."""
 
     inside: asyncio.Event
     go_on: asyncio.Event
@@ -124,7 +124,7 @@ async def fails_later() -> None:
     raise KeyError("as it is")
 
 
-def test_each_coroutine_has_a_grad_mode_of_its_own(group: Group) -> None:
+def test_each_coroutine_has_its_own_grad_mode(group: Group) -> None:
     rpc.rpc_sync("b", make_gate)
     holding = rpc.rpc_async("b", hold_no_grad)
     with autograd.context() as context:
@@ -150,7 +150,7 @@ def sum_and_double(u: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> torch.T
 
 
 @pytest.mark.parametrize("accumulate", ["grad", "context"])
-def test_gradients_that_are_one_tensor_elsewhere_are_not_one_here(group: Group, accumulate: str) -> None:
+def test_gradients_that_were_one_tensor_at_the_sender_are_separate(group: Group, accumulate: str) -> None:
     u, v, s = (torch.zeros(2, requires_grad=True) for _ in range(3))
     with autograd.context() as context:
         loss = (remotely("b", sum_and_double, u, v, s) + remotely("b", torch.mul, s, 2)).sum()
@@ -169,7 +169,7 @@ def test_a_leaf_that_was_frozen_since_gets_no_gradient(group: Group) -> None:
         assert_equal(context.gradients[X], W)
 
 
-def test_what_came_in_another_context_is_an_error_for_grad_and_inputs_too(group: Group) -> None:
+def test_a_tensor_of_another_context_is_an_error_for_grad_and_inputs_too(group: Group) -> None:
     with autograd.context():
         y = remotely("b", times_own, X)
     with autograd.context() as context:
@@ -182,7 +182,7 @@ def test_what_came_in_another_context_is_an_error_for_grad_and_inputs_too(group:
 # -- calls beside the context -----------------------------------------------------------------------------------------
 
 
-def test_what_is_called_in_a_context_that_has_ended_is_no_leaf(group: Group) -> None:
+def test_a_call_in_a_context_that_has_ended_returns_no_leaf(group: Group) -> None:
     with autograd.context():
         ended = current.get()
     token = current.set(ended)  # as in a thread or a task that outlives the block
@@ -200,7 +200,7 @@ def make_linear() -> torch.nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:an nn.Module was sent whole")
-def test_a_module_that_comes_in_a_context_that_has_ended_is_an_ordinary_one(group: Group) -> None:
+def test_a_module_that_arrives_after_its_context_has_ended_is_an_ordinary_one(group: Group) -> None:
     with autograd.context():
         ended = current.get()
     token = current.set(ended)
@@ -235,7 +235,7 @@ def test_tensors_in_errors_have_no_history(group: Group) -> None:
 
 
 class Scaled(torch.nn.Module):
-    """Has a parameter, and a buffer that was computed."""
+    """A module with a parameter and a computed buffer."""
 
     def __init__(self, x: torch.Tensor) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ def note_and_double(grad: torch.Tensor) -> torch.Tensor:
 
 
 def noted(run: Callable[[], object]) -> list[torch.Tensor]:
-    """The gradients that the hooks saw in a run."""
+    """Return the gradients that the hooks saw in a run."""
     seen.clear()
     run()
     return list(seen)
@@ -116,7 +116,7 @@ def test_a_hook_on_the_result_of_a_call_sees_its_whole_gradient_once(group: Grou
 
 
 def hooked_argument(x: torch.Tensor) -> torch.Tensor:
-    x = x * 1  # in one process the argument is the caller's own tensor, which has hooks of its own
+    x = x * 1  # in one process the argument is the caller's tensor, with its hooks
     x.register_hook(note_and_double)
     return x.sin()
 
@@ -154,7 +154,7 @@ def test_hooks_run_again_in_a_second_pass(group: Group) -> None:
     assert len(seen) == 2
 
 
-def test_a_hook_that_raises_is_told_to_the_caller_of_backward_with_its_worker(group: Group) -> None:
+def test_an_error_in_a_hook_is_raised_by_backward_with_the_name_of_the_worker(group: Group) -> None:
     def refuse(grad: torch.Tensor) -> None:
         raise ValueError("this hook refuses")
 
@@ -322,7 +322,7 @@ def test_a_post_accumulate_hook_that_raises_leaves_grad_as_it_was(group: Group) 
 
 
 def hook_accumulate_nodes(tensor: torch.Tensor) -> list[Any]:
-    """Hooks before and after AccumulateGrad of a leaf. Whoever keeps the handles' node keeps the hooks."""
+    """Register hooks before and after AccumulateGrad of a leaf. They live as long as the node that this returns."""
     node = torch.autograd.graph.get_gradient_edge(tensor).node
     node.register_prehook(lambda grads: (grads[0] * 3,))
     node.register_hook(lambda inputs, outputs: seen.append(outputs[0].clone()))

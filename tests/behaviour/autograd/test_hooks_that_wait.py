@@ -1,4 +1,4 @@
-"""Post-accumulate hooks may wait, for calls and for what those calls do: no pass keeps a leaf from others meanwhile."""
+"""Post-accumulate hooks may wait for calls, and no pass blocks a leaf for others meanwhile."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def call_back() -> int:
 
 
 def in_threads(group: Group, worker: str, bodies: list[Callable[[], object]]) -> list[object]:
-    """Run each of these on a thread of its own, for a worker; returns what they returned or raised."""
+    """Run each of these on a new thread of a worker. Returns their results and errors."""
     outcomes: list[object] = [None] * len(bodies)
 
     def run(number: int) -> None:
@@ -81,7 +81,7 @@ def test_forty_contexts_on_a_parameter_whose_hook_makes_a_call_that_calls_back(g
 
 
 def run_elsewhere(number: int) -> object:
-    """A pass of another context on the same parameter, from a thread that is in no context."""
+    """Run a pass of another context on the same parameter, from a thread that is in no context."""
     agent = rpc.default_agent()
     (outcome,) = in_threads({agent.me.name: agent}, agent.me.name, [lambda: one_pass(number)])
     return outcome
@@ -149,7 +149,7 @@ def test_a_hook_may_run_a_backward_on_its_own_leaf_as_in_one_process(group: Grou
 
 @contextmanager
 def in_use(group: Group, worker: str, tensor: torch.Tensor) -> Iterator[None]:
-    """A thread of this worker uses ``.grad`` of the leaf, as a hook does that computes for long."""
+    """Use ``.grad`` of the leaf on a thread of this worker, like a hook that computes for a long time."""
     slots = group[worker].autograd.messaging.slots
     held, over = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Bad input gets an error that says what to do; none hangs, and none leaves anything behind."""
+"""Bad input raises an error with a remedy, never hangs, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_gradients_of_the_wrong_shape_or_number(group: Group) -> None:
     x = leaf(3)
     with autograd.context() as context:
         y = remotely("b", torch.exp, x)
-        with pytest.raises(TelegradError, match=r"grad_tensors\[0\] is \[2\], and roots\[0\] \[3\]"):
+        with pytest.raises(TelegradError, match=r"grad_tensors\[0\] has shape \[2\], but roots\[0\] has \[3\]"):
             context.backward(y, grad_tensors=[torch.ones(2)])
         with pytest.raises(TelegradError, match="got 1 roots and 2 gradients"):
             context.backward(y, grad_tensors=[torch.ones(3), torch.ones(3)])
@@ -110,7 +110,7 @@ def test_the_id_of_a_left_context_says_so_too(group: Group) -> None:
 
 
 class Wait(torch.autograd.Function):
-    """Waits, when it is differentiated, until the test lets it go on."""
+    """A function whose backward waits until the test lets it continue."""
 
     reached = threading.Event()
     go = threading.Event()
@@ -148,7 +148,7 @@ def test_a_second_pass_on_the_same_worker_while_one_runs_is_refused(group: Group
         assert_equal(context.gradients[x], torch.full((3,), 2.0, dtype=torch.double))
 
 
-def test_a_second_pass_on_another_worker_while_one_runs_is_refused_and_the_first_goes_on(group: Group) -> None:
+def test_a_second_pass_on_another_worker_is_refused_and_the_first_continues(group: Group) -> None:
     Wait.reached, Wait.go = threading.Event(), threading.Event()
     x = leaf(3)
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""A blocking backward() in a coroutine: fine, unless the pass needs the event loop that it blocks."""
+"""A blocking backward() in a coroutine works, unless the pass needs the event loop that it blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where gradients of leaves end: in the context, or in ``.grad``; for every kind of leaf."""
+"""Gradients of every kind of leaf go into the context or into ``.grad``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from support.one_process import (
 )
 from telegrad import autograd
 from telegrad.backward.accumulate import Gradients, add_up
-from telegrad.backward.torch_private import run_backward
 from telegrad.default_agent import acting_as
+from telegrad.torch_private import run_backward
 
 weights: dict[str, torch.Tensor] = {}
 modules: dict[str, nn.Module] = {}
@@ -362,7 +362,7 @@ def test_sparse_tensors_as_arguments(group: Group) -> None:
 
 
 class Both(torch.autograd.Function):
-    """Gives one and the same gradient to both inputs, and remembers where it lies."""
+    """A function that returns the same gradient for both inputs, and remembers its address."""
 
     place = 0
 
@@ -380,8 +380,8 @@ class Both(torch.autograd.Function):
 def test_a_gradient_that_two_leaves_get_is_copied_for_both_only_where_that_is_asked_for(
     group: Group, copies: bool
 ) -> None:
-    postman = group["a"].autograd.messaging
-    postman.accumulate_hooks, postman.accumulate_through.copies_shared = True, copies
+    messaging = group["a"].autograd.messaging
+    messaging.accumulate_hooks, messaging.accumulate_through.copies_shared = True, copies
     one, other = leaf(3), leaf(3, seed=1)
     with autograd.context() as context:
         context.backward(Both.apply(one, other).exp().sum())  # type: ignore[no-untyped-call]
@@ -391,12 +391,12 @@ def test_a_gradient_that_two_leaves_get_is_copied_for_both_only_where_that_is_as
         assert_equal(context.gradients[one], context.gradients[other])
 
 
-def test_the_gradient_of_a_leaf_that_somebody_finishes_later_is_in_grad_until_the_context_ends(group: Group) -> None:
+def test_a_gradient_that_is_changed_after_the_pass_stays_in_grad_until_the_context_ends(group: Group) -> None:
     x, y = leaf(3), leaf(3, seed=1)
     x.grad = own = torch.ones(3, dtype=torch.double)
-    postman = group["a"].autograd.messaging
-    postman.accumulate_hooks = True
-    postman.accumulate_through.finished_later = lambda tensor: tensor is x
+    messaging = group["a"].autograd.messaging
+    messaging.accumulate_hooks = True
+    messaging.accumulate_through.finished_later = lambda tensor: tensor is x
     with autograd.context() as context:
         context.backward((x * y).sum())
         assert_equal(x.grad, y.detach())
@@ -410,11 +410,11 @@ def test_the_gradient_of_a_leaf_that_somebody_finishes_later_is_in_grad_until_th
     assert_equal(own, torch.ones(3, dtype=torch.double))
 
 
-def test_a_context_that_comes_before_another_has_ended_takes_the_leaf_over(group: Group) -> None:
+def test_a_new_context_takes_over_a_leaf_from_one_that_has_not_ended(group: Group) -> None:
     x = leaf(3)
-    postman = group["a"].autograd.messaging
-    postman.accumulate_hooks = True
-    postman.accumulate_through.finished_later = lambda tensor: True
+    messaging = group["a"].autograd.messaging
+    messaging.accumulate_hooks = True
+    messaging.accumulate_through.finished_later = lambda tensor: True
     contexts = [group["a"].autograd.contexts.new() for _ in range(2)]
     for number, context in enumerate(contexts, 1):
         group["a"].autograd.backward(context.id, [(x * number).sum()])

@@ -1,4 +1,4 @@
-"""A context on a worker where those that called it in it are lost: it stays, until its owner ends it or is lost too."""
+"""A context stays on a worker whose callers are lost, until its owner ends it or is lost, too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Town:
         self.sim = Simulation(seed, ["a", "b", "c", "d"], resumable=False)
 
     def run(self, main: Callable[[int], None]) -> None:
-        """Run `main` on a, in a context; nobody has any left afterwards."""
+        """Run `main` on a, in a context, and check that no worker has one afterwards."""
         sim = self.sim
 
         def program() -> None:
@@ -75,7 +75,7 @@ def test_a_worker_whose_only_caller_was_lost_can_be_called_in_the_same_context_a
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_worker_that_others_called_too_keeps_the_context(seed: int) -> None:
+def test_a_worker_with_other_callers_keeps_the_context(seed: int) -> None:
     town = Town(seed)
 
     def main(context_id: int) -> None:
@@ -90,7 +90,7 @@ def test_a_worker_that_others_called_too_keeps_the_context(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_workers_further_down_go_on_too(seed: int) -> None:
+def test_indirect_callees_continue_too(seed: int) -> None:
     town = Town(seed)
 
     def main(context_id: int) -> None:
@@ -106,7 +106,7 @@ def test_workers_further_down_go_on_too(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("function", ["@self", "@round"])
-def test_workers_that_have_only_each_other_left_hear_of_the_end(function: str, seed: int) -> None:
+def test_workers_that_only_have_each_other_learn_of_the_end(function: str, seed: int) -> None:
     town = Town(seed)
 
     def main(_: int) -> None:
@@ -117,7 +117,7 @@ def test_workers_that_have_only_each_other_left_hear_of_the_end(function: str, s
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_worker_that_came_back_is_told_of_the_calls_that_it_served_itself(seed: int) -> None:
+def test_a_restarted_worker_is_told_only_of_calls_that_it_served_itself(seed: int) -> None:
     town = Town(seed)
 
     def main(_: int) -> None:
@@ -146,7 +146,7 @@ def test_gradients_outlive_the_worker_that_brought_them(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("order", ["ac", "ca"])
-def test_it_goes_with_its_owner_whoever_is_lost_first(order: str, seed: int) -> None:
+def test_a_context_ends_with_its_owner_in_any_order_of_losses(order: str, seed: int) -> None:
     town = Town(seed)
 
     def main(_: int) -> None:
@@ -160,7 +160,7 @@ def test_it_goes_with_its_owner_whoever_is_lost_first(order: str, seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_word_of_its_end_that_is_read_after_the_loss_of_its_sender_ends_it(seed: int) -> None:
+def test_a_cleanup_that_is_read_after_the_loss_of_its_sender_ends_the_context(seed: int) -> None:
     town = Town(seed)
 
     def main(context_id: int) -> None:
@@ -176,14 +176,14 @@ def test_word_of_its_end_that_is_read_after_the_loss_of_its_sender_ends_it(seed:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_came_from_a_context_that_has_ended_there_is_no_leaf(seed: int) -> None:
-    """Else a pass would be done with less than it should be, and say nothing."""
+def test_a_result_from_a_context_that_has_ended_on_the_callee_is_no_leaf(seed: int) -> None:
+    """Otherwise a pass would compute too little without an error."""
     town = Town(seed)
 
     def main(context_id: int) -> None:
         town.call("b")
         contexts = town.sim["b"].autograd.contexts
-        contexts.release(contexts.retrieve(context_id))  # as no worker does by itself
+        contexts.release(contexts.retrieve(context_id))  # no worker does this by itself
         y = town.call("b")
         assert not y.is_leaf
         with pytest.raises(TelegradError, match="is not known on worker 'b'"):

@@ -11,14 +11,14 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from support.one_process import assert_equal, leaf, locally, remotely
 from telegrad import autograd
-from telegrad.backward.torch_private import ties
+from telegrad.torch_private import ties
 
 MODES = pytest.mark.parametrize("mode", ["all", "any"])
 ACCUMULATE = pytest.mark.parametrize("accumulate", ["context", "grad"])
 
 
 class Log:
-    """What a multi-grad hook was called with."""
+    """Records the gradients that a multi-grad hook gets."""
 
     def __init__(self, mode):
         self.mode, self.calls = mode, []
@@ -88,7 +88,7 @@ def test_a_hook_on_results_of_calls(group, mode, accumulate):
 @MODES
 @ACCUMULATE
 def test_a_hook_on_arguments_of_two_calls(group, mode, accumulate):
-    """The hook lives on the callee, and its gradients come in two messages."""
+    """The hook is on the callee, and its gradients arrive in two messages."""
 
     def program(call, log):
         arguments = []

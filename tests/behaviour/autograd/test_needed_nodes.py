@@ -31,7 +31,7 @@ def source():
 
 
 def mixed(call, x):
-    """A branch that leads to x, and one that leads to a leaf of another worker."""
+    """Return a branch that leads to x, and one that leads to a leaf of another worker."""
     kept.append(noted(call("c", source).exp(), "other branch"))
     return noted(x.sin(), "branch") * 2 + kept[-1]
 
@@ -45,7 +45,7 @@ def test_branches_of_other_workers_that_do_not_lead_to_an_input_do_not_run(group
     with autograd.context() as context:
         autograd.grad(context, remotely("b", mixed_remotely, x).sum(), x)
         assert calls == ["branch"]
-        remotely("b", backward_over_the_other_branch, int(context))  # its buffers are there
+        remotely("b", backward_over_the_other_branch, int(context))  # its buffers were not freed
     assert calls == ["branch", "other branch"]
 
 
@@ -100,7 +100,7 @@ def test_inputs_that_are_reached_through_several_workers_only(group):
     assert_equal(got, (6 * (3 * x).cos()).detach())
 
 
-def test_an_input_that_comes_back_twice_and_goes_on_here(group):
+def test_an_input_that_is_returned_twice_and_used_locally(group):
     x = leaf(3)
 
     def program(call):
@@ -119,7 +119,7 @@ def test_an_input_that_comes_back_twice_and_goes_on_here(group):
 
 @pytest.mark.parametrize("roots", ["one", "several"])
 def test_hooks_of_a_single_root_run_though_it_leads_to_no_input(group, roots):
-    """As in torch: those of several roots only run where they lead to one."""
+    """As in torch: hooks of several roots run only where they lead to an input."""
 
     def run(find):
         calls.clear()
@@ -236,7 +236,7 @@ def test_with_grad_all_hooks_of_an_input_that_is_a_leaf_run(group):
 
 
 def test_the_nodes_of_inputs_are_executed_by_backward_and_not_by_grad(group):
-    """As in torch: what made an input is executed, and what lies behind that is not."""
+    """As in torch: the node that made an input is executed, and nodes behind it are not."""
     for accumulate in ("context", "grad"):
         with autograd.context() as context:
             h = leaf(3).exp()

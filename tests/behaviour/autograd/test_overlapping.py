@@ -1,4 +1,4 @@
-"""Tensors that overlap in one message: in-place code gives what one process gives, or is refused."""
+"""In-place operations on overlapping tensors of one message do what they do in one process, or are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PAIRS: dict[str, Pair] = {
 }
 
 REFUSED = ("neither covers the other", "one of several", "detached leaf", "another dtype")
-"""Where torch refuses in-place operations, if it does so in one process or not."""
+"""Programs in which torch refuses in-place operations across workers."""
 
 
 def read(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:

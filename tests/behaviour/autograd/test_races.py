@@ -1,4 +1,4 @@
-"""What can go wrong between threads, passes and workers, each found by reading and shown here by force."""
+"""Races between threads, passes and workers, each forced to happen."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-import telegrad.backward.engine as service
 from support.one_process import gradients_on, wait_until
 from telegrad import autograd
+from telegrad.backward import engine, passes
 from telegrad.backward.contexts import current
-from telegrad.backward.driver import PassRun
-from telegrad.backward.graph import PassGraph
+from telegrad.backward.island_engine import IslandEngine
 from telegrad.backward.nodes import SendRpcBackward
+from telegrad.backward.pass_run import PassRun
 from telegrad.calls import pipeline
 from telegrad.calls.oneway import OneWay
 from telegrad.default_agent import acting_as
@@ -38,11 +38,11 @@ from telegrad.wire.messages import (
     ResumeReq,
 )
 
-LONG = 30.0  # seconds; what hangs would hang for ever
+LONG = 30.0  # seconds; a test that hangs would hang for ever
 
 
 class Then(torch.autograd.Function):
-    """Runs something in its backward."""
+    """A function whose backward runs an action."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, action: Callable[[], None]) -> torch.Tensor:
@@ -72,7 +72,7 @@ def make_weight() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("error", [Mute(), SystemExit(3), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
-def test_whatever_a_backward_function_raises_ends_the_pass(error: BaseException) -> None:
+def test_any_exception_in_a_backward_function_ends_the_pass(error: BaseException) -> None:
     with local_group(["a", "b"]) as group, acting_as(group["a"]):
         group["b"].register("f", lambda: Then.apply(make_weight(), raising(error)))
         with autograd.context() as context_id:
@@ -81,7 +81,7 @@ def test_whatever_a_backward_function_raises_ends_the_pass(error: BaseException)
                 autograd.backward(context_id, [y.sum()], timeout=LONG)
 
 
-def test_an_interrupt_in_an_island_of_the_caller_is_raised_as_it_is() -> None:
+def test_an_interrupt_in_an_island_of_the_caller_is_raised_unchanged() -> None:
     with local_group(["a", "b"]) as group, acting_as(group["a"]):
         with autograd.context() as context_id:
             y = Then.apply(make_weight(), raising(KeyboardInterrupt()))
@@ -104,7 +104,7 @@ def test_a_gradient_message_that_cannot_be_read_fails_the_pass(monkeypatch: pyte
             assert group["a"].activity() == []
 
 
-def test_a_context_that_ends_under_a_gradient_message_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_ends_while_gradients_arrive_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     check, weight = SendRpcBackward.check, make_weight()
     with local_group(["a", "b"]) as group, acting_as(group["a"]):
 
@@ -122,7 +122,7 @@ def test_a_context_that_ends_under_a_gradient_message_leaves_nobody_waiting(monk
             assert group["a"].activity() == []
 
 
-def test_a_probe_for_a_tensor_that_was_never_sent_is_answered_and_so_is_all_that_follows() -> None:
+def test_a_probe_for_a_tensor_that_was_never_sent_is_replied_to_and_so_are_later_messages() -> None:
     sim, weight = Simulation(1, ["a", "b"]), make_weight()
 
     def main() -> int:
@@ -144,7 +144,7 @@ def test_a_probe_for_a_tensor_that_was_never_sent_is_answered_and_so_is_all_that
         assert sim.run(main) == 2
 
 
-def test_a_gradient_that_comes_to_the_caller_after_its_pass_failed_is_answered() -> None:
+def test_a_gradient_that_arrives_after_the_pass_failed_is_replied_to() -> None:
     sim, weight = Simulation(1, ["a", "b"]), make_weight()
 
     def main() -> list[Any]:
@@ -158,7 +158,7 @@ def test_a_gradient_that_comes_to_the_caller_after_its_pass_failed_is_answered()
             ((message, _),) = context.sends.items()
             (run,) = context.passes.values()
             sim["b"].handle(PropagateGradientsResp, lambda channel, answer, data: answers.append(answer))
-            sim["b"].tell(0, PropagateGradientsReq(9, run.about, message, (NONE,), False, (), None))
+            sim["b"].tell(0, PropagateGradientsReq(9, run.info, message, (NONE,), False, (), None))
             sim.sleep(1)
             assert sim["b"].activity() == []
         return answers
@@ -168,7 +168,7 @@ def test_a_gradient_that_comes_to_the_caller_after_its_pass_failed_is_answered()
 
 
 def test_a_pass_that_begins_elsewhere_is_refused_while_this_one_is_idle_on_a_worker_they_share() -> None:
-    """Worker b has half of what its island needs and is engaged by nobody: yet it is part of the first pass."""
+    """Worker b has half of the entries of its island and is idle, yet it takes part in the first pass."""
     sim, weight = Simulation(3, ["a", "b", "c", "d"]), make_weight()
     shared: dict[str, Any] = {}
     outcome: dict[str, Any] = {}
@@ -225,15 +225,17 @@ def test_a_pass_that_begins_elsewhere_is_refused_while_this_one_is_idle_on_a_wor
     assert outcome["grad"].tolist() == [16.0] * 3
 
 
-def test_of_two_threads_that_call_backward_in_one_context_one_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive, other_was_told, weight = PassRun.drive, threading.Event(), make_weight()
+def test_of_two_threads_that_call_backward_in_one_context_one_gets_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drive, other_was_told, weight = engine.drive, threading.Event(), make_weight()
     outcomes: list[str] = []
 
-    def drive_together(self: PassRun, deadline: float | None) -> Any:
+    def drive_together(run: PassRun, deadline: float | None) -> Any:
         other_was_told.wait(LONG / 2)
-        return drive(self, deadline)
+        return drive(run, deadline)
 
-    monkeypatch.setattr(PassRun, "drive", drive_together)
+    monkeypatch.setattr(engine, "drive", drive_together)
     with local_group(["a", "b"]) as group, acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: weight * 2)
         y = group["a"].call("b", "@f")
@@ -277,15 +279,15 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
                 old_may_end.set()
                 old_has_ended.wait(LONG)
 
-    forget = PassGraph.forget
+    forget = IslandEngine.forget
 
-    def forget_and_tell(self: PassGraph, island: Any) -> None:
+    def forget_and_tell(self: IslandEngine, island: Any) -> None:
         forget(self, island)
         old_has_ended.set()
 
     monkeypatch.setattr(SendRpcBackward, "set_grads", set_and_wait)
-    monkeypatch.setattr(PassGraph, "forget", forget_and_tell)
-    monkeypatch.setattr(PassGraph, "_entered", lambda *_: None)  # by the tokens, which gradients are set for
+    monkeypatch.setattr(IslandEngine, "forget", forget_and_tell)
+    monkeypatch.setattr(IslandEngine, "_entered", lambda *_: None)  # so that gradients are set on tokens
     with local_group(["a", "b"]) as group, acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: Then.apply(weight * 2, action))
         y = group["a"].call("b", "@f")
@@ -327,14 +329,14 @@ def test_a_call_that_never_left_does_not_keep_the_context_alive(monkeypatch: pyt
 
 
 def test_the_loss_of_one_worker_does_not_make_the_others_lose_each_other() -> None:
-    """a calls b, b calls c, c calls a; all know x. When x dies, each tells its caller, to whom it has no connection."""
+    """a calls b, b calls c, c calls a. Each reports the loss of x to its caller, to which it has no connection."""
     sim = Simulation(5, ["a", "b", "c", "x"], resumable=False)
     leaves = {name: make_weight() for name in "abcx"}
     go_on: dict[str, Any] = {}
     outcome: dict[str, Any] = {}
 
     def body(name: str, next_one: str) -> torch.Tensor:
-        # Made first, so that the engine runs it last: the gradients of the calls have left when it waits.
+        # Made first, so the engine runs it last: the gradients of the calls were sent when it waits.
         slow: Any = 0
         if name != "a":
             slow = Then.apply(leaves[name], lambda: sim[name].executor.wait(go_on[name], None))
@@ -397,15 +399,15 @@ def test_an_error_while_the_last_gradient_of_an_island_is_packed_ends_the_pass(m
         assert "it cannot be packed" in sim.run(main)
 
 
-def test_word_of_an_old_pass_may_come_while_the_next_begins() -> None:
-    """A worker that failed the last pass says so while this one looks whether any is running."""
+def test_a_message_of_an_old_pass_may_arrive_while_the_next_begins() -> None:
+    """A worker reports that the last pass failed while this one checks whether any pass is running."""
     weight = make_weight()
     with local_group(["a", "b"]) as group, acting_as(group["a"]), autograd.context() as context_id:
         context = group["a"].autograd.contexts.get(context_id)
         assert context is not None
 
         class Old:
-            """Another thread puts a tombstone beside it while it is asked."""
+            """Let another thread add a tombstone meanwhile."""
 
             @property
             def busy(self) -> bool:
@@ -417,8 +419,8 @@ def test_word_of_an_old_pass_may_come_while_the_next_begins() -> None:
         assert torch.equal(context.gradients.get(weight), torch.full_like(weight, 2.0))
 
 
-def test_word_that_a_pass_failed_is_not_lost_where_it_just_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The abort of a pass comes on one thread while another makes the pass for its first gradient."""
+def test_an_abort_is_not_lost_where_the_pass_just_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The abort of a pass arrives on one thread while another makes the pass for its first gradient."""
     with local_group(["a", "b"]) as group, acting_as(group["a"]), autograd.context() as context_id:
         x = torch.ones(3, requires_grad=True)
         y = api.rpc_sync("b", operator.neg, (x,))
@@ -428,18 +430,18 @@ def test_word_that_a_pass_failed_is_not_lost_where_it_just_begins(monkeypatch: p
         about = PassInfo(int(context_id), 77, False, False, 0)
         abort = AbortPass(about, PassFailure(0, "given up", ""))
         told: list[threading.Thread] = []
-        make = service.PassRun
+        make = passes.PassRun
 
         def make_slowly(*args: Any) -> PassRun:
             if not told:
-                tell = partial(there._on_abort, None, abort, SimpleNamespace(data=b""))
+                tell = partial(there.handlers.on_abort, None, abort, SimpleNamespace(data=b""))
                 told.append(threading.Thread(target=tell))
                 told[0].start()
-                told[0].join(0.2)  # it waits until the pass is there
+                told[0].join(0.2)  # it waits until the pass exists
             return make(*args)
 
-        monkeypatch.setattr(service, "PassRun", make_slowly)
-        run = there._pass(0, 0, about)
+        monkeypatch.setattr(passes, "PassRun", make_slowly)
+        run = there.passes.find(0, 0, about)
         told[0].join(LONG)
         assert run is not None
         assert "given up" in str(run.failure)
@@ -447,7 +449,7 @@ def test_word_that_a_pass_failed_is_not_lost_where_it_just_begins(monkeypatch: p
 
 
 def test_a_call_whose_caller_was_lost_before_it_is_served_leaves_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caller alone could have ended the context there, and word of the loss does not come twice."""
+    """Only its caller could have ended the context, and a loss is not reported twice."""
     with local_group(["a", "b", "c"]) as group, acting_as(group["a"]):
         b, c = group["b"], group["c"]
         contexts = c.autograd.contexts
@@ -468,7 +470,7 @@ def test_a_call_whose_caller_was_lost_before_it_is_served_leaves_no_context(monk
         wait_until(lambda: not c.autograd.contexts.all())
 
 
-def test_the_loss_of_one_worker_ends_no_context_of_another_that_just_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_of_a_worker_does_not_end_a_context_that_another_just_began(monkeypatch: pytest.MonkeyPatch) -> None:
     with local_group(["a", "b", "c"]) as group, acting_as(group["a"]):
         contexts = group["b"].autograd.contexts
         begin = contexts.enter

@@ -1,4 +1,4 @@
-"""The context shows its recv nodes, as PyTorch's does."""
+"""The context lists its recv nodes, as in PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backward inside a backward: its gradients belong to the pass that runs, as those of one process do to ``.grad``."""
+"""Gradients of a backward inside a pass belong to the pass, as those of one process belong to ``.grad``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.one_process import (
 )
 from telegrad import autograd, rpc
 from telegrad.backward.contexts import current
-from telegrad.backward.driver import running
+from telegrad.backward.pass_run import running
 from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError
 from telegrad.testing.group import local_group
@@ -102,7 +102,7 @@ def w() -> torch.Tensor:
 
 @pytest.fixture
 def v() -> torch.Tensor:
-    """For another worker: in truth they share no tensors."""
+    """Copy a value for another worker, which in reality shares no tensors."""
     weights["v"] = leaf(3, seed=5)
     return weights["v"]
 
@@ -126,7 +126,7 @@ def test_gradients_are_those_of_one_process_and_in_the_context(
     assert x.grad is None
 
 
-def test_a_leaf_that_the_pass_reaches_itself_too_has_the_sum(group: Group, w: torch.Tensor, way: str) -> None:
+def test_a_leaf_that_the_pass_also_reaches_itself_has_the_sum(group: Group, w: torch.Tensor, way: str) -> None:
     x = leaf(3)
     assert_as_in_one_process(
         group,
@@ -175,7 +175,7 @@ def test_passes_add_up(group: Group, w: torch.Tensor, way: str) -> None:
         assert_equal(context.gradients[w], 2 * once)
 
 
-def test_what_the_function_made_for_itself_is_neither_kept_nor_in_the_context(group: Group, w: torch.Tensor) -> None:
+def test_leaves_that_the_function_made_are_not_kept_alive_or_in_the_context(group: Group, w: torch.Tensor) -> None:
     x = leaf(3)
     with autograd.context() as context:
         context.backward(remotely("b", torch.sin, by_hand(times, by_hand(times, x))).sum())
@@ -296,14 +296,14 @@ def test_a_function_that_fails_after_its_backward_leaves_grad_as_it_was(group: G
             context.backward(loss)
     assert w.grad is own
     assert_equal(own, torch.ones(3, dtype=torch.double))
-    assert group["a"].autograd.messaging.slots.try_take([id(w)])  # nobody has it any more
+    assert group["a"].autograd.messaging.slots.try_acquire([id(w)])  # it is free again
 
 
 # -- elsewhere ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("worker", ["a", "b"])
-def test_in_a_pass_into_grad_they_are_in_grad(group: Group, w: torch.Tensor, way: str, worker: str) -> None:
+def test_in_a_pass_into_grad_inner_gradients_are_in_grad(group: Group, w: torch.Tensor, way: str, worker: str) -> None:
     x = leaf(3)
 
     def program(call: Any) -> torch.Tensor:
@@ -334,7 +334,7 @@ def test_outside_of_a_pass_nothing_changes(group: Group, w: torch.Tensor, way: s
     assert_equal(x.grad, w.detach())
 
 
-def test_as_torch_does_it_they_are_in_grad_and_what_the_pass_reaches_itself_in_the_context(
+def test_as_in_torch_inner_gradients_go_into_grad_and_those_of_the_pass_into_the_context(
     group: Group, w: torch.Tensor
 ) -> None:
     for agent in group.values():
@@ -350,7 +350,7 @@ def test_as_torch_does_it_they_are_in_grad_and_what_the_pass_reaches_itself_in_t
 
 
 class Breaks(torch.autograd.Function):
-    """Runs a backward, and spoils the leaf, so that its gradient cannot be put back."""
+    """A function that runs a backward, and changes the leaf so that its gradient cannot be uninstalled."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -364,7 +364,7 @@ class Breaks(torch.autograd.Function):
         return grads[0]
 
 
-def test_gradients_that_cannot_be_put_back_fail_the_pass_and_leave_no_trace_on_its_thread() -> None:
+def test_gradients_that_cannot_be_uninstalled_fail_the_pass_and_leave_nothing_on_its_thread() -> None:
     weights["w"] = torch.ones(3, requires_grad=True)
     weights["w"].grad = torch.zeros(3)
     with local_group() as group:

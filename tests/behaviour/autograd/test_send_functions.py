@@ -1,4 +1,4 @@
-"""The object of a sent message."""
+"""The context lists its sends, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from telegrad.backward import nodes as functions
 from telegrad.backward.nodes import SendRpcBackward
 
 
-def test_an_error_in_the_middle_of_its_making_leaves_no_cycle_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_a_send_is_made_leaves_no_reference_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     record, left = functions._record, [1]
 
     def record_once(*args: object) -> object:

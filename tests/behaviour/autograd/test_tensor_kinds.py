@@ -28,18 +28,18 @@ pytestmark = [
 
 
 class Plain(torch.Tensor):
-    """Nothing of its own."""
+    """A subclass without changes."""
 
 
 class Extending(torch.Tensor):
-    """Builds on torch's pickling, as many libraries do."""
+    """A subclass that extends torch's pickling, as in many libraries."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return super().__reduce_ex__(protocol)
 
 
 class ExtendingMore(torch.Tensor):
-    """The same, with more state than torch knows of."""
+    """A subclass with additional state."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return (*super().__reduce_ex__(protocol), {"label": "more"})
@@ -54,14 +54,14 @@ class WithReduce(torch.Tensor):
 
 
 class ByParts(torch.Tensor):
-    """Pickled as a plain tensor that leads to it."""
+    """A subclass that is pickled as a plain tensor with its history."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return torch.Tensor.as_subclass, (self.as_subclass(torch.Tensor), ByParts)
 
 
 class ByValues(torch.Tensor):
-    """Pickled as numbers."""
+    """A subclass that is pickled as numbers."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _from_list, (self.tolist(),)
@@ -72,7 +72,7 @@ def _from_list(values: Any) -> torch.Tensor:
 
 
 class Severed(torch.Tensor):
-    """Pickled with its history, and made again without."""
+    """A subclass that is pickled with its history, and unpickled without."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _severed, (self.as_subclass(torch.Tensor),)
@@ -84,7 +84,7 @@ def _severed(x: torch.Tensor) -> torch.Tensor:
 
 
 class Unrelated(torch.Tensor):
-    """Pickled with some tensor that requires grad, which is not itself."""
+    """A subclass that is pickled with an unrelated tensor that requires grad."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _unrelated, (self.detach().numpy(), torch.ones(4, dtype=torch.double, requires_grad=True))
@@ -95,7 +95,7 @@ def _unrelated(values: Any, other: torch.Tensor) -> torch.Tensor:
 
 
 class Registered(torch.Tensor):
-    """Pickled by a function that the program has registered."""
+    """A subclass that is pickled by a function that the program registered."""
 
 
 def _reduce_registered(x: Registered) -> Any:
@@ -119,7 +119,7 @@ class ExtendingParameter(nn.Parameter):
 
 
 class Opaque(torch.Tensor):
-    """A wrapper that does not say what it consists of."""
+    """A wrapper subclass that cannot be flattened."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Opaque:
@@ -135,7 +135,7 @@ class Opaque(torch.Tensor):
 
 
 class Rewrap(torch.autograd.Function):
-    """A wrapper of a tensor's contents, whose gradient is that of the tensor."""
+    """A wrapper subclass whose gradient is that of the wrapped tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -156,7 +156,7 @@ def wrapped(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Ten
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
-    """A plain number of whatever it is."""
+    """Return a plain scalar made of a tensor of any kind."""
     if x.layout is torch.jagged:
         x = x.values()
     elif x.is_nested:
@@ -196,7 +196,7 @@ KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         x.view(4, 1), torch.tensor([0, 2, 4]), torch.tensor([1, 2])
     ),
 }
-"""Kinds of tensors that keep their edge, each made of a plain one with it."""
+"""Kinds of tensors that keep their edge, each made of a plain tensor."""
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "subclass by its values": (lambda x: x.as_subclass(ByValues), "ByValues"),
@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "nested": (lambda x: torch.nested.as_nested_tensor([x[:1], x[1:]], layout=torch.strided), "nested tensor"),
     "masked": (lambda x: masked_tensor(x.detach(), x.detach() > 0, requires_grad=True), "MaskedTensor"),
 }
-"""Kinds that cannot be sent with their edge, and what the error calls them."""
+"""Kinds that cannot be sent with their edge, and their names in the error."""
 
 
 @dataclasses.dataclass
@@ -264,7 +264,7 @@ def test_a_tensor_of_any_kind_keeps_its_edge(group: Group, kind: str, program: A
         for mode in (torch.enable_grad, torch.no_grad):
             with autograd.context() as context:
                 if program is as_argument and mode is torch.no_grad:
-                    value = made_there(x, kind, way)  # what has a history keeps it, whatever the mode
+                    value = made_there(x, kind, way)  # a history is kept in any mode
                     with torch.no_grad():
                         value = remotely("b", _itself, value)
                     loss = total_of(value, way)
@@ -293,7 +293,7 @@ def test_a_tensor_that_cannot_keep_its_edge_is_refused_by_name(group: Group, kin
 
 @pytest.mark.parametrize(
     "kind",
-    # Leaves of the layouts csc and bsr get no gradient from torch itself.
+    # Torch itself gives leaves of layouts csc and bsr no gradient.
     [kind for kind in KINDS if kind not in ("sparse csc", "sparse bsr", "jagged, transposed", "jagged with holes")],
 )
 def test_leaves_of_any_kind_get_their_gradient(group: Group, kind: str) -> None:
@@ -332,7 +332,7 @@ def test_a_parameter_without_a_shape_is_refused_in_a_context(group: Group) -> No
         remotely("b", _itself, nn.UninitializedParameter())
 
 
-def test_two_jagged_tensors_that_have_their_offsets_in_common_fit_together_there(group: Group) -> None:
+def test_two_jagged_tensors_that_share_offsets_can_be_combined_on_the_receiver(group: Group) -> None:
     x, y, offsets = leaf(4, 1), leaf(4, 1, seed=1), torch.tensor([0, 1, 4])
 
     def program(call: Any) -> torch.Tensor:
@@ -402,5 +402,5 @@ def _make_dual(x: torch.Tensor) -> torch.Tensor:
         return forward_ad.make_dual(x, x)  # type: ignore[no-untyped-call, no-any-return]  # torch's
 
 
-def test_a_dual_tensor_whose_level_has_ended_is_an_ordinary_one(group: Group) -> None:
+def test_a_dual_tensor_whose_level_has_ended_is_sent_as_an_ordinary_one(group: Group) -> None:
     assert remotely("b", _make_dual, torch.ones(2)).tolist() == [1, 1]

@@ -1,4 +1,4 @@
-"""A backward pass returns, with right gradients, when outputs of calls are not used: PyTorch's hangs for ever."""
+"""A backward pass returns with correct gradients when outputs of calls are unused, where PyTorch's hangs for ever."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def quickly_backward(context: autograd.ContextId, root: torch.Tensor) -> None:
 
 
 def equal(got: dict[torch.Tensor, torch.Tensor], loss: torch.Tensor, leaves: list[torch.Tensor]) -> None:
-    """Compare with what one process gives for `loss`, made of the same leaves."""
+    """Compare with the gradients of `loss` in one process, with the same leaves."""
     wanted = torch.autograd.grad(loss, leaves, allow_unused=True)
     for leaf, want in zip(leaves, wanted, strict=True):
         assert (leaf in got) == (want is not None)
         assert want is None or torch.allclose(got[leaf], want)
 
 
-def test_an_output_that_nobody_uses(group: Group) -> None:
+def test_backward_returns_when_an_output_is_unused(group: Group) -> None:
     a, b, c = tensors(3)
     with autograd.context() as context:
         d = rpc.rpc_sync("b", torch.add, (a, b))
@@ -56,7 +56,7 @@ def test_an_output_that_nobody_uses(group: Group) -> None:
 
 
 def far(way: list[str], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """At the end of the way, two outputs; on the way, only the first is used."""
+    """Return two outputs of the last worker. Workers on the way use only the first."""
     if not way:
         return x * 2, x.exp()
     used, unused = rpc.rpc_sync(way[0], far, (way[1:], x * 3))

@@ -1,4 +1,4 @@
-"""What may be in a message: every kind of tensor, in every kind of container, keeps its edge."""
+"""Every kind of tensor keeps its edge in a message, in every kind of container."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_views_are_sent_with_their_edge(group: Group, view: Any) -> None:
     )
 
 
-def test_a_sender_that_changes_what_its_own_graph_needs_is_told(group: Group) -> None:
+def test_a_sender_that_changes_a_tensor_its_own_graph_needs_gets_an_error(group: Group) -> None:
     x = leaf(4)
     with autograd.context() as context:
         inner = x.exp()
@@ -245,7 +245,7 @@ def test_tensors_in_dataclasses_dicts_and_objects_keep_their_edge(group: Group) 
 
 
 class Tagged(torch.Tensor):
-    """A subclass without anything of its own."""
+    """A subclass without changes."""
 
 
 def test_a_parameter_as_an_argument_keeps_its_edge(group: Group) -> None:
@@ -267,7 +267,7 @@ def run_module(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def test_a_module_that_is_sent_whole_gets_leaves_of_its_own_with_one_warning(group: Group) -> None:
+def test_a_module_that_is_sent_becomes_the_receivers_own_with_one_warning(group: Group) -> None:
     torch.manual_seed(0)
     module, x = nn.Linear(4, 2).double(), leaf(3, 4)
     with autograd.context() as context:

@@ -27,11 +27,11 @@ class _LocalOptimizer:
     ) -> None:
         self._local_params: list[torch.Tensor] = [rref.local_value() for rref in local_params_rref]
         self.optim = optim_cls(self._local_params, *args, **kwargs)
-        self._loan = default_agent().autograd.lending.loan(self._local_params)
+        self._grad_swap = default_agent().autograd.grad_swap.for_leaves(self._local_params)
 
     def step(self, autograd_ctx_id: int) -> None:
         """Step once."""
-        with self._loan.of(autograd_ctx_id):
+        with self._grad_swap.installed(autograd_ctx_id):
             run_step(self.optim)
 
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from telegrad.calls.server import ANY_FUTURE, DEFERRED
+from telegrad.calls.server import DEFERRED
 from telegrad.drop_in.rpc.texts import WRONG_ASYNC
+from telegrad.torch_private import FutureBase
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,7 +21,7 @@ def async_execution(fn: F) -> F:
     @wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
-        if not isinstance(result, ANY_FUTURE):
+        if not isinstance(result, FutureBase):
             if isinstance(fn, torch.jit.ScriptFunction):
                 raise RuntimeError(
                     f"Async functions must return an IValue of Future type, but got {type(result).__name__}"

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from telegrad.torch_private import disabled_torch_function, make_wrapper_subclass
+
 CASTS = {"float": torch.float32, "complex": torch.complex128, "narrow complex": torch.complex64}
 
 
@@ -25,11 +27,11 @@ class Wrapper(torch.Tensor):
     """A wrapper subclass: it has no memory, and its operations act on the tensor inside."""
 
     wrapped: torch.Tensor
-    __torch_function__: Any = torch._C._disabled_torch_function_impl  # so that it goes together with other subclasses
+    __torch_function__: Any = disabled_torch_function  # so that it goes together with other subclasses
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapper:
-        made: Wrapper = torch.Tensor._make_wrapper_subclass(  # the name that torch's page on subclasses gives
+        made: Wrapper = make_wrapper_subclass(  # the name that torch's page on subclasses gives
             cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=inner.device
         )
         return made

@@ -1,4 +1,4 @@
-"""Leaves that were sent as they are: their gradients come without the engine, and mean the same."""
+"""Leaves that were sent themselves get the same gradients, without the engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from support.one_process import Group, remotely
 from telegrad import autograd
-from telegrad.backward import graph as engine
+from telegrad.backward import engine_call
 from telegrad.errors import TelegradError
 
 
@@ -17,15 +17,15 @@ def leaf(*values: float) -> torch.Tensor:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Gets a number for every run of torch's engine."""
+    """Return a list that gets a number for every run of torch's engine."""
     made: list[int] = []
-    run_backward = engine.run_backward
+    run_backward = engine_call.run_backward
 
     def count(*args: object) -> object:
         made.append(len(made))
         return run_backward(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine, "run_backward", count)
+    monkeypatch.setattr(engine_call, "run_backward", count)
     return made
 
 
@@ -35,10 +35,10 @@ def test_a_leaf_that_was_sent_gets_its_gradient_without_the_engine(group: Group,
         y = group["a"].call("b", torch.mul, (x, 3))
         autograd.backward(context_id, [y.sum()])
         assert autograd.get_gradients(context_id)[x].tolist() == [3.0, 3.0]
-    assert len(runs) == 2  # from the roots, and at b
+    assert len(runs) == 2  # from the roots, and on b
 
 
-def test_what_it_gets_is_added_to_what_it_has(group: Group) -> None:
+def test_its_gradient_is_added_to_the_one_in_the_context(group: Group) -> None:
     x = leaf(1.0, 2.0)
     with autograd.context() as context_id:
         y = group["a"].call("b", torch.mul, (x, 3))
@@ -72,7 +72,7 @@ def test_of_two_leaves_that_were_sent_the_one_that_was_used_gets_its_gradient_wi
     assert len(runs) == 2
 
 
-def test_hooks_of_the_leaf_run(group: Group, runs: list[int]) -> None:
+def test_hooks_of_a_sent_leaf_run(group: Group, runs: list[int]) -> None:
     x = leaf(1.0, 2.0)
     x.register_hook(lambda grad: grad * 10)
     with autograd.context() as context_id:
@@ -82,7 +82,7 @@ def test_hooks_of_the_leaf_run(group: Group, runs: list[int]) -> None:
     assert len(runs) == 3
 
 
-def test_a_hook_that_comes_during_the_pass_runs(group: Group) -> None:
+def test_a_hook_that_is_registered_during_the_pass_runs(group: Group) -> None:
     x = leaf(1.0, 2.0)
     with autograd.context() as context_id:
         y = group["a"].call("b", torch.mul, (x, 3))
@@ -104,7 +104,7 @@ def test_a_profiler_sees_the_nodes_of_both_halves(group: Group) -> None:
     assert any("RecvRpcBackward" in name for name in names), names
 
 
-def test_into_grad_it_is_accumulated_as_ever(group: Group) -> None:
+def test_into_grad_the_gradient_has_the_dtype_that_torch_gives_it(group: Group) -> None:
     x = leaf(1.0, 2.0)
     with autograd.context() as context_id:
         for _ in range(2):

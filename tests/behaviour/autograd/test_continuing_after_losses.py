@@ -1,8 +1,8 @@
-"""Workers die and calls time out between the calls of a context, and its program goes on: what its pass gives is right.
+"""A program continues after workers die and calls time out in a context, and its pass is correct.
 
-Each seed is a program: chains of nested calls, in which every worker multiplies by a weight of its own, with deaths and
-short timeouts in between. The pass is over what came back. It gives what one process gives for the same chains, or an
-error; and when the context has ended, nobody has anything of it.
+Each seed is a program: chains of nested calls, in which every worker multiplies by its own weight, with deaths and
+short timeouts in between. The pass begins with the results that arrived. Its gradients equal those of one process for
+the same chains, or it raises. When the context has ended, no worker holds anything of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Outcome = tuple[dict[str, torch.Tensor | None], torch.Tensor | None, list[list[s
 
 
 class Program:
-    """What one seed does."""
+    """The program of one seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -33,7 +33,7 @@ class Program:
         self.x = number(1.5)
 
     def run(self) -> Outcome | None:
-        """The gradients of all that live, that of x, and the ways of the chains; None: the pass failed, or had none."""
+        """Return gradients of live workers and of x, and the chains' routes; None if the pass failed or had none."""
         sim = self.sim
 
         def main() -> Outcome | None:
@@ -68,7 +68,7 @@ class Program:
                 results.append(self.sim["a"].call(way[0], "@multiply", (way[1:], self.x), timeout=timeout))
                 ways.append(way)
             except TelegradError:
-                continue  # and the program goes on
+                continue  # the program continues
         if self.random.random() < 0.3:
             self.kill_one()
         try:

@@ -1,4 +1,4 @@
-"""A plain backward inside a pass cannot send gradients: it is told so."""
+"""A plain backward inside a pass that would have to send gradients raises an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Nested(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("planned", [False, True])
-def test_it_is_refused(group, planned):
+def test_an_inner_backward_that_reaches_a_received_tensor_is_refused(group, planned):
     x, z = leaf(3), leaf(3, seed=1)
     with autograd.context() as context:
         other = remotely("b", torch.neg, z)

@@ -1,0 +1,71 @@
+"""Failures of a pass: what the caller of backward() gets, and how other workers learn of it."""
+
+from __future__ import annotations
+
+import logging
+
+from telegrad.agent.agent import Agent
+from telegrad.backward.contexts import DistAutogradContext
+from telegrad.calls.exceptions import RemoteTraceback, pickle_exception, text_of, traceback_of, unpickle_exception
+from telegrad.errors import BackwardError, DeadlineExceeded, TelegradError, WorkerLost
+from telegrad.wire.messages import AbortPass, PassFailure, PassInfo
+
+_log = logging.getLogger("telegrad")
+
+
+class PassAborted(TelegradError):
+    """Unwinds an island of a pass that has failed. The failure itself is reported by `PassRun.fail`."""
+
+
+def deadline_exceeded(agent: Agent, info: PassInfo, unanswered: int) -> DeadlineExceeded:
+    """Return the error of a pass that did not end in time."""
+    return DeadlineExceeded(
+        f"the backward pass of context {info.context:#x} did not end before its deadline; {unanswered} messages of "
+        f"worker {agent.me.name!r} are not answered",
+        worker=agent.me.name,
+        context=info.context,
+    )
+
+
+def as_failure(agent: Agent, error: BaseException, worker: int | None) -> Exception:
+    """Return the exception that the caller of backward() gets for an error on `worker` (None: on this one)."""
+    if isinstance(error, WorkerLost | DeadlineExceeded | BackwardError):
+        return error
+    worker = agent.me.id if worker is None else worker
+    name = agent.peers.find(worker).record.name
+    failure = BackwardError(
+        f"Error on Node {worker}: {text_of(error)}\n(worker {name!r}, {type(error).__name__})", worker=name
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def broadcast(agent: Agent, context: DistAutogradContext, info: PassInfo, failure: Exception) -> None:
+    """Send a failure to every worker that this one exchanges messages with in the context."""
+    packed, data = pack_failure(agent, failure)
+    head = AbortPass(info, packed)
+    others = context.workers() | {info.number >> 48}
+    for worker in sorted(others - {agent.me.id}):
+        agent.tell(worker, head, data)
+
+
+def pack_failure(agent: Agent, failure: Exception) -> tuple[PassFailure, bytes]:
+    """Return a failure for the wire: its text, and the pickled exception if it can be pickled."""
+    cause = failure.__cause__
+    text = traceback_of(cause, cause.__traceback__) if isinstance(cause, Exception) else ""
+    pickled = pickle_exception(failure)
+    data = b"" if pickled.value.attachments else pickled.value.data  # tensors do not travel with a failure
+    return PassFailure(agent.me.id, pickled.text, text), data
+
+
+def unpack_failure(agent: Agent, packed: PassFailure, data: memoryview) -> Exception:
+    """Return the failure that another worker reported."""
+    failure, reason = unpickle_exception(data)
+    if data and failure is None:
+        _log.debug("cannot unpickle the error of a pass: %s", reason)
+    name = agent.peers.find(packed.worker).record.name
+    if not isinstance(failure, TelegradError):
+        failure = BackwardError(packed.text, worker=name)
+    if packed.traceback:
+        failure.__cause__ = RemoteTraceback(name, packed.traceback)
+    return failure

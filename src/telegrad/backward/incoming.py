@@ -1,0 +1,129 @@
+"""Takes the messages of a pass that other workers sent: gradients, the probe, replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from telegrad.backward.effects import carry_out
+from telegrad.backward.failure import unpack_failure
+from telegrad.backward.graph import Fed
+from telegrad.backward.inputs import Found
+from telegrad.backward.messaging import ReplyTo
+from telegrad.backward.outgoing import settle
+from telegrad.backward.pass_run import PassRun
+from telegrad.backward.probe import learn, walk
+from telegrad.connection.channel import Channel
+from telegrad.errors import TelegradError
+from telegrad.wire.messages import UNREACHED, LeadsReq, ProbeReq, PropagateGradientsReq, PropagateGradientsResp
+
+
+def gradient(
+    run: PassRun,
+    sender: int,
+    request: PropagateGradientsReq,
+    grads: list[torch.Tensor | None],
+    back: Channel | None,
+) -> None:
+    """Take the gradients of one of our sends. `back` is the channel on which the sender reads replies, if it does."""
+    reply_to = (sender, request.call, back) if request.call else None
+    context, messaging = run.context, run.messaging
+    with context.lock:
+        send = context.sends.get(request.message)
+    try:
+        if send is None:
+            them, me = messaging.name_of(sender), messaging.name_of(messaging.me)
+            raise TelegradError(
+                f"worker {them!r} sent gradients for message {request.message:#x}, which worker {me!r} never "
+                f"sent in context {context.id:#x}"
+            )
+        send.check(grads, sender, messaging.me, messaging.name_of)
+    except TelegradError as error:
+        run.fail(error)
+        late(run, reply_to, sender)
+        return
+    message, states = request.message, request.states
+    reached: Sequence[int] = range(len(states))
+    if UNREACHED in states:
+        reached = [index for index in reached if states[index] != UNREACHED]
+    with run.lock:
+        rules, graph = run.rules, run.graph
+        if graph.needs is not None:
+            needed = graph.needs.tensors.get(message, ())
+            reached = [index for index in reached if index in needed]
+        if run.failure is not None or message in graph.fed:
+            messaging.count("late gradient messages")
+            effects = rules.nothing_new(reply_to, sender)
+        else:
+            graph.fed[message] = Fed(grads, reached)
+            if back is not None:
+                run.outbox.back[sender] = back
+            effects = []
+            if request.known and not rules.known:
+                effects = learn(run)
+            elif not rules.planned:
+                rules.plan(graph.plan(set()))
+            if not rules.has(message):
+                rules.grow(graph.grow(message), [message])
+            effects += rules.gradient(reply_to, message, sender)
+            if request.answer is not None:
+                effects += settle(run, sender, request.answer)
+        gate = run.gates.pop(message, None) if run.gates else None
+    if gate is not None:
+        gate.set()
+    if effects:
+        carry_out(run, effects)
+
+
+def refuse(run: PassRun, reply_to: ReplyTo, error: Exception) -> None:
+    """Fail the pass because a message could not be taken. A second reply to one message is dropped by its receiver."""
+    run.fail(error)
+    if reply_to[1]:
+        run.reply(reply_to)
+
+
+def late(run: PassRun, reply_to: ReplyTo | None, sender: int) -> None:
+    """Take a message that changes nothing."""
+    with run.lock:
+        effects = run.rules.nothing_new(reply_to, sender)
+    carry_out(run, effects)
+
+
+def probed(run: PassRun, reply_to: ReplyTo, request: ProbeReq) -> None:
+    """Continue the probe from tensors of one of our sends."""
+    with run.lock:
+        effects = run.rules.probed(reply_to)
+    carry_out(run, effects)
+    with run.context.lock:
+        send = run.context.sends.get(request.message)
+    walk(run, lambda: run.graph.mark_live(send, request.tensors) if send is not None else Found())
+
+
+def leads_to_inputs(run: PassRun, reply_to: ReplyTo, request: LeadsReq) -> None:
+    """Note that tensors of a received message lead to an input of the pass, as their sender says."""
+    with run.lock:
+        effects = run.rules.probed(reply_to)
+    carry_out(run, effects)
+    needs = run.graph.needs
+    walk(run, lambda: needs.mark_leading(request.message, request.tensors) if needs is not None else Found())
+
+
+def resumed(run: PassRun, reply_to: ReplyTo) -> None:
+    """Continue after the probe."""
+    with run.lock:
+        effects = [] if run.rules.known else learn(run)
+        effects += run.rules.resumed(reply_to)
+    carry_out(run, effects)
+
+
+def replied(run: PassRun, sender: int, reply: PropagateGradientsResp, data: memoryview) -> None:
+    """Take the reply to a message that this worker sent."""
+    if reply.failure is not None:
+        run.fail(unpack_failure(run.messaging.agent, reply.failure, data), reported=True)
+    elif reply.refusal:
+        name = run.messaging.name_of(sender)
+        run.fail(TelegradError(f"worker {name!r} refused to take part in the pass: {reply.refusal}"))
+    with run.lock:
+        effects = settle(run, sender, reply)
+    carry_out(run, effects)

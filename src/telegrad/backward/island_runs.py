@@ -1,0 +1,84 @@
+"""Runs one island of a pass: with the pass, its context and its agent as the current ones, and with its end noted."""
+
+from __future__ import annotations
+
+import threading
+from threading import get_ident
+
+from telegrad.backward.contexts import current
+from telegrad.backward.failure import PassAborted
+from telegrad.backward.islands import Island
+from telegrad.backward.messaging import ReplyTo, pack_reports
+from telegrad.backward.outgoing import send_gradients
+from telegrad.backward.pass_run import GradientMessage, PassRun, running
+from telegrad.calls.call import current_agent, current_served
+from telegrad.protocol.backward import Answer, Effect, Start
+from telegrad.wire.messages import LastWord
+
+
+def run_island(run: PassRun, start: Start) -> tuple[list[Effect[ReplyTo]], BaseException | None]:
+    """Run an island. Returns the effects of its end, and an interrupt to raise once they have been carried out."""
+    engine = run.engine
+    island = run.graph.islands[start.island]
+    interrupt: BaseException | None = None
+    try:
+        done = island.direct and run.failure is None and engine.accumulate_directly(island)
+    except Exception as error:  # noqa: BLE001 - as below
+        run.fail(error)
+        done = True
+    if done:
+        return _end(run, island), None
+    if island.last and not start.waiting and not run.info.create_graph:
+        run.outbox.held[island.last] = None
+    pass_token, context_token = running.set(run), current.set(run.context)
+    # User code that runs in here, such as a hook, makes its calls from this worker.
+    agent_token, served_token = current_agent.set(run.messaging.agent), current_served.set(None)
+    try:
+        if run.failure is None:
+            captured = engine.run(island, start.waiting, run.wait_for_gradient, run.wait_for_slot)
+            if captured and run.failure is None:  # else nobody asks for them, and another pass may have begun
+                engine.keep(island, captured)
+            del captured
+    except PassAborted:
+        run.messaging.count("islands aborted")
+    except BaseException as error:  # noqa: BLE001 - whatever user code raises fails the pass
+        run.fail(error)
+        interrupt = None if isinstance(error, Exception) else error
+    finally:
+        try:
+            inner = run.inner.pop(get_ident(), None) if run.inner else None
+            if inner is not None:
+                inner.end()
+        except Exception as error:  # noqa: BLE001 - as above
+            run.fail(error)
+        finally:
+            running.reset(pass_token)
+            current.reset(context_token)
+            current_agent.reset(agent_token)
+            current_served.reset(served_token)
+    effects = _end(run, island)
+    if interrupt is not None and get_ident() not in (run.driver_thread, threading.main_thread().ident):
+        interrupt = None  # only the user's own thread is interrupted, though it may run an island of another pass
+    return effects, interrupt
+
+
+def _end(run: PassRun, island: Island) -> list[Effect[ReplyTo]]:
+    """Note that an island has ended, and send what waited for that. Returns the effects."""
+    run.engine.forget(island)
+    message = run.outbox.held.pop(island.last, None) if island.last else None
+    reply: LastWord | None = None
+    with run.lock:
+        effects = run.rules.ended()
+        if message is not None and len(effects) == 1 and run.failure is None:
+            reply = _reply_with(run, message, effects[0])
+    if message is not None and send_gradients(run, message, reply) and reply is not None:
+        return []  # the reply left with the gradients
+    return effects
+
+
+def _reply_with(run: PassRun, message: GradientMessage, effect: Effect[ReplyTo]) -> LastWord | None:
+    """Return a reply that can be sent with gradients, if it goes to the same worker. Called with the lock held."""
+    if not isinstance(effect, Answer) or effect.ticket[0] != message.to:
+        return None
+    reports = pack_reports(run.rules.reports())
+    return LastWord(effect.ticket[1], run.rules.count_for(message.to), reports)

@@ -1,0 +1,147 @@
+"""Sends the messages of a pass: gradients of received tensors, the probe, and word that the probe is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from telegrad.backward.failure import PassAborted
+from telegrad.backward.messaging import ReplyTo, unpack_reports
+from telegrad.backward.nodes import Recv
+from telegrad.backward.pass_run import GradientMessage, OnReply, PassRun, running
+from telegrad.errors import TelegradError
+from telegrad.protocol.backward import Effect
+from telegrad.wire.messages import (
+    GRADIENT,
+    NONE,
+    UNREACHED,
+    LastWord,
+    LeadsReq,
+    ProbeReq,
+    PropagateGradientsReq,
+    PropagateGradientsResp,
+    ResumeReq,
+)
+
+_GONE = (
+    "Autograd context no longer valid! This usually means the autograd context was cleaned up by a different thread "
+    "due to an error before RecvRcpBackward had a chance to run"
+)
+
+
+def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
+    """Send the gradients of a recv node, which the engine executes now, to the worker that it received from."""
+    run = running.get()
+    recv: Recv = node.recv
+    context = recv.context() if recv.context is not None else None
+    if run is None or context is None or context.released or run.context is not context:
+        raise _not_in_its_pass(run, recv, gone=context is None or context.released)
+    reached = run.graph.reached.pop(recv.message, None)
+    if reached is None:
+        # It would be the second gradient for one message, or one that the pass does not expect: it would be lost.
+        raise TelegradError(
+            f"a backward() inside this backward pass reached a tensor that came from worker {recv.source_name!r} "
+            f"in context {recv.context_id:#x}. Only the pass itself can send its gradient back: detach the tensor "
+            "before the inner backward, or make the inner one part of the loss"
+        )
+    if not reached:
+        return  # it is an input, and nothing behind it is needed
+    present: list[torch.Tensor] = []
+    for grad in grads:
+        if grad is not None:
+            present.append(grad)  # a comprehension would be one call more
+    states = (GRADIENT,) * len(grads)
+    if len(present) < len(grads):
+        states = tuple(
+            [
+                GRADIENT if grad is not None else NONE if index in reached else UNREACHED
+                for index, grad in enumerate(grads)
+            ]
+        )
+    metadata = None
+    if run.info.create_graph:
+        metadata = run.messaging.record_gradients(run.context, recv.source, present)
+    on_driver = get_ident() == run.driver_thread
+    outbox = run.outbox
+    with run.lock:
+        if run.failure is not None:
+            raise PassAborted("the pass has failed")
+        number = 0
+        if run.rules.sent(recv.source):
+            number = next(outbox.numbers)
+            outbox.unanswered[number] = run.rules.answered
+        known = run.rules.known
+        # After the probe there may be gates, which need what comes while the driver runs an island and reads nothing.
+        back = None if known else outbox.back.get(recv.source)
+        driver_reads = on_driver and not known and back is None and outbox.read_from in (None, recv.source)
+        if driver_reads:
+            outbox.read_from = recv.source
+    head = partial(
+        PropagateGradientsReq, number, run.info, recv.message, states, known, autograd=metadata, back=driver_reads
+    )
+    message = GradientMessage(recv.source, head, present, back, driver_reads)
+    if not number and recv.message in outbox.held:
+        outbox.held[recv.message] = message  # sent when the island has ended
+    elif not send_gradients(run, message):
+        raise PassAborted("the pass has failed")
+
+
+def _not_in_its_pass(run: PassRun | None, recv: Recv, *, gone: bool) -> TelegradError:
+    """Return the error of a recv that a backward reached that is no pass of its context."""
+    if gone:
+        return TelegradError(_GONE)
+    what = "a plain backward()" if run is None else f"a pass of context {run.context.id:#x}"
+    return TelegradError(
+        f"{what} reached a tensor that came from worker {recv.source_name!r} in context {recv.context_id:#x}. "
+        f"Its gradient can only go back there in a pass of that context: call "
+        f"telegrad.autograd.backward({recv.context_id}, [loss]) inside its `with` block"
+    )
+
+
+def send_held(run: PassRun) -> None:
+    """Send gradients that wait for the end of their island: the engine is about to call user code."""
+    held = run.outbox.held
+    for key, message in list(held.items()):
+        if message is not None and held.pop(key, None) is not None and not send_gradients(run, message):
+            raise PassAborted("the pass has failed")
+
+
+def send_gradients(run: PassRun, message: GradientMessage, reply: LastWord | None = None) -> bool:
+    """Send gradients, and a reply with them. Returns False if that failed, which fails the pass."""
+    head = message.head if reply is None else partial(message.head, answer=reply)
+    try:
+        channel = run.messaging.agent.oneway.send_gradients(message.to, head, message.grads, back=message.back)
+    except Exception as error:  # noqa: BLE001 - the caller of backward gets it, whatever it is
+        run.fail(error)
+        return False
+    if message.driver_reads:
+        run.outbox.driver_channel = channel
+    return True
+
+
+def send(run: PassRun, worker: int, head: ProbeReq | LeadsReq | ResumeReq) -> None:
+    """Send a message without gradients. An error fails the pass."""
+    try:
+        run.messaging.agent.oneway.send(worker, head)
+    except TelegradError as error:
+        run.fail(error)
+
+
+def expect_reply(run: PassRun, on_reply: OnReply) -> int:
+    """Return a number for a message; `on_reply` is called with the reply to it."""
+    with run.lock:
+        number = next(run.outbox.numbers)
+        run.outbox.unanswered[number] = on_reply
+    return number
+
+
+def settle(run: PassRun, sender: int, reply: PropagateGradientsResp | LastWord) -> list[Effect[ReplyTo]]:
+    """Pass a reply to the rules. Called with the lock held."""
+    on_reply = run.outbox.unanswered.pop(reply.call, None)
+    if on_reply is None:
+        return []
+    return on_reply(unpack_reports(reply.reports), sender, reply.count)

@@ -1,0 +1,60 @@
+"""The probe of a pass: finds out, before or during the pass, which sent tensors it reaches and needs.
+
+`telegrad.protocol.backward` says when a pass needs it (rules 3 and 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from telegrad.backward.effects import carry_out
+from telegrad.backward.inputs import Found
+from telegrad.backward.messaging import ReplyTo
+from telegrad.backward.outgoing import expect_reply, send
+from telegrad.backward.pass_run import PassRun
+from telegrad.protocol.backward import Effect
+from telegrad.wire.messages import LeadsReq, ProbeReq, ResumeReq
+
+
+def begin_probe(run: PassRun, counter: str) -> None:
+    """Begin the probe, with a walk from the roots."""
+    run.messaging.count(counter)
+    walk(run, run.graph.probe)
+
+
+def walk(run: PassRun, step: Callable[[], Found]) -> None:
+    """Walk over this worker's graph, and tell other workers what that found."""
+    rules = run.rules
+    with run.lock:
+        found = step()
+        for _ in range(len(found.ask) + len(found.tell)):
+            rules.probe_sent()
+    for recv, indices in found.ask.items():
+        number = expect_reply(run, rules.probe_answered)
+        send(run, recv.source, ProbeReq(number, run.info, recv.message, tuple(sorted(indices))))
+    for sent, indices in found.tell.items():
+        number = expect_reply(run, rules.probe_answered)
+        send(run, sent.target, LeadsReq(number, run.info, sent.message, tuple(sorted(indices))))
+    with run.lock:
+        effects = rules.probe_walked()
+    carry_out(run, effects)
+
+
+def learn(run: PassRun) -> list[Effect[ReplyTo]]:
+    """Plan what waits again, with live tensors only: the probe is over. Called with the lock held."""
+    run.graph.known = True
+    return run.rules.learn(run.graph.plan(run.rules.started_entries()))
+
+
+def end_probe(run: PassRun, workers: Sequence[int]) -> None:
+    """Tell these workers that the probe is over, and continue here."""
+    with run.lock:
+        effects = learn(run)
+        for _ in workers:
+            run.rules.sent()
+    for worker in workers:
+        send(run, worker, ResumeReq(expect_reply(run, run.rules.answered), run.info))
+    carry_out(run, effects)
+    with run.lock:
+        effects = run.rules.resumed_here()
+    carry_out(run, effects)
