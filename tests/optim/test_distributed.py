@@ -373,7 +373,7 @@ def test_what_is_no_parameter_is_refused_and_named(group: Group) -> None:
         DistributedOptimizer(list, remote.rrefs[:1])
     with (
         acting_as(group["c"]),
-        pytest.raises(ValueError, match="is held by worker 'a', and used on worker 'c'"),
+        pytest.raises(ValueError, match="is held by worker 'a', but used on worker 'c'"),
     ):
         DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.1)
 

@@ -30,7 +30,7 @@ from telegrad.optim.local_optimizer import Built, GroupOfOwner, LocalOptimizer, 
 from telegrad.optim.placement import by_owner, checked_groups
 from telegrad.optim.stepping import must_be_annotated
 from telegrad.rpc.api import rpc_async
-from telegrad.rref.handle import Begun, RRef
+from telegrad.rref.handle import PendingCall, RRef
 from telegrad.wire import payload
 
 
@@ -164,7 +164,7 @@ class DistributedOptimizer(Optimizer):
         results = on_all(
             what,
             [
-                (owner.worker, partial(Begun, owner.share, method, *args, push))
+                (owner.worker, partial(PendingCall, owner.share, method, *args, push))
                 for owner, push in zip(self._owners, pushes, strict=True)
             ],
         )
@@ -213,7 +213,10 @@ class DistributedOptimizer(Optimizer):
         context = None if context_id is None else int(context_id)
         on_all(
             "zero_grad()",
-            [(owner.worker, partial(Begun, owner.share, "zero_grad", context, set_to_none)) for owner in self._owners],
+            [
+                (owner.worker, partial(PendingCall, owner.share, "zero_grad", context, set_to_none))
+                for owner in self._owners
+            ],
         )
 
     def clip_grad_norm_(
@@ -233,10 +236,13 @@ class DistributedOptimizer(Optimizer):
 
         def scale(number: int, factor: float) -> tuple[str, Begin]:
             owner = self._owners[number]
-            return owner.worker, partial(Begun, owner.share, "scale", context, factor)
+            return owner.worker, partial(PendingCall, owner.share, "scale", context, factor)
 
         return clip(
-            [(owner.worker, partial(Begun, owner.share, "norms", context, float(norm_type))) for owner in self._owners],
+            [
+                (owner.worker, partial(PendingCall, owner.share, "norms", context, float(norm_type)))
+                for owner in self._owners
+            ],
             scale,
             [owner.params for owner in self._owners],
             max_norm,
@@ -268,7 +274,7 @@ class DistributedOptimizer(Optimizer):
         on_all(
             "load_state_dict()",
             [
-                (owner.worker, partial(Begun, owner.share, "load", state, number))
+                (owner.worker, partial(PendingCall, owner.share, "load", state, number))
                 for owner, state in zip(self._owners, states, strict=True)
             ],
         )

@@ -7,9 +7,9 @@ from typing import Any
 
 from telegrad.errors import WorkersFailed
 from telegrad.futures import Future
-from telegrad.rref.handle import Begun
+from telegrad.rref.handle import PendingCall
 
-Begin = Callable[[], Future[Any] | Begun]
+Begin = Callable[[], Future[Any] | PendingCall]
 
 
 def on_all(what: str, calls: Iterable[tuple[str, Begin]]) -> list[Any]:
@@ -17,7 +17,7 @@ def on_all(what: str, calls: Iterable[tuple[str, Begin]]) -> list[Any]:
 
     If one failed its error is raised, as it is; if several did, one that tells of all.
     """
-    begun: list[tuple[str, Future[Any] | Begun | None]] = []
+    begun: list[tuple[str, Future[Any] | PendingCall | None]] = []
     errors: dict[str, Exception] = {}
     for worker, begin in calls:
         future = None

@@ -24,9 +24,9 @@ def checked(params: Iterable[Any], name: str) -> list[RRef[Any]]:
         if not isinstance(rref, RRef):
             remedy = ": wrap a parameter of this worker as telegrad.RRef(parameter)" if _is_tensor(rref) else ""
             raise TypeError(f"{name}[{number}] is a {type(rref).__name__}, not an RRef{remedy}")
-        if rref._book.agent is not me:
+        if rref._manager.agent is not me:
             raise ValueError(
-                f"{name}[{number}], {rref!r}, is held by worker {rref._book.agent.me.name!r}, and used on worker "
+                f"{name}[{number}], {rref!r}, is held by worker {rref._manager.agent.me.name!r}, but used on worker "
                 f"{me.me.name!r}: send it there in a call first"
             )
         other = seen.setdefault(rref._id, number)

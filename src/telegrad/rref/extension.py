@@ -1,60 +1,46 @@
-"""References on their way: what happens to the books when calls and answers carry them to other workers, and here.
+"""References in messages: forks them when a message leaves, and creates handles for those that arrive.
 
-This is what the agent asks as its `telegrad.calls.keeper.Keeper`.
+The agent calls this through `telegrad.calls.keeper.Keeper`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from telegrad.calls.keeper import Placed, Traffic
+from telegrad.calls.keeper import Placed, RRefTraffic
 from telegrad.errors import ReferenceGone
 from telegrad.protocol import ownership as protocol
-from telegrad.protocol.ownership import Ref
 from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import RRef, UserRRef
 from telegrad.rref.ordered import OrderedQueue
-from telegrad.rref.owner import OwnerValue, to_keep
+from telegrad.rref.owner import OwnerValue, storable_error
 from telegrad.wire.messages import Creation, ForkInfo, Turn
 from telegrad.wire.payload import Reference
 
-
-class Book(Protocol):
-    """What makes the handles."""
-
-    def make_handle(self, rref: Ref, use: UserRRef | None, owner: int, ordered: bool) -> Reference:
-        """A handle of a reference."""
-
-    def settled(self) -> bool:
-        """Whether every handle that died has been given up."""
-
-    def held(self) -> list[str]:
-        """What is kept here for others, and what of others is held here, for people."""
-
-    def close(self) -> None:
-        """The agent is shutting down."""
+if TYPE_CHECKING:
+    from telegrad.rref.manager import RRefManager
 
 
 class RRefExtension:
-    """Keeps the books when references travel."""
+    """Tells the ownership rules about references that messages carry."""
 
-    def __init__(self, ledger: RRefContext, book: Book) -> None:
-        self._ledger = ledger
-        self._book = book
+    def __init__(self, context: RRefContext, manager: RRefManager) -> None:
+        self._context = context
+        self._manager = manager
 
     def outgoing(self, to: int, references: Sequence[Placed]) -> tuple[ForkInfo, ...]:
         """See `Keeper.outgoing`."""
-        ledger = self._ledger
+        context = self._context
         forks: list[ForkInfo] = []
         try:
             for position, reference in references:
                 handle = self._own(reference)
-                from_fork = handle._use.fork if handle._use else None
-                with ledger.lock:
-                    if not ledger.rules.has(handle._id, from_fork):  # another thread released it just now
+                from_fork = handle._user.fork if handle._user else None
+                with context.lock:
+                    if not context.rules.has(handle._id, from_fork):  # another thread has just released it
                         raise handle.released_error()
-                    fork = ledger.rules.pass_on(handle._id, from_fork, to=to, fork=ledger.new_fork())
+                    fork = context.rules.pass_on(handle._id, from_fork, to=to, fork=context.new_fork())
                 forks.append(ForkInfo(position, fork.rref, fork.fork, fork.owner, handle._ordered))
         except BaseException:
             self.not_sent(to, forks)
@@ -64,92 +50,92 @@ class RRefExtension:
     def _own(self, handle: Reference) -> RRef[object]:
         assert isinstance(handle, RRef)
         handle._check()
-        if handle._book is not self._book:
+        if handle._manager is not self._manager:
             raise ReferenceGone(
-                f"{handle!r} belongs to worker {handle._book.agent.me.name!r}, which lives in this process, too, and "
-                f"cannot be sent by worker {self._ledger.agent.me.name!r}"
+                f"{handle!r} belongs to worker {handle._manager.agent.me.name!r} of this process and cannot be sent by "
+                f"worker {self._context.agent.me.name!r}"
             )
         return handle
 
     def not_sent(self, to: int, forks: Sequence[ForkInfo]) -> None:
         """See `Keeper.not_sent`."""
         for info in forks:
-            with self._ledger.lock:
-                effects = self._ledger.rules.not_sent(protocol.Fork(info.rref, info.fork, info.owner), to)
-            self._ledger.carry_out(effects)
+            with self._context.lock:
+                effects = self._context.rules.not_sent(protocol.Fork(info.rref, info.fork, info.owner), to)
+            self._context.perform(effects)
 
     def incoming(self, sender: int, forks: Sequence[ForkInfo]) -> list[Placed]:
         """See `Keeper.incoming`."""
-        ledger = self._ledger
+        context = self._context
         placed: list[Placed] = []
         for info in forks:
-            use = None if info.owner == ledger.me else UserRRef(info.fork)
-            handle = self._book.make_handle(info.rref, use, info.owner, info.ordered)
-            with ledger.lock:
-                if use is None:
-                    ledger.kept.setdefault(info.rref, OwnerValue(info.ordered))
+            user = None if info.owner == context.me else UserRRef(info.fork)
+            handle = self._manager.make_handle(info.rref, user, info.owner, info.ordered)
+            with context.lock:
+                if user is None:
+                    context.values.setdefault(info.rref, OwnerValue(info.ordered))
                 else:
-                    ledger.uses[info.fork] = use
-                effects = ledger.rules.received(sender, protocol.Fork(info.rref, info.fork, info.owner))
-                if use is not None:
-                    use.confirmed = use.settled = sender == info.owner
+                    context.users[info.fork] = user
+                effects = context.rules.received(sender, protocol.Fork(info.rref, info.fork, info.owner))
+                if user is not None:
+                    user.confirmed = user.settled = sender == info.owner
             placed.append((info.position, handle))
-            ledger.carry_out(effects)
+            context.perform(effects)
         return placed
 
     def when_confirmed(self, references: Sequence[Placed], action: Callable[[], None]) -> bool:
         """See `Keeper.when_confirmed`."""
-        uses = [handle._use for _, handle in references if isinstance(handle, RRef) and handle._use is not None]
-        return self._ledger.when_settled(uses, action)
+        users = [handle._user for _, handle in references if isinstance(handle, RRef) and handle._user is not None]
+        return self._context.when_settled(users, action)
 
     def creating(self, creation: Creation, caller: int) -> None:
         """See `Keeper.creating`."""
-        ledger = self._ledger
-        if caller == ledger.me:
-            return  # it is here since the call was made
-        with ledger.lock:
-            kept = ledger.kept.setdefault(creation.rref, OwnerValue())
-            if creation.ordered and kept.mailbox is None:
-                kept.mailbox = OrderedQueue()
-            ledger.rules.created(creation.rref, creation.fork, caller, creation.after)
+        context = self._context
+        if caller == context.me:
+            return  # `RRefManager.create` has added it
+        with context.lock:
+            owned = context.values.setdefault(creation.rref, OwnerValue())
+            if creation.ordered and owned.queue is None:
+                owned.queue = OrderedQueue()
+            context.rules.created(creation.rref, creation.fork, caller, creation.after)
 
     def computed(self, creation: Creation, value: object, error: BaseException | None) -> None:
         """See `Keeper.computed`."""
-        ledger = self._ledger
-        with ledger.lock:
-            kept = ledger.kept.get(creation.rref)
-        if kept is not None:
-            kept.set(value, None if error is None else to_keep(error, ledger.agent.me.name))
-        with ledger.lock:
-            effects = ledger.rules.computed(creation.rref)
-        ledger.carry_out(effects)
+        context = self._context
+        with context.lock:
+            owned = context.values.get(creation.rref)
+        if owned is not None:
+            owned.set(value, None if error is None else storable_error(error, context.agent.me.name))
+        with context.lock:
+            effects = context.rules.computed(creation.rref)
+        context.perform(effects)
 
-    def not_in_turn(self, turn: Turn, caller: int) -> None:
+    def not_in_turn(self, position: Turn, caller: int) -> None:
         """See `Keeper.not_in_turn`."""
-        self.skip(caller, turn)
+        self.skip(caller, position)
 
-    def skip(self, caller: int, turn: Turn, *, last: bool = False) -> None:
-        """A call of an ordered object that lives here will not come."""
+    def skip(self, caller: int, position: Turn, *, last: bool = False) -> None:
+        """Do not wait for a call of an ordered object of this worker."""
         try:
-            kept = self._ledger.find_for(caller, turn.rref)
-        except ReferenceGone:  # then nobody waits for the turn
+            owned = self._context.find_for(caller, position.rref)
+        except ReferenceGone:  # then no call waits for it
             return
 
         def skip() -> None:
-            if kept.mailbox is not None:
-                kept.mailbox.skip(caller, turn, last=last)
+            if owned.queue is not None:
+                owned.queue.skip(caller, position, last=last)
 
-        if kept.when_ready(skip):
+        if owned.when_ready(skip):
             skip()
 
     def held(self) -> list[str]:
         """See `Keeper.held`."""
-        return self._book.held()
+        return self._manager.held()
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> RRefTraffic:
         """See `Keeper.traffic`."""
-        return self._ledger.traffic(not self._book.settled())
+        return self._context.traffic(not self._manager.settled())
 
     def close(self) -> None:
         """See `Keeper.close`."""
-        self._book.close()
+        self._manager.close()
