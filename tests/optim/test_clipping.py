@@ -105,5 +105,5 @@ def test_a_norm_that_is_not_finite_is_an_error_if_asked_and_names_the_worker(gro
 
 def test_clipping_what_is_stepped_in_backward_is_refused(group: Group) -> None:
     optimizer = DistributedOptimizer(optim.SGD, Remote().rrefs, lr=0.1, step_in_backward=True)
-    with autograd.context() as context, pytest.raises(TelegradError, match="make the optimizer without it"):
+    with autograd.context() as context, pytest.raises(TelegradError, match="create the optimizer without it"):
         optimizer.clip_grad_norm_(context, 1.0)

@@ -367,9 +367,9 @@ def test_what_is_no_parameter_is_refused_and_named(group: Group) -> None:
         DistributedOptimizer(optim.SGD, [remote.rrefs[0], remote.rrefs[0]], lr=0.1)
     with pytest.raises(ValueError, match=r"more than once: .* name the same tensor"):
         DistributedOptimizer(optim.SGD, [rpc.remote("b", first_weight), rpc.remote("b", first_weight)], lr=0.1)
-    with pytest.raises(TypeError, match="is an optimizer's class, not a float"):
+    with pytest.raises(TypeError, match="must be an optimizer class, not a float"):
         DistributedOptimizer(0.1, remote.rrefs)
-    with pytest.raises(TypeError, match=r"made a list, which is no torch\.optim\.Optimizer"):
+    with pytest.raises(TypeError, match=r"made a list, which is not a torch\.optim\.Optimizer"):
         DistributedOptimizer(list, remote.rrefs[:1])
     with (
         acting_as(group["c"]),
@@ -395,6 +395,6 @@ def test_a_context_that_was_left_is_refused(group: Group) -> None:
 def test_what_an_ordinary_optimizer_can_and_this_one_cannot_is_said(group: Group) -> None:
     remote = Remote()
     optimizer = DistributedOptimizer(optim.SGD, remote.rrefs[:2], lr=0.1)
-    with pytest.raises(TelegradError, match="make another one"):
+    with pytest.raises(TelegradError, match="create another one"):
         optimizer.add_param_group({"params": remote.rrefs[2:]})
     assert "lr: 0.1" in repr(optimizer)

@@ -172,5 +172,5 @@ def test_parameters_that_cannot_have_gradients_are_refused(group: Group) -> None
     remote = Remote()
     for tensor in remote.tensors:
         tensor.requires_grad_(False)
-    with pytest.raises(WorkersFailed, match="needs parameters that require grad, and number 0 of worker 'b'"):
+    with pytest.raises(WorkersFailed, match="needs parameters that require grad, but number 0 of worker 'b'"):
         DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.1, step_in_backward=True)

@@ -119,7 +119,7 @@ def test_a_step_without_a_context_in_a_hook_says_at_once_what_to_give(
     optimizer = DistributedOptimizer(optim.SGD, [rpc.RRef(parameters["a"])], lr=0.1)
     parameters["a"].register_post_accumulate_grad_hook(lambda _: optimizer.step())
     before = parameters["a"].detach().clone()
-    with pytest.raises(BackwardError, match=r"step\(\) found no .grad on any worker: give it the id of the context"):
+    with pytest.raises(BackwardError, match=r"step\(\) found no .grad on any worker: pass the id of the context"):
         run(group, parameters)
     assert torch.equal(parameters["a"].detach(), before)
 
