@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.remote_nets import Group, there
+from tests.support.remote_nets import Group, module_on
 
 from telegrad import autograd
 from telegrad.errors import TelegradError
@@ -68,7 +68,7 @@ def test_a_backward_pass_through_a_call_outside_a_context_raises(net: RemoteModu
 def test_no_grad_applies_on_both_sides(group: Group, net: RemoteModule) -> None:
     seen = []
     net(torch.randn(5, 2))
-    there(group["b"], net).register_forward_hook(lambda module, args, out: seen.append(out[0].requires_grad))
+    module_on(group["b"], net).register_forward_hook(lambda module, args, out: seen.append(out[0].requires_grad))
     with torch.no_grad():
         assert not net(torch.randn(5, 2))[0].requires_grad
         assert not net.forward_async(torch.randn(5, 2)).wait()[0].requires_grad

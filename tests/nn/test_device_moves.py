@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.remote_nets import Group, Net, Parent, fill, there
+from tests.support.remote_nets import Group, Net, Parent, fill, module_on
 
 from telegrad.errors import TelegradError
 from telegrad.nn import RemoteModule
@@ -45,10 +45,10 @@ def test_casts_moves_and_modes_of_a_parent_reach_the_module(group: Group, pair: 
     remote, here = pair
     for model in pair:
         assert model.double().to("cpu").eval() is model
-    assert not there(group["b"], remote.net).training
+    assert not module_on(group["b"], remote.net).training
     x = torch.randn(5, 2, dtype=torch.double)
     torch.testing.assert_close(remote(x).detach(), here(x).detach(), rtol=1e-12, atol=1e-15)
     remote.train()
-    assert there(group["b"], remote.net).training
+    assert module_on(group["b"], remote.net).training
     remote.apply(fill)
     assert torch.equal(remote.net.inner.weight, torch.full((3, 2), 7.0, dtype=torch.double))

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 import torch
-from tests.support.remote_nets import Group, Net, Parent, there
+from tests.support.remote_nets import Group, Net, Parent, module_on
 
 from telegrad import autograd, nn, rpc
 from telegrad.default_agent import acting_as
@@ -56,7 +56,7 @@ def test_gradients_flow_through_methods_and_attributes(net: RemoteModule) -> Non
 def test_hooks_run_where_they_were_registered(group: Group, net: RemoteModule) -> None:
     order = []
     net(torch.randn(5, 2))
-    there(group["b"], net).register_forward_hook(lambda module, args, out: order.append(type(module).__name__))
+    module_on(group["b"], net).register_forward_hook(lambda module, args, out: order.append(type(module).__name__))
     net.register_forward_hook(lambda module, args, out: order.append(type(module).__name__))
     net(torch.randn(5, 2))
     assert order == ["Net", "RemoteModule"]
@@ -106,10 +106,10 @@ def test_it_cannot_be_pickled_outside_a_call(net: RemoteModule) -> None:
 
 def test_the_worker_frees_the_module_when_it_is_released(group: Group, net: RemoteModule) -> None:
     net(torch.ones(1, 2))
-    kept = group["b"].references.counts()["values"]
+    before = group["b"].references.counts()["values"]
     net.module_rref.release()
     deadline = group["a"].runtime.now() + 10
-    while group["b"].references.counts()["values"] == kept:
+    while group["b"].references.counts()["values"] == before:
         group["a"].call("b", len, ((),))
         assert group["a"].runtime.now() < deadline
-    assert kept == 1
+    assert before == 1

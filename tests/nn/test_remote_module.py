@@ -6,7 +6,7 @@ import io
 
 import pytest
 import torch
-from tests.support.remote_nets import Group, Net, Parent, fill, there
+from tests.support.remote_nets import Group, Net, Parent, fill, module_on
 
 from telegrad import autograd, nn, rpc
 from telegrad.errors import TelegradError, WorkerLost
@@ -97,7 +97,7 @@ def test_parameters_are_references(net: RemoteModule) -> None:
 
 def test_requires_grad_and_zero_grad_act_on_the_worker(group: Group, net: RemoteModule) -> None:
     assert net.requires_grad_(False) is net
-    module = there(group["b"], net)
+    module = module_on(group["b"], net)
     assert not any(parameter.requires_grad for parameter in module.parameters())
     net.requires_grad_()
     module.scale.grad = torch.ones(1)
@@ -107,10 +107,10 @@ def test_requires_grad_and_zero_grad_act_on_the_worker(group: Group, net: Remote
 
 def test_train_and_eval_act_on_the_worker(group: Group, net: RemoteModule) -> None:
     assert net.eval() is net
-    assert (net.training, there(group["b"], net).training) == (False, False)
+    assert (net.training, module_on(group["b"], net).training) == (False, False)
     assert net(torch.ones(1, 2))[1]["mode"] is False
     assert net.train() is net
-    assert (net.training, there(group["b"], net).inner.training) == (True, True)
+    assert (net.training, module_on(group["b"], net).inner.training) == (True, True)
 
 
 def test_apply_runs_a_function_on_the_worker(net: RemoteModule) -> None:

@@ -148,13 +148,13 @@ def test_a_part_keeps_its_mode_buffers_dtype_and_gradients(group: Group) -> None
     split(model, {"encoder": "b", "unused": "c"})
     assert (model.training, model.encoder.training, model.unused.training) == (True, True, False)
     model(torch.arange(4))
-    there = group["b"].references.value(model.encoder.module_rref._id, None)
-    assert (there.training, there.norm.training) == (True, False)
+    module = group["b"].references.value(model.encoder.module_rref._id, None)
+    assert (module.training, module.norm.training) == (True, False)
     assert not group["c"].references.value(model.unused.module_rref._id, None).training
-    assert there.passes == 42
-    assert [p.requires_grad for p in there.parameters()] == [False, True, True]
-    assert torch.equal(there.norm.weight.grad, torch.ones(6, dtype=torch.double))
-    assert there.embed.weight.dtype == torch.double
+    assert module.passes == 42
+    assert [p.requires_grad for p in module.parameters()] == [False, True, True]
+    assert torch.equal(module.norm.weight.grad, torch.ones(6, dtype=torch.double))
+    assert module.embed.weight.dtype == torch.double
 
 
 def double(module: torch.nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:

@@ -46,10 +46,10 @@ def test_forged_reference_ids_get_errors(group: Group) -> None:
     for service in (FETCH, METHOD):
         with pytest.raises(ProtocolError, match=f"worker 'a' sent a {service} that names no value"):
             a.call("b", service)
-    there = rpc.remote("b", Counter)
+    rref = rpc.remote("b", Counter)
     with pytest.raises(ValueError, match="not enough values"):  # neither a name nor a function
-        a.client.complete(a.begin("b", METHOD, (), visit=Visit(there._id, "")))
-    del there
+        a.client.complete(a.begin("b", METHOD, (), visit=Visit(rref._id, "")))
+    del rref
     for head in (RRefForkAccept((5, 5), True), RRefChildAccept((5, 5))):
         a.tell(1, head)
     a.keeper.not_sent(1, (ForkInfo(0, (0, 99, 0), (0, 98), 1),))

@@ -35,12 +35,12 @@ def test_a_timeout_of_remote_is_raised_when_the_reference_is_used(group: Group, 
 def test_a_reference_cannot_be_used_after_shutdown() -> None:
     with local_group(["a", "b"]) as agents:
         with acting_as(agents["a"]):
-            here, there = RRef(Counter()), rpc.remote("b", Counter)
-            there.to_here()
+            local, remote = RRef(Counter()), rpc.remote("b", Counter)
+            remote.to_here()
         agents["a"].close()
-        for rref in (here, there):
+        for rref in (local, remote):
             for access in (rref.to_here, rref.rpc_sync().add, rref.backward):
                 with pytest.raises(NotInitialized, match=r"worker 'a'.*shut down"):
                     access()
-        assert repr(there) == "RRef(0:1 on worker 'b')"
+        assert repr(remote) == "RRef(0:1 on worker 'b')"
         assert becomes_true(lambda: nothing_is_held(agents))

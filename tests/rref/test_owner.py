@@ -27,12 +27,12 @@ def test_the_functions_exception_is_raised_by_every_access_with_its_type(group: 
 
 
 def test_an_exception_with_its_own_constructor_is_raised(group: Group) -> None:
-    here, there = rpc.remote("a", raise_odd), rpc.remote("b", raise_odd)
+    local, remote = rpc.remote("a", raise_odd), rpc.remote("b", raise_odd)
     with pytest.raises(Odd, match="1 and 2") as caught:
-        here.local_value()
+        local.local_value()
     assert caught.value.left == 1
     with pytest.raises((Odd, RemoteError), match="1 and 2"):
-        there.to_here()
+        remote.to_here()
     del caught
 
 

@@ -27,8 +27,8 @@ def test_gradients_flow_through_to_here_and_through_arguments(group: Group) -> N
         loss = (y * w.to_here()).sum()
         backward(id, [loss])
         assert get_gradients(id)[x].tolist() == [9.0, 9.0]
-        there = rpc.rpc_sync("b", lambda w: get_gradients(id)[w.local_value()], (w,))
-        assert there.tolist() == [6.0, 12.0]
+        on_b = rpc.rpc_sync("b", lambda w: get_gradients(id)[w.local_value()], (w,))
+        assert on_b.tolist() == [6.0, 12.0]
         assert loss.item() == 27.0
 
 

@@ -50,7 +50,7 @@ class Parent(torch.nn.Module):
         return self.last(self.net(self.first(x))[0])
 
 
-def there(agent: Agent, module: RemoteModule) -> torch.nn.Module:
+def module_on(agent: Agent, module: RemoteModule) -> torch.nn.Module:
     """Return the module itself: all workers of a local group are in this process."""
     return agent.references.value(module.module_rref._id, None)
 

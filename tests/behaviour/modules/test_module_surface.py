@@ -55,7 +55,7 @@ def net() -> RemoteModule:
     return RemoteModule("b", Net)
 
 
-def there(agent: Agent, module: RemoteModule) -> Any:
+def module_on(agent: Agent, module: RemoteModule) -> Any:
     """Return the module itself: all workers of a local group are in this process."""
     module.get_extra_state() if module._label == "Net" else module.factor
     return agent.references.value(module.module_rref._id, None)
@@ -66,15 +66,15 @@ def there(agent: Agent, module: RemoteModule) -> Any:
 
 def test_assigning_an_attribute_changes_the_module(group: Group, net: RemoteModule) -> None:
     net.factor = 3.0
-    assert net.factor == there(group["b"], net).factor == 3.0
+    assert net.factor == module_on(group["b"], net).factor == 3.0
     net.halved = 4.0  # a property, whose setter runs on the worker
     assert net.factor == 8.0
     net.factor *= 2
     assert net.factor == 16.0
     net.words = ["one"]
-    assert there(group["b"], net).words == ["one"]
+    assert module_on(group["b"], net).words == ["one"]
     net.new = {"a": 1}
-    assert there(group["b"], net).new == {"a": 1}
+    assert module_on(group["b"], net).new == {"a": 1}
     other = RemoteModule.init_from_module_rref("b", net.module_rref)
     other.factor = 5.0
     assert net.factor == 5.0
@@ -97,14 +97,14 @@ def test_the_mode_is_read_from_the_module(group: Group, net: RemoteModule) -> No
     assert (net.training, other.training, dropout.training) == (False, False, False)
     net.training = True  # of this module alone, as for a local one
     assert (net.training, other.training, dropout.training) == (True, True, False)
-    assert there(group["b"], net).training
+    assert module_on(group["b"], net).training
     with pytest.raises(ValueError, match="training mode is expected to be boolean"):
         net.train("yes")  # type: ignore[arg-type]
 
 
 def test_deleting_an_attribute_deletes_it_on_the_worker(group: Group, net: RemoteModule) -> None:
     del net.words
-    assert not hasattr(there(group["b"], net), "words")
+    assert not hasattr(module_on(group["b"], net), "words")
     assert not hasattr(net, "words")
     with pytest.raises(AttributeError, match="words"):
         del net.words
@@ -113,7 +113,7 @@ def test_deleting_an_attribute_deletes_it_on_the_worker(group: Group, net: Remot
 def test_a_bias_can_be_set_to_none(group: Group, net: RemoteModule) -> None:
     linear = net.again
     linear.bias = None
-    assert there(group["b"], net).again.bias is None
+    assert module_on(group["b"], net).again.bias is None
     assert linear.bias is None
 
 
@@ -142,16 +142,16 @@ def test_the_identity_of_a_handle_cannot_be_assigned(net: RemoteModule, name: st
 
 
 def test_private_names_are_remote_once_they_are_assigned(group: Group, net: RemoteModule) -> None:
-    there(group["b"], net)._seen = 1
+    module_on(group["b"], net)._seen = 1
     assert not hasattr(net, "_seen")
     net._seen = 2
-    assert net._seen == there(group["b"], net)._seen == 2
-    there(group["b"], net)._seen = 3
+    assert net._seen == module_on(group["b"], net)._seen == 2
+    module_on(group["b"], net)._seen = 3
     assert net._seen == 3
     assert copy.copy(net)._seen == 3
     del net._seen
     assert not hasattr(net, "_seen")
-    assert not hasattr(there(group["b"], net), "_seen")
+    assert not hasattr(module_on(group["b"], net), "_seen")
 
 
 class Counted(RemoteModule):
@@ -168,7 +168,7 @@ def test_attributes_declared_by_a_subclass_are_local(group: Group) -> None:
     module = Counted("b", Net)
     module(torch.ones(2))
     assert module.calls == 1
-    assert not hasattr(there(group["b"], module), "calls")
+    assert not hasattr(module_on(group["b"], module), "calls")
 
 
 # -- functional code
@@ -237,9 +237,9 @@ def test_get_parameter_and_get_buffer_return_references(net: RemoteModule) -> No
 def test_to_empty_moves_the_module_without_its_values(group: Group, net: RemoteModule) -> None:
     assert net.to_empty(device="meta") is net
     assert net.device == "meta"
-    assert there(group["b"], net).again.weight.is_meta
+    assert module_on(group["b"], net).again.weight.is_meta
     assert net.to_empty(device="cpu").device == "cpu"
-    assert not there(group["b"], net).again.weight.is_meta
+    assert not module_on(group["b"], net).again.weight.is_meta
 
 
 def test_extra_state_is_saved_and_loaded(net: RemoteModule) -> None:
@@ -256,7 +256,7 @@ def test_compile_compiles_the_module_on_the_worker(group: Group, net: RemoteModu
     net.eval()
     want = net(torch.ones(2))
     net.compile(backend="eager")
-    assert there(group["b"], net)._compiled_call_impl is not None
+    assert module_on(group["b"], net)._compiled_call_impl is not None
     torch.testing.assert_close(net(torch.ones(2)), want)
 
 
@@ -264,7 +264,7 @@ def test_compile_compiles_the_module_on_the_worker(group: Group, net: RemoteModu
 
 
 def test_backward_hooks_of_the_handle_get_the_same_gradients_as_local_ones() -> None:
-    seen: dict[str, list[Any]] = {"here": [], "there": []}
+    seen: dict[str, list[Any]] = {"local": [], "remote": []}
 
     def note(to: str, module: Any, grad_input: Any, grad_output: Any) -> Any:
         seen[to].append((grad_input, grad_output))
@@ -274,15 +274,15 @@ def test_backward_hooks_of_the_handle_get_the_same_gradients_as_local_ones() -> 
     here = torch.nn.Linear(2, 2)
     remote = RemoteModule("b", torch.nn.Linear, (2, 2))
     remote.load_state_dict(here.state_dict())
-    here.register_full_backward_hook(functools.partial(note, "here"))
-    remote.register_full_backward_hook(functools.partial(note, "there"))
+    here.register_full_backward_hook(functools.partial(note, "local"))
+    remote.register_full_backward_hook(functools.partial(note, "remote"))
     x = torch.ones(3, 2, requires_grad=True)
     here(x * 2).square().sum().backward()
     with autograd.context() as context:
         context.backward(remote(x * 2).square().sum())
         torch.testing.assert_close(context.gradients[x], x.grad)
-    torch.testing.assert_close(seen["there"], seen["here"])
-    assert len(seen["here"]) == 1
+    torch.testing.assert_close(seen["remote"], seen["local"])
+    assert len(seen["local"]) == 1
 
 
 def doubled(module: Any, args: Any, result: torch.Tensor) -> torch.Tensor:
