@@ -9,7 +9,7 @@ from typing import Protocol
 
 from telegrad.calls.collectives import SERVICE, Collectives
 from telegrad.calls.exit_cause import cause_of, error_in_flight
-from telegrad.calls.keeper import Keeper, RRefTraffic
+from telegrad.calls.keeper import Keeper, Traffic
 from telegrad.calls.server import Server
 from telegrad.connection.accept import PendingConnections
 from telegrad.connection.channel import Channel
@@ -27,10 +27,10 @@ _log = logging.getLogger("telegrad")
 _FLUSH = 1.0  # seconds that the last frames may take to leave
 _PATIENCE = 60  # rounds of a shutdown in which references may settle: a number, so that all end in the same one
 _PAUSE = 0.1  # seconds between them, at most
-_NO_TRAFFIC = RRefTraffic(False, {}, {})
+_NO_TRAFFIC = Traffic(False, {}, {})
 
 
-def _settled(group: Mapping[int, RRefTraffic]) -> bool:
+def _settled(group: Mapping[int, Traffic]) -> bool:
     """Whether everything that these workers told each other of references has come, and nothing is to follow."""
     return not any(traffic.pending for traffic in group.values()) and all(
         count == group[to].received.get(who, 0)

@@ -12,7 +12,7 @@ from telegrad.wire.messages import Creation, ForkInfo, Turn
 from telegrad.wire.payload import Reference
 
 
-class RRefTraffic(NamedTuple):
+class Traffic(NamedTuple):
     """How busy a keeper is: see `Shutdown`."""
 
     pending: bool
@@ -54,7 +54,7 @@ class Keeper(Protocol):
     def held(self) -> list[str]:
         """What is kept here for others, and what of others is held here, for people."""
 
-    def traffic(self) -> RRefTraffic:
+    def traffic(self) -> Traffic:
         """What would show that the books of the group still change."""
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from telegrad.agent.agent import Agent
-from telegrad.calls.keeper import RRefTraffic
+from telegrad.calls.keeper import Traffic as ReferenceTraffic
 from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import ReferenceGone, UnknownWorker
@@ -39,7 +39,7 @@ class RRefContext:
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._serials = itertools.count()  # of references and forks
-        self._latest: dict[Id, int] = {}  # by owner and its incarnation: serial of the last reference we created there
+        self._latest: dict[Id, int] = {}  # by owner and incarnation: serial of our last reference there
         self._on_message(RRefForkRequest, self._fork_requested)
         self._on_message(RRefForkAccept, lambda _, head: self.rules.accepted(head.fork, refused=head.refused))
         self._on_message(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
@@ -216,7 +216,7 @@ class RRefContext:
             with self.lock:
                 self.values.pop(rref, None)
 
-    def traffic(self, pending: bool) -> RRefTraffic:
+    def traffic(self, pending: bool) -> ReferenceTraffic:
         """See `Keeper.traffic`."""
         with self.lock:
-            return RRefTraffic(pending, dict(self._sent), dict(self._received))
+            return ReferenceTraffic(pending, dict(self._sent), dict(self._received))

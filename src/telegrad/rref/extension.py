@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from telegrad.calls.keeper import Placed, RRefTraffic
+from telegrad.calls.keeper import Placed
+from telegrad.calls.keeper import Traffic as ReferenceTraffic
 from telegrad.errors import ReferenceGone
 from telegrad.protocol import ownership as protocol
 from telegrad.rref.context import RRefContext
@@ -132,7 +133,7 @@ class RRefExtension:
         """See `Keeper.held`."""
         return self._manager.held()
 
-    def traffic(self) -> RRefTraffic:
+    def traffic(self) -> ReferenceTraffic:
         """See `Keeper.traffic`."""
         return self._context.traffic(not self._manager.settled())
 

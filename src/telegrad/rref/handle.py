@@ -15,6 +15,7 @@ from telegrad.futures import Future
 from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
 from telegrad.protocol.ownership import LIFE, Id, Ref
 from telegrad.rref.confirmation import creation_future, wait_until_settled
+from telegrad.rref.ids import describe
 from telegrad.wire.messages import RRefBackwardReq, Visit
 from telegrad.wire.payload import Reference
 from telegrad.worker_info import WorkerInfo
@@ -151,7 +152,8 @@ class RRef(Reference, Generic[T]):
     def _check_user(self, user: UserRRef) -> None:
         """Raise an error if the owner cannot provide the value."""
         if user.owner_lost:
-            raise self._manager.owner_lost_error(self._id, self._owner)
+            name = self.owner_name()
+            raise WorkerLost(f"{describe(self._id)} is gone: worker {name!r}, its owner, is lost", worker=name)
         if user.refused:
             raise ReferenceGone(
                 f"{self!r} no longer exists: the worker that sent it was lost before its owner confirmed it"

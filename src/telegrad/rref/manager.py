@@ -9,7 +9,7 @@ from typing import Any
 from telegrad.agent.agent import Agent
 from telegrad.calls.call import Call, current_served
 from telegrad.connection.channel import Channel
-from telegrad.errors import CallError, DeadlineExceeded, NotInitialized, WorkerLost
+from telegrad.errors import CallError, DeadlineExceeded, NotInitialized
 from telegrad.options import given_timeout
 from telegrad.protocol.ownership import Id, Ref
 from telegrad.rref.context import RRefContext
@@ -226,11 +226,6 @@ class RRefManager:
                     worker=self.agent.me.name,
                 )
         return owned.get()
-
-    def owner_lost_error(self, rref: Ref, owner: int) -> WorkerLost:
-        """Return the error for access to a reference whose owner is lost."""
-        name = self.context.name_of(owner)
-        return WorkerLost(f"{describe(rref)} is gone: worker {name!r}, its owner, is lost", worker=name)
 
     # -- ordered objects ----------------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ class CallSequencer:
 
     def __init__(self, incarnation: int) -> None:
         self._lock = threading.Lock()  # protects the two below
-        self._ids = itertools.count(incarnation << LIFE)  # the owner ends our sequences when this incarnation is lost
+        self._ids = itertools.count(incarnation << LIFE)  # the owner drops them when this incarnation is lost
         self._sequences: dict[tuple[int, Ref], _OutgoingSequence] = {}
 
     def open(self, owner: int, rref: Ref) -> None:
