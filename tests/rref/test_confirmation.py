@@ -56,23 +56,25 @@ def test_no_other_thread_is_woken_when_a_value_is_computed(group: Group, monkeyp
 
 def test_callbacks_of_a_creation_future_do_not_block_the_reading_thread(group: Group, gate: threading.Event) -> None:
     rref = rpc.remote("b", wait_for, ("gate",))
-    threads = []
+    threads: list[threading.Thread] = []
+    seen_reading: list[bool] = []
 
     def call_again(_: object) -> int:
         threads.append(threading.current_thread())
         return rpc.rpc_sync("b", add, (1, 2))  # its reply arrives on the link that is being read
 
-    following = rref._get_future().then(call_again)
+    next_future = rref._get_future().then(call_again)
     peer = group["a"].peers.find("b")
 
     def open_gate_when_read() -> None:
         assert peer.outgoing is not None
-        becomes_true(lambda: peer.outgoing._reading)
+        seen_reading.append(becomes_true(lambda: peer.outgoing._reading))
         gate.set()
 
     opener = threading.Thread(target=open_gate_when_read)
     opener.start()
     rref.to_here()
     opener.join()
-    assert following.wait(PATIENCE) == 3
+    assert seen_reading == [True]
+    assert next_future.wait(PATIENCE) == 3
     assert threading.current_thread() not in threads

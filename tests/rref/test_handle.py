@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from typing import Any
 
 import pytest
 from tests.support.rrefs import Counter, Group, Name, becomes_true, give_back, nothing_is_held, wait_for
@@ -117,13 +118,21 @@ def test_a_reference_cannot_be_pickled_outside_a_call(group: Group) -> None:
             attempt(rref)
 
 
+def says_that_the_owner_is_lost(rref: RRef[Any]) -> bool:
+    try:
+        rref.to_here()
+    except WorkerLost as error:
+        return "its owner, is lost" in str(error)
+    return False
+
+
 def test_every_access_fails_when_the_owner_is_lost(group: Group) -> None:
     rref = rpc.remote("b", Counter)
     rref.to_here()
     passed = rpc.remote("c", give_back, (rref,))
     passed.to_here()
     group["b"].close()
-    assert becomes_true(lambda: rref._user is not None and rref._user.owner_lost)
+    assert becomes_true(lambda: says_that_the_owner_is_lost(rref))
     for access in (rref.to_here, lambda: rref.rpc_sync().add(), rref.backward):
         with pytest.raises(WorkerLost, match="reference 0:0 is gone: worker 'b', its owner, is lost") as caught:
             access()
