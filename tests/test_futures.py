@@ -1,4 +1,4 @@
-"""A future keeps its result for as long as somebody keeps the future, and is completed by its call whatever happens."""
+"""Futures of calls: lifetime of their results, callbacks and completion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def no_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_the_result_of_an_asynchronous_call_dies_with_its_future(transport: str) -> None:
+def test_the_result_of_a_call_is_freed_with_its_future(transport: str) -> None:
     with local_group(transport=transport) as group, acting_as(group["a"]):
         for _ in range(3):
             future = rpc.rpc_async("b", operator.neg, (torch.ones(100_000),))
@@ -41,7 +41,7 @@ def test_the_result_of_an_asynchronous_call_dies_with_its_future(transport: str)
 
 
 class Latch:
-    """Where functions of this process meet its tests; all workers of a group are threads of one process here."""
+    """An event that remote functions wait for. All workers are in this process."""
 
     released = threading.Event()
 
@@ -51,29 +51,29 @@ def wait_for_release() -> None:
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_callbacks_run_when_the_agent_is_closed_under_the_call(transport: str) -> None:
-    """Whoever waits for what a callback returns would wait for ever."""
+def test_callbacks_run_when_the_agent_is_closed_during_the_call(transport: str) -> None:
+    """Otherwise the next future would never be done."""
     try:
         for _ in range(10):
             Latch.released.clear()
             with local_group(transport=transport) as group, acting_as(group["a"]):
-                following = [rpc.rpc_async("b", wait_for_release).then(_how_it_ended) for _ in range(5)]
+                next_futures = [rpc.rpc_async("b", wait_for_release).then(_outcome_of) for _ in range(5)]
                 group["a"].close()
-                assert [future.wait(timeout=20) for future in following] == ["WorkerLost"] * 5
+                assert [future.wait(timeout=20) for future in next_futures] == ["WorkerLost"] * 5
                 Latch.released.set()
     finally:
         Latch.released.set()
 
 
-def _how_it_ended(future: torch.futures.Future[object]) -> str:
+def _outcome_of(future: torch.futures.Future[object]) -> str:
     try:
         future.value()
     except TelegradError as error:
         return type(error).__name__
-    return "it returned"
+    return "returned"
 
 
-def test_a_call_completes_its_future_alone_even_before_the_future_knows_the_call(
+def test_only_the_call_completes_its_future_even_while_it_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with local_group() as group, acting_as(group["a"]):
@@ -90,12 +90,12 @@ def test_a_call_completes_its_future_alone_even_before_the_future_knows_the_call
         assert rpc.rpc_async("b", operator.neg, (3,)).wait() == -3
 
 
-async def answer_at_once() -> Any:
+async def return_at_once() -> Any:
     return Result()
 
 
 class Result:
-    """Something that is seen to die."""
+    """A result that tracks its instances."""
 
     alive: ClassVar[weakref.WeakSet[Result]] = weakref.WeakSet()
 
@@ -107,10 +107,10 @@ class Result:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_what_a_coroutine_returned_dies_when_it_was_sent() -> None:
+def test_the_result_of_a_coroutine_is_freed_once_it_is_sent() -> None:
     with local_group() as group, acting_as(group["a"]):
         for _ in range(50):
-            assert rpc.rpc_sync("b", answer_at_once) == 0
+            assert rpc.rpc_sync("b", return_at_once) == 0
         deadline = time.monotonic() + 20
         while Result.alive and time.monotonic() < deadline:
             os.sched_yield()

@@ -1,4 +1,4 @@
-"""The future of a call: torch's own, that can also be awaited, waited for with a timeout, and cancelled."""
+"""The future of a call: a torch future that can also be awaited, cancelled, and waited for with a timeout."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ S = TypeVar("S")
 
 
 class Future(torch.futures.Future[T]):
-    """What `rpc_async` returns. Also works without a call, as torch's does: `set_result`, `set_exception`.
+    """The result of `rpc_async`. Without a call, it can be completed with `set_result` and `set_exception`.
 
-    The thread that waits reads the answer itself; callbacks are run by a thread of the agent.
+    The thread that waits reads the reply itself. A thread of the agent runs callbacks.
     """
 
     def __init__(self, agent: Agent | None = None, *, keeps: object = None) -> None:
         FutureBase.__init__(self, [])
         self._agent = agent
-        self._keeps = keeps  # alive for as long as the call is under way
+        self._keeps = keeps  # kept alive until the call is over
         self._call: Call | None = None
-        self._made_in: Context | None = None  # of a call in an autograd context, which torch's callbacks are to follow
-        self._is_calls = False  # which alone completes it; its thread may do so before `_call` is set
-        self._completed_by = 0  # the thread that does, when the call has ended
+        self._context: Context | None = None  # of a call in an autograd context: its callbacks run in the same context
+        self._has_call = False  # only the call may complete it, which may happen before `_call` is set
+        self._completing_thread = 0  # completes it when the call is over
         self._lock = threading.Lock()  # protects _outcome
-        self._trace: TracebackType | None = None  # of the error that was set
+        self._trace: TracebackType | None = None  # of the error passed to set_exception
         self._outcome: tuple[Any, Exception | None] | None = None
 
-    # -- the call's side --------------------------------------------------------------------------------------
+    # -- completion -------------------------------------------------------------------------------------------
 
     def start(
         self, to: str | int, function: Any, args: Any, kwargs: Any, timeout: float | None, *, visit: Visit | None = None
     ) -> Future[T]:
-        """Make the call that this is the future of."""
+        """Start the call of this future."""
         assert self._agent is not None
-        self._is_calls = True
+        self._has_call = True
         if current.get() is not None:
-            self._made_in = copy_context()
+            self._context = copy_context()
         try:
             self._call = self._agent.client.begin(to, function, args, kwargs, timeout, self._ended, None, visit)
         except BaseException:
-            self._is_calls = False
+            self._has_call = False
             raise
         return self
 
     def _ended(self, call: Call) -> None:
         self._keeps = None
-        value, error = self._outcome or self._take(call)
-        made_in, self._made_in = self._made_in, None
-        if made_in is not None:
-            made_in.run(self._complete, value, error)
-        elif error is None:  # as nearly all: one function less
+        value, error = self._outcome or self._decode(call)
+        context, self._context = self._context, None
+        if context is not None:
+            context.run(self._complete, value, error)
+        elif error is None:  # the common case: saves a function call
             FutureBase.set_result(self, value)
         else:
             self._complete(value, error)
@@ -76,117 +76,116 @@ class Future(torch.futures.Future[T]):
         if error is None:
             FutureBase.set_result(self, value)
         else:
-            self._completed_by = threading.get_ident()
+            self._completing_thread = threading.get_ident()
             self.set_exception(error)
 
     @shielded
-    def _take(self, call: Call) -> tuple[Any, Exception | None]:
-        """The outcome, decoded once, by whoever is first."""
+    def _decode(self, call: Call) -> tuple[Any, Exception | None]:
+        """Return the outcome. The first thread that asks for it decodes it."""
         with self._lock:
             if self._outcome is None:
                 assert self._agent is not None
                 try:
                     self._outcome = self._agent.client.result(call), None
-                except Exception as error:  # noqa: BLE001 - it is the call's, and goes to whoever waits
-                    self._outcome = None, self._shown(error).with_traceback(None)  # see telegrad.calls.reraise
+                except Exception as error:  # noqa: BLE001 - raised by whoever waits
+                    self._outcome = None, self._translate(error).with_traceback(None)  # see telegrad.calls.reraise
             return self._outcome
 
     def set_result(self, result: T) -> None:
-        """Complete a future that is no call's. That of a call is completed by the call, and by it alone."""
-        self._check_unmarked()
+        """Complete a future that has no call. Raises if it has one."""
+        self._check_no_call()
         super().set_result(result)
 
-    def set_exception(self, result: Exception) -> None:  # type: ignore[override]  # torch says the type of the result
-        """Let it fail; the same holds."""
-        self._check_unmarked()
-        self._trace = getattr(result, "__traceback__", None)  # torch says what is wrong with what is no exception
+    def set_exception(self, result: Exception) -> None:  # type: ignore[override]  # torch declares the type of the result
+        """Complete a future that has no call with an error. Raises if it has one."""
+        self._check_no_call()
+        self._trace = getattr(result, "__traceback__", None)  # torch raises if it is not an exception
         super().set_exception(result)  # type: ignore[arg-type]  # see above
 
-    def _check_unmarked(self) -> None:
-        if self._is_calls and self._completed_by != threading.get_ident():
+    def _check_no_call(self) -> None:
+        if self._has_call and self._completing_thread != threading.get_ident():
             raise RuntimeError(
-                "Future can only be marked completed once, and this one is marked by "
-                f"{self._call or 'its call'} when it has ended"
+                f"Future can only be marked completed once, and this one is completed by {self._call or 'its call'}"
             )
 
-    def _shown(self, error: Exception) -> Exception:
-        """What whoever waits gets to see of the call's error."""
+    def _translate(self, error: Exception) -> Exception:
+        """Return the exception that users see for an error of the call."""
         return error
 
-    # -- the user's side --------------------------------------------------------------------------------------
+    # -- for users ---------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """Whether it has a result or an error."""
+        """Return whether it has a result or an error."""
         return super().done() or (self._call is not None and self._call.done())
 
     def wait(self, timeout: float | None = None) -> T:
-        """Wait for the result, and return it or raise its error. `timeout` in seconds bounds this wait only."""
+        """Wait for the result and return it, or raise its error. `timeout` (seconds) limits this wait, not the call."""
         agent, call = self._agent, self._call
         if agent is None or call is None:
             return self._wait_for_torch(timeout)
         deadline = None if timeout is None else agent.runtime.now() + timeout
         if call.answer is None and not agent.client.wait(call, deadline):
             raise DeadlineExceeded(
-                f"waited {timeout:g} s for {call}, which is still under way",
+                f"waited {timeout:g} s for {call}, which is still running",
                 worker=call.worker,
                 function=call.function,
                 call=call.id,
                 elapsed=timeout,
             )
-        value, error = self._outcome or self._take(call)
+        value, error = self._outcome or self._decode(call)
         if error is not None:
             raise another(error)
-        return value  # type: ignore[no-any-return]  # the callee knows its type
+        return value  # type: ignore[no-any-return]  # its type is known only to the callee
 
     @interruptible
     def _wait_for_torch(self, timeout: float | None) -> T:
         if timeout is None and (self._agent is None or super().done()):
             return self._torch_result()
         if self._agent is not None:
-            arrived = self._agent.runtime.event()
-            super().add_done_callback(lambda _: arrived.set())
+            event = self._agent.runtime.event()
+            super().add_done_callback(lambda _: event.set())
             deadline = None if timeout is None else self._agent.runtime.now() + timeout
-            came = self._agent.executor.wait(arrived, deadline)
+            completed = self._agent.executor.wait(event, deadline)
         else:
             flag = threading.Event()
             super().add_done_callback(lambda _: flag.set())
-            came = flag.wait(timeout)
-        if not came:
-            raise DeadlineExceeded(f"waited {timeout:g} s for a future that nobody has set", elapsed=timeout)
+            completed = flag.wait(timeout)
+        if not completed:
+            raise DeadlineExceeded(f"waited {timeout:g} s for a future that has not been completed", elapsed=timeout)
         return self._torch_result()
 
     def _torch_result(self) -> T:
         try:
             return super().wait()
-        except Exception as error:  # noqa: BLE001 - it is raised below
+        except Exception as error:  # noqa: BLE001 - raised below
             failed = error.with_traceback(self._trace)
         raise another(failed).with_traceback(self._trace)  # see telegrad.calls.reraise
 
     def value(self) -> T:
-        """The result of a future that is done; raises its error."""
+        """Return the result of a future that is done, or raise its error."""
         call = self._call
         if call is not None and call.done():
             return self.wait()
         return self._torch_result() if super().done() else super().value()
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
-        """A future of what `callback`, given this one when it is done, returns or raises."""
-        following: Future[S] = type(self)(self._agent)  # type: ignore[assignment]  # of another result
-        context = copy_context()  # an autograd context, and which agent is meant, follow into callbacks
+        """Return a future of ``callback(self)``, which runs when this future is done."""
+        next_future: Future[S] = type(self)(self._agent)  # type: ignore[assignment]  # of another result
+        context = copy_context()  # callbacks keep the autograd context and the default agent
 
         def run(_: torch.futures.Future[T]) -> None:
             try:
                 result = _call(context, callback, self)
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the next future
-                following.set_exception(error if isinstance(error, Exception) else _interrupted(error))
+            except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the next future
+                next_future.set_exception(error if isinstance(error, Exception) else _interrupted(error))
             else:
-                following.set_result(result)
+                next_future.set_result(result)
 
         super().add_done_callback(run)
-        return following
+        return next_future
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
-        """Have `callback` called with this future when it is done (at once, if it is)."""
+        """Call `callback` with this future when it is done, or at once if it is."""
         context = copy_context()
 
         def run(_: torch.futures.Future[T]) -> None:
@@ -200,7 +199,7 @@ class Future(torch.futures.Future[T]):
         super().add_done_callback(run)
 
     def cancel(self) -> bool:
-        """Give the call up and tell the callee. False if it has ended, or is no call."""
+        """Cancel the call on both sides. Returns False if the call is over or there is none."""
         if self._agent is None or self._call is None:
             return False
         return self._agent.cancel(self._call)
@@ -232,9 +231,10 @@ def _call(context: Context, callback: Callable[[Any], S], future: torch.futures.
 
 
 def _interrupted(error: BaseException) -> Exception:
-    """What a future gets whose callback was interrupted: the callback of one that was done runs in the user's thread.
+    """Return the error for a future whose callback was interrupted.
 
-    Torch logs what callbacks raise, and goes on; so Ctrl-C is raised again, after it.
+    Callbacks of a future that is already done run in the user's thread. Torch logs exceptions of callbacks and
+    continues, so we raise Ctrl-C again afterwards.
     """
     if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         interrupt_main()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from telegrad.calls.reraise import another
-from telegrad.errors import DeadlineExceeded, RemoteError
-from telegrad.rref.owner import OwnerValue, to_keep
+from telegrad.errors import DeadlineExceeded
 
 
 class Odd(Exception):
@@ -63,39 +62,3 @@ def test_an_exception_that_cannot_be_made_again_is_raised_itself() -> None:
     error = Stubborn("x")
     error.args = ()
     assert another(error) is error
-
-
-def test_what_is_kept_has_no_frames_and_tells_where_it_came_from() -> None:
-    def fail() -> None:
-        raise Odd(1, 2)
-
-    kept = OwnerValue()
-    with pytest.raises(Odd) as caught:
-        fail()
-    kept.set(None, to_keep(caught.value, "b"))
-    assert kept.error is not None
-    assert kept.error.__traceback__ is None
-    for _ in range(2):
-        with pytest.raises(Odd, match="1 and 2") as again:
-            kept.get()
-        assert "in fail" in str(again.value.__cause__)
-        assert "on worker 'b'" in str(again.value.__cause__)
-    assert kept.error.__traceback__ is None
-
-
-def test_what_would_end_the_program_is_kept_as_an_error() -> None:
-    kept = to_keep(SystemExit(3), "b")
-    assert isinstance(kept, RemoteError)
-    assert kept.type_name == "builtins.SystemExit"
-    assert kept.worker == "b"
-
-
-def test_only_the_first_value_counts() -> None:
-    kept, told = OwnerValue(), []
-    assert not kept.when_ready(lambda: told.append(1))
-    kept.set(7)
-    kept.set(None, ValueError())
-    assert told == [1]
-    assert kept.when_ready(lambda: told.append(2))
-    assert kept.get() == 7
-    assert told == [1]

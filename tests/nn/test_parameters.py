@@ -1,4 +1,4 @@
-"""All parameters of a model, wherever they are."""
+"""Parameters and gradients of a model on all workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from telegrad.default_agent import acting_as
 Group = dict[str, Agent]
 
 
-def test_a_model_that_is_all_here_has_its_own_parameters(group: Group) -> None:
+def test_a_local_model_has_its_own_parameters(group: Group) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
     model[1].weight = model[0].weight
     named = nn.named_parameter_rrefs(model)
@@ -34,14 +34,14 @@ def test_a_remote_module_alone_has_its_parameters(group: Group) -> None:
     assert dict(nn.remote_modules(module)) == {"": module}
 
 
-def test_a_worker_that_the_context_never_came_to_has_no_gradients(group: Group) -> None:
+def test_a_worker_that_the_context_never_reached_has_no_gradients(group: Group) -> None:
     model = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)])
     nn.split(model, {"0": "b", "1": "c"})
     with autograd.context() as context:
         context.backward(model[0](torch.ones(1, 1)))
         found = []
 
-        def ask() -> None:  # in a thread that is in no context
+        def ask() -> None:  # in a thread without a context
             with acting_as(group["a"]):
                 found.append(nn.gradients(model, context))
 
@@ -51,7 +51,7 @@ def test_a_worker_that_the_context_never_came_to_has_no_gradients(group: Group) 
     assert found[0].keys() == {"0.weight", "0.bias"}
 
 
-def test_the_gradients_of_a_context_that_is_over_are_an_error(group: Group) -> None:
+def test_asking_for_gradients_of_a_finished_context_raises(group: Group) -> None:
     model = nn.RemoteModule("b", torch.nn.Linear, (1, 1))
     with autograd.context() as context:
         context.backward(model(torch.ones(1, 1)))

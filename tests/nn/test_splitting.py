@@ -33,7 +33,7 @@ class Encoder(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """Keyword arguments, tuples, a skip connection around a remote part, and parameters here."""
+    """Has keyword arguments, tuples, a skip connection around a remote part, and local parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def descend_there(module: torch.nn.Module, context: int) -> None:
 
 
 def step(model: torch.nn.Module, context: Any) -> None:
-    """Plain gradient descent, everywhere."""
+    """Do a step of plain gradient descent on all workers."""
     here = context.gradients
     for parameter in model.parameters():
         if parameter in here:
@@ -84,7 +84,7 @@ def step(model: torch.nn.Module, context: Any) -> None:
 
 
 def train(split_model: torch.nn.Module, model: torch.nn.Module, steps: int) -> None:
-    """Both, side by side: loss, gradients and state stay the same."""
+    """Train both side by side, and check that loss, gradients and state stay equal."""
     for number in range(steps):
         tokens = torch.randint(0, 10, (8,), generator=torch.Generator().manual_seed(number))
         model.zero_grad()
@@ -106,7 +106,7 @@ def train(split_model: torch.nn.Module, model: torch.nn.Module, steps: int) -> N
         torch.testing.assert_close(split_model.state_dict()[name], value, rtol=1e-9, atol=1e-12)
 
 
-def test_a_split_model_trains_as_one_process_does(group: Group) -> None:
+def test_a_split_model_trains_like_a_local_one(group: Group) -> None:
     here, model = models()
     assert split(model, PLACES) is model
     assert [name for name, _ in nn.remote_modules(model)] == ["encoder", "decoder.0", "decoder.2", "unused"]
@@ -127,7 +127,7 @@ def test_a_split_model_trains_on_a_network_with_faults() -> None:
             sim.run(lambda: sim.spawn("a", program).join(sim["a"].runtime.now() + 600))
 
 
-def test_state_is_saved_and_restored_in_the_middle(group: Group) -> None:
+def test_state_can_be_saved_and_restored_during_training(group: Group) -> None:
     here, model = models()
     train(split(model, PLACES), here, steps=2)
     saved = model.state_dict()
@@ -138,7 +138,7 @@ def test_state_is_saved_and_restored_in_the_middle(group: Group) -> None:
     train(again, here, steps=2)
 
 
-def test_mode_buffers_dtype_and_gradients_go_along(group: Group) -> None:
+def test_a_part_keeps_its_mode_buffers_dtype_and_gradients(group: Group) -> None:
     _, model = models()
     model.encoder.norm.eval()  # only a part of the part
     model.unused.eval()
@@ -148,46 +148,46 @@ def test_mode_buffers_dtype_and_gradients_go_along(group: Group) -> None:
     split(model, {"encoder": "b", "unused": "c"})
     assert (model.training, model.encoder.training, model.unused.training) == (True, True, False)
     model(torch.arange(4))
-    there = group["b"].references.value(model.encoder.module_rref._id, None)
-    assert (there.training, there.norm.training) == (True, False)
+    module = group["b"].references.value(model.encoder.module_rref._id, None)
+    assert (module.training, module.norm.training) == (True, False)
     assert not group["c"].references.value(model.unused.module_rref._id, None).training
-    assert there.passes == 42
-    assert [p.requires_grad for p in there.parameters()] == [False, True, True]
-    assert torch.equal(there.norm.weight.grad, torch.ones(6, dtype=torch.double))
-    assert there.embed.weight.dtype == torch.double
+    assert module.passes == 42
+    assert [p.requires_grad for p in module.parameters()] == [False, True, True]
+    assert torch.equal(module.norm.weight.grad, torch.ones(6, dtype=torch.double))
+    assert module.embed.weight.dtype == torch.double
 
 
 def double(module: torch.nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
     return out * 2
 
 
-def test_hooks_of_a_part_go_along(group: Group) -> None:
+def test_a_part_keeps_its_hooks(group: Group) -> None:
     here, model = models()
     here.decoder[0].register_forward_hook(double)
     model.decoder[0].register_forward_hook(double)
     train(split(model, PLACES), here, steps=1)
 
 
-def test_a_hook_that_cannot_go_along_is_an_error_and_the_model_is_as_it_was(group: Group) -> None:
+def test_a_hook_that_cannot_be_sent_raises_and_leaves_the_model_unchanged(group: Group) -> None:
     here, model = models()
     lock = threading.Lock()
     model.decoder[0].register_forward_hook(lambda *_: print(lock))
     with pytest.raises(PayloadError, match="lock") as caught:
         split(model, PLACES)
-    assert caught.value.__notes__ == ["'decoder.0' could not be placed on 'c'; the model is as it was"]
+    assert caught.value.__notes__ == ["'decoder.0' could not be placed on 'c'; the model is unchanged"]
     assert isinstance(model.encoder, Encoder)
     tokens = torch.arange(4)
     assert torch.equal(model(tokens), here(tokens))
 
 
-def test_a_hook_on_a_parameter_is_an_error(group: Group) -> None:
+def test_a_hook_on_a_parameter_raises(group: Group) -> None:
     _, model = models()
     model.encoder.embed.weight.register_hook(lambda grad: grad * 2)
     with pytest.raises(TelegradError, match=r"encoder\.embed\.weight has hooks"):
         split(model, PLACES)
 
 
-def test_a_device_that_is_not_there_is_an_error_and_the_model_is_as_it_was(group: Group) -> None:
+def test_a_missing_device_raises_and_leaves_the_model_unchanged(group: Group) -> None:
     _, model = models()
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(TelegradError, match=f"worker 'c' has no device '{missing}'") as caught:
@@ -196,7 +196,7 @@ def test_a_device_that_is_not_there_is_an_error_and_the_model_is_as_it_was(group
     assert isinstance(model.encoder, Encoder)
 
 
-def test_a_lost_worker_is_an_error_and_the_model_is_as_it_was(group: Group) -> None:
+def test_a_lost_worker_raises_and_leaves_the_model_unchanged(group: Group) -> None:
     _, model = models()
     group["c"].close()
     with pytest.raises(WorkerLost, match="'c'"):
@@ -204,7 +204,7 @@ def test_a_lost_worker_is_an_error_and_the_model_is_as_it_was(group: Group) -> N
     assert isinstance(model.encoder, Encoder)
 
 
-def test_a_module_that_is_used_in_two_places_is_replaced_in_both(group: Group) -> None:
+def test_a_module_used_twice_is_replaced_in_both_positions(group: Group) -> None:
     block = torch.nn.Linear(3, 3).double()
     here = torch.nn.Sequential(block, torch.nn.Tanh(), block)
     model = split(copy.deepcopy(here), {"0": "b"})
@@ -220,7 +220,7 @@ def test_a_module_that_is_used_in_two_places_is_replaced_in_both(group: Group) -
     assert list(model.state_dict()) == list(here.state_dict())
 
 
-def test_weights_that_are_tied_inside_one_part_stay_tied(group: Group) -> None:
+def test_weights_tied_inside_one_part_stay_tied(group: Group) -> None:
     here = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3)))
     here[0][2].weight = here[0][0].weight
     model = split(copy.deepcopy(here), {"0": "b"})
@@ -234,7 +234,7 @@ def test_weights_that_are_tied_inside_one_part_stay_tied(group: Group) -> None:
 
 @pytest.mark.parametrize("places", [{"encoder": "b"}, {"encoder": "b", "head": "c"}, {"head": "c"}])
 @pytest.mark.parametrize("view", [False, True])
-def test_weights_that_are_tied_across_places_are_an_error(group: Group, places: dict[str, str], view: bool) -> None:
+def test_weights_tied_across_workers_raise(group: Group, places: dict[str, str], view: bool) -> None:
     model = torch.nn.ModuleDict({"encoder": torch.nn.Embedding(10, 6), "head": torch.nn.Linear(6, 10)})
     tied = model["encoder"].weight
     model["head"].weight = torch.nn.Parameter(tied.data.view(10, 6)) if view else tied
@@ -254,27 +254,25 @@ def test_weights_that_are_tied_across_places_are_an_error(group: Group, places: 
         ({"encoder": "b/c/d"}, ValueError, "Could not parse"),
     ],
 )
-def test_places_that_make_no_sense_are_errors(
-    group: Group, places: dict[str, str], error: type[Exception], text: str
-) -> None:
+def test_invalid_placements_raise(group: Group, places: dict[str, str], error: type[Exception], text: str) -> None:
     _, model = models()
     with pytest.raises(error, match=text):
         split(model, places)
     assert not list(nn.remote_modules(model))
 
 
-def test_a_part_that_cannot_be_called_is_an_error(group: Group) -> None:
+def test_a_part_without_forward_raises(group: Group) -> None:
     model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(1, 1)]))
     with pytest.raises(ValueError, match="'0' is a ModuleList, which has no forward"):
         split(model, {"0": "b"})
 
 
-def test_what_has_been_placed_cannot_be_placed_again(group: Group) -> None:
+def test_a_remote_part_cannot_be_placed_again(group: Group) -> None:
     _, model = models()
     split(model, PLACES)
-    with pytest.raises(ValueError, match="'encoder' lives on worker 'b' already"):
+    with pytest.raises(ValueError, match="'encoder' is already on worker 'b'"):
         split(model, {"encoder": "c"})
-    with pytest.raises(ValueError, match="'decoder' contains '0', which lives on worker 'c' already"):
+    with pytest.raises(ValueError, match="'decoder' contains '0', which is already on worker 'c'"):
         split(model, {"decoder": "c"})
 
 
@@ -285,13 +283,13 @@ def test_a_split_model_can_be_split_further(group: Group) -> None:
     train(model, here, steps=1)
 
 
-def test_a_lazy_part_is_an_error_that_says_what_to_do(group: Group) -> None:
+def test_the_error_for_a_lazy_part_says_what_to_do(group: Group) -> None:
     model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyBatchNorm1d(), torch.nn.Linear(3, 1))
     with pytest.raises(ValueError, match=r"0\.weight is lazy: .* Call the model once before the split"):
         split(model, {"0": "b"})
     with pytest.raises(ValueError, match=r"1\.\w+ is lazy"):
         split(model, {"1": "b"})
-    split(model, {"2": "b"})  # what stays here may be lazy
+    split(model, {"2": "b"})  # local parts may be lazy
     x = torch.randn(4, 2)
     y = model(x)
     split(model, {"0": "c"})

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.trained_model import Group, Local, Remote, assert_same, layers
 from torch import nn, optim
 
-from support.trained_model import Group, Local, Remote, assert_same, layers
 from telegrad import autograd, rpc
 from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError
@@ -20,27 +20,27 @@ STEPS = range(4)
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.5, math.inf])
 @pytest.mark.parametrize("way", ["method", "function"])
-def test_clipping_is_that_of_one_process(group: Group, norm_type: float, way: str) -> None:
+def test_clipping_is_the_same_as_in_one_process(group: Group, norm_type: float, way: str) -> None:
     remote, local = Remote(), Local()
-    there = DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.1)
-    here = optim.SGD(local.tensors, lr=0.1)
+    distributed = DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.1)
+    reference = optim.SGD(local.tensors, lr=0.1)
     norms: list[torch.Tensor] = []
     wanted: list[torch.Tensor] = []
 
     def clip(context: int) -> None:
         if way == "method":
-            norms.append(there.clip_grad_norm_(context, 0.5, norm_type))
+            norms.append(distributed.clip_grad_norm_(context, 0.5, norm_type))
         else:
             norms.append(clip_grad_norm_(context, remote.rrefs, 0.5, norm_type))
 
-    remote.train(there, STEPS, clip)
-    local.train(here, STEPS, lambda: wanted.append(nn.utils.clip_grad_norm_(local.tensors, 0.5, norm_type)))
+    remote.train(distributed, STEPS, clip)
+    local.train(reference, STEPS, lambda: wanted.append(nn.utils.clip_grad_norm_(local.tensors, 0.5, norm_type)))
     torch.testing.assert_close(norms, wanted, rtol=1e-9, atol=1e-9)
-    assert all(norm > 0.5 for norm in norms), "what is not clipped shows nothing"
+    assert all(norm > 0.5 for norm in norms), "nothing was clipped"
     assert_same(remote, local)
 
 
-def test_gradients_below_the_norm_are_left_as_they_are(group: Group) -> None:
+def test_gradients_below_the_norm_are_not_changed(group: Group) -> None:
     remote = Remote()
     with autograd.context() as context:
         context.backward(remote.loss(0))
@@ -56,18 +56,18 @@ def test_the_norm_of_no_gradients_is_zero(group: Group) -> None:
         assert clip_grad_norm_(context, remote.rrefs, 1.0) == 0
 
 
-def test_gradients_in_grad_are_clipped_without_a_context(group: Group) -> None:
+def test_clipping_without_a_context_clips_grad(group: Group) -> None:
     remote, local = Remote(), Local()
     with autograd.context() as context:
         context.backward(remote.loss(0), accumulate="grad")
     local.loss(0).backward()
     norm = clip_grad_norm_(None, remote.rrefs, 0.5)
     torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(local.tensors, 0.5))
-    for there, here in zip(remote.tensors, local.tensors, strict=True):
-        torch.testing.assert_close(there.grad, here.grad)
+    for distributed, reference in zip(remote.tensors, local.tensors, strict=True):
+        torch.testing.assert_close(distributed.grad, reference.grad)
 
 
-def test_sparse_gradients_count(group: Group) -> None:
+def test_sparse_gradients_are_clipped(group: Group) -> None:
     embedding = nn.Embedding(5, 3, sparse=True, dtype=torch.double)
     layers[0] = [embedding.weight]
     with autograd.context() as context:
@@ -92,7 +92,7 @@ def poison(context: int) -> None:
     next(iter(autograd.get_gradients(context).values())).fill_(math.nan)
 
 
-def test_a_norm_that_is_not_finite_is_an_error_if_asked_and_names_the_worker(group: Group) -> None:
+def test_error_if_nonfinite_names_the_worker(group: Group) -> None:
     remote = Remote()
     with autograd.context() as context:
         context.backward(remote.loss(0))
@@ -100,10 +100,10 @@ def test_a_norm_that_is_not_finite_is_an_error_if_asked_and_names_the_worker(gro
         with pytest.raises(TelegradError, match=r"non-finite.* on worker 'c'\."):
             clip_grad_norm_(context, remote.rrefs, 1.0, error_if_nonfinite=True)
         assert clip_grad_norm_(context, remote.rrefs, 1.0).isnan()
-        assert all(grad.isnan().all() for grad in context.gradients.values())  # as torch does
+        assert all(grad.isnan().all() for grad in context.gradients.values())  # as in torch
 
 
-def test_clipping_what_is_stepped_in_backward_is_refused(group: Group) -> None:
+def test_clipping_with_step_in_backward_raises(group: Group) -> None:
     optimizer = DistributedOptimizer(optim.SGD, Remote().rrefs, lr=0.1, step_in_backward=True)
-    with autograd.context() as context, pytest.raises(TelegradError, match="make the optimizer without it"):
+    with autograd.context() as context, pytest.raises(TelegradError, match="create the optimizer without it"):
         optimizer.clip_grad_norm_(context, 1.0)

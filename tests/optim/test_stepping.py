@@ -1,4 +1,4 @@
-"""A step without torch's wrapper is the same step, and whoever would miss the wrapper gets it."""
+"""Steps with and without torch's wrapper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from telegrad.optim.stepping import run_step
 NAME = "Optimizer.step#SGD.step"
 
 
-def made() -> SGD:
+def make_optimizer() -> SGD:
     weight = torch.ones(3, requires_grad=True)
     weight.grad = torch.ones(3)
     return SGD([weight], lr=0.5)
@@ -27,17 +27,17 @@ def value(optimizer: Optimizer) -> list[float]:
     return found
 
 
-def test_it_steps_and_does_not_annotate(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer = made()
-    monkeypatch.setattr(torch.autograd.profiler, "record_function", None)  # which the wrapper would call
+def test_a_step_without_a_profiler_is_not_annotated(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = make_optimizer()
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", None)  # called by the wrapper
     run_step(optimizer)
     assert value(optimizer) == [0.5] * 3
     with pytest.raises(TypeError):
         optimizer.step()
 
 
-def test_a_profiler_sees_it() -> None:
-    optimizer = made()
+def test_a_step_under_a_profiler_is_annotated() -> None:
+    optimizer = make_optimizer()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         run_step(optimizer)
     assert NAME in {event.key for event in profile.key_averages()}
@@ -52,8 +52,8 @@ def test_a_profiler_sees_it() -> None:
         lambda _, hook: torch_optimizer.register_optimizer_step_post_hook(hook),
     ],
 )
-def test_hooks_run(register: Callable[[Optimizer, Callable[..., None]], Any]) -> None:
-    optimizer, calls = made(), []
+def test_step_hooks_run(register: Callable[[Optimizer, Callable[..., None]], Any]) -> None:
+    optimizer, calls = make_optimizer(), []
     handle = register(optimizer, lambda *_: calls.append(1))
     run_step(optimizer)
     handle.remove()
@@ -62,14 +62,14 @@ def test_hooks_run(register: Callable[[Optimizer, Callable[..., None]], Any]) ->
     assert value(optimizer) == [0.0] * 3
 
 
-def test_a_step_that_was_put_on_the_object_is_called() -> None:
-    optimizer, calls = made(), []
+def test_a_step_assigned_to_the_object_is_called() -> None:
+    optimizer, calls = make_optimizer(), []
     optimizer.step = lambda: calls.append(1)  # type: ignore[method-assign, assignment]
     run_step(optimizer)
     assert calls == [1]
 
 
-def test_an_optimizer_of_another_make_is_called_as_it_is() -> None:
+def test_the_step_of_another_class_is_called() -> None:
     class Mine:
         def __init__(self) -> None:
             self.calls = 0
@@ -82,7 +82,7 @@ def test_an_optimizer_of_another_make_is_called_as_it_is() -> None:
     assert mine.calls == 1
 
 
-def test_a_step_that_others_have_wrapped_is_called_as_they_meant() -> None:
+def test_a_step_wrapped_by_others_is_called() -> None:
     calls = []
 
     def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,11 +93,11 @@ def test_a_step_that_others_have_wrapped_is_called_as_they_meant() -> None:
 
         return wrapper
 
-    made()  # torch has wrapped SGD.step by now, and functools.wraps copies its mark
+    make_optimizer()  # makes torch wrap SGD.step; functools.wraps copies its marker
 
     class Mine(SGD):
         step = wrapped(SGD.step)  # type: ignore[assignment]
 
-    mine = Mine(made().param_groups[0]["params"], lr=0.5)
+    mine = Mine(make_optimizer().param_groups[0]["params"], lr=0.5)
     run_step(mine)
     assert calls == [1]

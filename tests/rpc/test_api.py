@@ -572,9 +572,9 @@ class Meddled(Future[int]):
     meddler: threading.Thread | None = None
     error: RuntimeError | None = None
 
-    def _take(self, call: Call) -> tuple[int, Exception | None]:
+    def _decode(self, call: Call) -> tuple[int, Exception | None]:
         self.let_another_try()
-        return super()._take(call)
+        return super()._decode(call)
 
     def set_exception(self, result: Exception) -> None:  # type: ignore[override]  # as in Future
         self.meddler = None

@@ -1,81 +1,83 @@
-"""The order of calls at one object."""
+"""The order in which the calls of an ordered object run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telegrad.errors import ReferenceGone
 from telegrad.protocol.ownership import LIFE
-from telegrad.rref.ordered import OrderedQueue, Task
+from telegrad.rref.ordered import CallSequencer, OrderedQueue, Task
 from telegrad.wire.messages import Turn
 
 REF = (0, 0, 0)
 
 
 def log_to(log: list[str], what: str) -> Task:
-    def task(ended: Callable[[], None]) -> None:
+    def task(finish: Callable[[], None]) -> None:
         log.append(what)
-        ended()
+        finish()
 
     return task
 
 
-def test_one_call_at_a_time() -> None:
-    mailbox, log, ends = OrderedQueue(), [], []
+def test_one_call_runs_at_a_time() -> None:
+    queue, log, ends = OrderedQueue(), [], []
 
-    def hold(ended: Callable[[], None]) -> None:
+    def hold(finish: Callable[[], None]) -> None:
         log.append("first")
-        ends.append(ended)
+        ends.append(finish)
 
-    mailbox.put(1, Turn(REF, 0, 0), hold)
-    mailbox.put(2, Turn(REF, 0, 0), log_to(log, "second"))
+    queue.put(1, Turn(REF, 0, 0), hold)
+    queue.put(2, Turn(REF, 0, 0), log_to(log, "second"))
     assert log == ["first"]
     ends[0]()
     assert log == ["first", "second"]
 
 
-def test_what_will_not_come_is_not_waited_for() -> None:
-    mailbox, log = OrderedQueue(), []
-    mailbox.put(1, Turn(REF, 0, 2), log_to(log, "third"))
-    mailbox.skip(1, Turn(REF, 0, 1))
+def test_skipped_calls_are_not_waited_for() -> None:
+    queue, log = OrderedQueue(), []
+    queue.put(1, Turn(REF, 0, 2), log_to(log, "third"))
+    queue.skip(1, Turn(REF, 0, 1))
     assert log == []
-    mailbox.skip(1, Turn(REF, 0, 0))
+    queue.skip(1, Turn(REF, 0, 0))
     assert log == ["third"]
 
 
-def test_a_stream_is_forgotten_when_it_has_ended() -> None:
-    mailbox, log = OrderedQueue(), []
-    mailbox.put(1, Turn(REF, 0, 1), log_to(log, "second"))
-    mailbox.skip(1, Turn(REF, 0, 2), last=True)
-    assert mailbox.waiting() == 1
-    mailbox.put(1, Turn(REF, 0, 0), log_to(log, "first"))
+def test_a_sequence_is_discarded_when_it_is_complete() -> None:
+    queue, log = OrderedQueue(), []
+    queue.put(1, Turn(REF, 0, 1), log_to(log, "second"))
+    queue.skip(1, Turn(REF, 0, 2), last=True)
+    assert queue.sequence_count() == 1
+    queue.put(1, Turn(REF, 0, 0), log_to(log, "first"))
     assert log == ["first", "second"]
-    assert mailbox.waiting() == 0
-    mailbox.put(1, Turn(REF, 1, 0), log_to(log, "third"))
-    mailbox.skip(1, Turn(REF, 1, 1), last=True)
-    assert mailbox.waiting() == 0
+    assert queue.sequence_count() == 0
+    queue.put(1, Turn(REF, 1, 0), log_to(log, "third"))
+    queue.skip(1, Turn(REF, 1, 1), last=True)
+    assert queue.sequence_count() == 0
 
 
-def test_calls_of_a_lost_caller_do_not_wait_for_those_that_will_never_come() -> None:
-    """Each must be answered, if only to be no longer under way."""
-    mailbox, log = OrderedQueue(), []
-    mailbox.put(1, Turn(REF, 5 << LIFE, 2), log_to(log, "third"))
-    mailbox.put(1, Turn(REF, 5 << LIFE, 1), log_to(log, "second"))
-    mailbox.put(1, Turn(REF, 6 << LIFE, 1), log_to(log, "of the next life"))
-    mailbox.lost(1, 5)
+def test_calls_of_a_lost_caller_do_not_wait_for_missing_ones() -> None:
+    """Each call must still get a response, so that it is no longer in progress."""
+    queue, log = OrderedQueue(), []
+    queue.put(1, Turn(REF, 5 << LIFE, 2), log_to(log, "third"))
+    queue.put(1, Turn(REF, 5 << LIFE, 1), log_to(log, "second"))
+    queue.put(1, Turn(REF, 6 << LIFE, 1), log_to(log, "of the next incarnation"))
+    queue.caller_lost(1, 5)
     assert log == ["second", "third"]
-    mailbox.put(1, Turn(REF, 5 << LIFE, 7), log_to(log, "late"))
-    mailbox.skip(1, Turn(REF, 5 << LIFE, 8), last=True)
+    queue.put(1, Turn(REF, 5 << LIFE, 7), log_to(log, "late"))
+    queue.skip(1, Turn(REF, 5 << LIFE, 8), last=True)
     assert log == ["second", "third", "late"]
-    assert mailbox.waiting() == 1
+    assert queue.sequence_count() == 1
 
 
 @given(st.integers(0, 1000), st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=20))
-def test_each_callers_order_is_kept_whatever_order_they_come_in(seed: int, calls: list[tuple[int, bool]]) -> None:
-    mailbox, random = OrderedQueue(), Random(seed)
+def test_each_callers_order_is_kept_in_any_order_of_arrival(seed: int, calls: list[tuple[int, bool]]) -> None:
+    queue, random = OrderedQueue(), Random(seed)
     ran: list[tuple[int, int]] = []
     numbers, arrivals, expected = {}, [], {0: [], 1: [], 2: []}
     for caller, sent in calls:
@@ -87,23 +89,44 @@ def test_each_callers_order_is_kept_whatever_order_they_come_in(seed: int, calls
     running: list[Callable[[], None]] = []
 
     def task(caller: int, number: int) -> Task:
-        def run(ended: Callable[[], None]) -> None:
+        def run(finish: Callable[[], None]) -> None:
             assert not running, "two at a time"
             ran.append((caller, number))
-            running.append(ended)
+            running.append(finish)
 
         return run
 
     for caller, number, sent in arrivals:
         if sent:
-            mailbox.put(caller, Turn(REF, 0, number), task(caller, number))
+            queue.put(caller, Turn(REF, 0, number), task(caller, number))
         else:
-            mailbox.skip(caller, Turn(REF, 0, number))
+            queue.skip(caller, Turn(REF, 0, number))
         if running and random.random() < 0.5:
             running.pop()()
     while running:
         running.pop()()
     assert {caller: [number for who, number in ran if who == caller] for caller in expected} == expected
     for caller, number in numbers.items():
-        mailbox.skip(caller, Turn(REF, 0, number + 1), last=True)
-    assert mailbox.waiting() == 0
+        queue.skip(caller, Turn(REF, 0, number + 1), last=True)
+    assert queue.sequence_count() == 0
+
+
+def test_all_handles_of_an_object_share_one_sequence() -> None:
+    sequencer = CallSequencer(incarnation=5)
+    sequencer.open(1, REF)
+    first = sequencer.next(1, REF)
+    sequencer.open(1, REF)
+    second = sequencer.next(1, REF)
+    assert (first.stream, first.number, second.number) == (second.stream, 0, 1)
+    assert first.stream >> LIFE == 5
+    assert sequencer.close(1, REF) is None
+    assert sequencer.close(1, REF) == Turn(REF, first.stream, 2)
+    assert sequencer.count() == 0
+
+
+def test_a_sequence_without_calls_has_no_end_to_announce() -> None:
+    sequencer = CallSequencer(incarnation=5)
+    sequencer.open(1, REF)
+    assert sequencer.close(1, REF) is None
+    with pytest.raises(ReferenceGone, match="was released"):
+        sequencer.next(1, REF)

@@ -1,4 +1,4 @@
-"""A model whose layers live on several workers, and the same one in one process, which the tests compare it with."""
+"""A model with layers on several workers, and the same model in one process to compare it with."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from telegrad.optim import DistributedOptimizer
 
 Group = dict[str, Agent]
 WORKERS = ("b", "c", "a", "b")
-"""Where the layers live; a is the worker that trains."""
+"""The workers of the layers; a is the worker that trains."""
 
 layers: dict[int, list[torch.Tensor]] = {}
-"""What the workers have, which are all in this process."""
+"""The parameters of each layer. All workers are in this process."""
 
 
 def fresh_parameters() -> list[torch.Tensor]:
-    """A weight and a bias for each layer, and a bias that is never used."""
+    """Return a weight and a bias for each layer, and a bias that is never used."""
     numbers = torch.Generator().manual_seed(1)
     made = []
     for _ in WORKERS:
@@ -43,12 +43,12 @@ def apply_layer(number: int, x: torch.Tensor) -> torch.Tensor:
     return layer(x, weight, bias)
 
 
-def place(number: int, which: int) -> torch.Tensor:
+def parameter_of(number: int, which: int) -> torch.Tensor:
     return layers[number][which]
 
 
 class Remote:
-    """The model over the workers."""
+    """The model on several workers."""
 
     def __init__(self, parameters: Sequence[torch.Tensor] | None = None) -> None:
         given = fresh_parameters() if parameters is None else [p.detach().clone().requires_grad_() for p in parameters]
@@ -58,7 +58,7 @@ class Remote:
         layers[len(WORKERS) - 1].append(given[-1])
         self.tensors = given
         self.rrefs = [
-            rpc.remote(worker, place, (number, which))
+            rpc.remote(worker, parameter_of, (number, which))
             for number, worker in enumerate(WORKERS)
             for which in range(len(layers[number]))
         ]
@@ -116,6 +116,6 @@ class Local:
 
 
 def assert_same(remote: Remote, local: Local, tolerance: float = 1e-9) -> None:
-    for here, there in zip(local.tensors, remote.tensors, strict=True):
-        torch.testing.assert_close(there, here, rtol=tolerance, atol=tolerance)
-    assert not torch.equal(local.tensors[0], fresh_parameters()[0]), "a comparison of what never changed shows nothing"
+    for wanted, got in zip(local.tensors, remote.tensors, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+    assert not torch.equal(local.tensors[0], fresh_parameters()[0]), "the parameters never changed"

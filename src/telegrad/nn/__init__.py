@@ -1,4 +1,4 @@
-"""Modules that live on other workers, and models whose parts do."""
+"""Modules on other workers, and models split across workers."""
 
 from telegrad.nn.parameters import gradients, named_parameter_rrefs, parameter_rrefs, remote_modules
 from telegrad.nn.remote_module import RemoteModule

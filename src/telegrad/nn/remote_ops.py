@@ -1,4 +1,4 @@
-"""What RemoteModule has run on the worker that has the module. The first argument is the module itself."""
+"""Functions that a RemoteModule runs on its worker. The first argument is the module."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 
 from telegrad.autograd import get_gradients
 from telegrad.default_agent import default_agent
-from telegrad.nn.placement import check_device, moved
+from telegrad.nn.nested_tensors import move_tensors
+from telegrad.nn.placement import check_device
 from telegrad.rpc.api import get_worker_info
 from telegrad.rref.handle import RRef
 
-State = tuple[dict[str, Any], dict[str, dict[str, Any]]]
-"""The state of a module, and torch's notes on it (versions), by the names of the submodules."""
+ModuleState = tuple[dict[str, Any], dict[str, dict[str, Any]]]
+"""A module's state dict, and torch's metadata for it (versions) by submodule name."""
 
 
 def build(
     module_cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: str, scripted: bool
 ) -> torch.nn.Module:
-    """Make the module. (It has no module to begin with: this is the function of the call that makes the reference.)"""
+    """Build the module. (This one takes no module: its result is the value of the reference.)"""
     target = check_device(device)
     try:
         module = module_cls(*args, **kwargs)
@@ -40,8 +41,8 @@ def build(
     return placed
 
 
-def settle(module: torch.nn.Module, gradients: Mapping[str, torch.Tensor], device: str) -> torch.nn.Module:
-    """Take in a module that came whole, with what its parameters have in ``.grad``."""
+def install(module: torch.nn.Module, gradients: Mapping[str, torch.Tensor], device: str) -> torch.nn.Module:
+    """Place a module that was sent as a whole, with the ``.grad`` of its parameters."""
     for name, parameter in module.named_parameters():
         if name in gradients:
             parameter.grad = gradients[name]
@@ -56,123 +57,125 @@ def call(
     kwargs: dict[str, Any],
     grad: bool = True,
 ) -> Any:
-    """Call a method on the module's device, in the caller's grad mode; the result comes on the CPU, or is `Itself`."""
+    """Call a method on the module's device in the caller's grad mode. Return a result on the CPU, or `ReturnedSelf`."""
     on_cpu = device == "cpu"
     if not on_cpu:
-        args, kwargs = moved(args, device), moved(kwargs, device)
+        args, kwargs = move_tensors(args, device), move_tensors(kwargs, device)
     with contextlib.nullcontext() if grad else torch.no_grad():
         result = getattr(module, name)(*args, **kwargs)
     if result is module:
-        return Itself
-    return result if on_cpu else moved(result, "cpu")
+        return ReturnedSelf
+    return result if on_cpu else move_tensors(result, "cpu")
 
 
-class Itself:
-    """Stands for the module, where a method returned it."""
+class ReturnedSelf:
+    """Returned in place of the module by methods that return the module itself."""
 
 
-def look(module: torch.nn.Module, name: str) -> tuple[str, Any]:
-    """What an attribute of the module is, and what there is to send of it."""
+def get_attribute(module: torch.nn.Module, name: str) -> tuple[str, Any]:
+    """Return the kind of an attribute of the module ("module", "method" or "value"), and its value to send."""
     value = getattr(module, name)
     if isinstance(value, torch.nn.Module):
-        return "module", _handle(value)
+        return "module", _submodule_ref(value)
     if callable(value) and not isinstance(value, torch.Tensor):
         return "method", None
-    return "value", moved(value, "cpu")
+    return "value", move_tensors(value, "cpu")
 
 
-def assign(module: torch.nn.Module, name: str, value: Any) -> None:
+def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:
     """Set an attribute of the module."""
     setattr(module, name, value)
 
 
-def delete(module: torch.nn.Module, name: str) -> None:
+def delete_attribute(module: torch.nn.Module, name: str) -> None:
     """Delete an attribute of the module."""
     delattr(module, name)
 
 
-Handle = tuple[RRef[torch.nn.Module], str]
-"""What a RemoteModule is made of: a reference to a module, and the name of its class."""
+SubmoduleRef = tuple[RRef[torch.nn.Module], str]
+"""A reference to a module, and the name of its class."""
 
 
-def _handle(module: torch.nn.Module) -> Handle:
+def _submodule_ref(module: torch.nn.Module) -> SubmoduleRef:
     return RRef(module), type(module).__name__
 
 
-def children(module: torch.nn.Module) -> list[tuple[str, Handle]]:
-    """The direct submodules, by name."""
-    return [(name, _handle(child)) for name, child in module.named_children()]
+def children(module: torch.nn.Module) -> list[tuple[str, SubmoduleRef]]:
+    """Return the direct submodules by name."""
+    return [(name, _submodule_ref(child)) for name, child in module.named_children()]
 
 
-def submodules(module: torch.nn.Module, duplicates: bool) -> list[tuple[str, Handle]]:
-    """All submodules, by name; not the module itself."""
-    return [(name, _handle(part)) for name, part in module.named_modules(remove_duplicate=not duplicates) if name]
+def submodules(module: torch.nn.Module, duplicates: bool) -> list[tuple[str, SubmoduleRef]]:
+    """Return all submodules by name, without the module itself."""
+    return [
+        (name, _submodule_ref(part)) for name, part in module.named_modules(remove_duplicate=not duplicates) if name
+    ]
 
 
-def submodule(module: torch.nn.Module, target: str) -> Handle:
-    """The submodule of that name."""
-    return _handle(module.get_submodule(target))
+def submodule(module: torch.nn.Module, target: str) -> SubmoduleRef:
+    """Return the submodule of that name."""
+    return _submodule_ref(module.get_submodule(target))
 
 
 def parameter(module: torch.nn.Module, target: str) -> RRef[Any]:
-    """A reference to the parameter of that name."""
+    """Return a reference to the parameter of that name."""
     return RRef(module.get_parameter(target))
 
 
 def buffer(module: torch.nn.Module, target: str) -> RRef[Any]:
-    """A reference to the buffer of that name."""
+    """Return a reference to the buffer of that name."""
     return RRef(module.get_buffer(target))
 
 
 def parameters(module: torch.nn.Module, recurse: bool, duplicates: bool) -> list[tuple[str, RRef[Any]]]:
-    """References to the parameters, by name."""
+    """Return references to the parameters by name."""
     named = module.named_parameters(recurse=recurse, remove_duplicate=not duplicates)
     return [(name, RRef(parameter)) for name, parameter in named]
 
 
 def buffers(module: torch.nn.Module, recurse: bool, duplicates: bool) -> list[tuple[str, RRef[Any]]]:
-    """The same, of the buffers."""
+    """Return references to the buffers by name."""
     named = module.named_buffers(recurse=recurse, remove_duplicate=not duplicates)
     return [(name, RRef(buffer)) for name, buffer in named]
 
 
-def gradients_of(module: torch.nn.Module, context_id: int) -> dict[str, torch.Tensor]:
-    """What passes in a context have left for the parameters of the module, by name."""
+def gradients(module: torch.nn.Module, context_id: int) -> dict[str, torch.Tensor]:
+    """Return the gradients that a context has for the parameters of the module, by name."""
     if default_agent().autograd.contexts.get(context_id) is None:
-        return {}  # it never came here
-    left = get_gradients(context_id)
-    return {name: left[p].detach().cpu() for name, p in module.named_parameters() if p in left}
+        return {}  # no call in this context reached this worker
+    found = get_gradients(context_id)
+    return {name: found[p].detach().cpu() for name, p in module.named_parameters() if p in found}
 
 
-def arrive(module: torch.nn.Module) -> None:
-    """Do nothing: that this can be called says that the module is there."""
+def confirm(module: torch.nn.Module) -> None:
+    """Do nothing. A call of this succeeds once the module exists."""
 
 
 def train(module: torch.nn.Module, mode: bool) -> None:
-    """Set the mode. (The module's own `train` returns the module, which would then be sent.)"""
+    """Set the mode. (The module's own `train` returns the module, which would be sent back.)"""
     module.train(mode)
 
 
 def to(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> None:
-    """Move or cast the module; `device` is what its device will be."""
+    """Move or cast the module. `device` is its new device."""
     check_device(device)
     module.to(*args, **kwargs)
 
 
 def to_empty(module: torch.nn.Module, device: str, recurse: bool) -> None:
-    """Move the module without its values."""
+    """Move the module without copying its values."""
     module.to_empty(device=check_device(device), recurse=recurse)
 
 
-def compiled(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def compile_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compile the module's forward."""
     module.compile(*args, **kwargs)
 
 
 def cast(module: torch.nn.Module, dtypes: Mapping[torch.dtype, torch.dtype]) -> None:
-    """Turn parameters and buffers of certain dtypes into others."""
-    casting: Callable[..., Any] = module._apply  # torch gives it no types
-    casting(lambda tensor: tensor.to(dtypes.get(tensor.dtype, tensor.dtype)))
+    """Cast parameters and buffers of the given dtypes."""
+    apply_to_tensors: Callable[..., Any] = module._apply  # untyped in torch
+    apply_to_tensors(lambda tensor: tensor.to(dtypes.get(tensor.dtype, tensor.dtype)))
 
 
 def requires_grad(module: torch.nn.Module, flag: bool) -> None:
@@ -181,39 +184,39 @@ def requires_grad(module: torch.nn.Module, flag: bool) -> None:
 
 
 def zero_grad(module: torch.nn.Module, set_to_none: bool) -> None:
-    """Forget what is in ``.grad``."""
+    """Clear ``.grad`` of the parameters."""
     module.zero_grad(set_to_none)
 
 
 def apply(module: torch.nn.Module, function: Callable[[torch.nn.Module], None]) -> None:
-    """Run a function on the module and on all in it."""
+    """Run a function on the module and all its submodules."""
     module.apply(function)
 
 
-def state(module: torch.nn.Module) -> State:
-    """What there is to save."""
+def get_state(module: torch.nn.Module) -> ModuleState:
+    """Return the module's state dict on the CPU."""
     saved = module.state_dict()
-    return {name: moved(value, "cpu") for name, value in saved.items()}, dict(getattr(saved, "_metadata", {}))
+    return {name: move_tensors(value, "cpu") for name, value in saved.items()}, dict(getattr(saved, "_metadata", {}))
 
 
 def get_extra_state(module: torch.nn.Module) -> Any:
-    """What the module adds to its state."""
+    """Return the extra state of the module."""
     return module.get_extra_state()
 
 
 def set_extra_state(module: torch.nn.Module, state: Any) -> None:
-    """Give it back."""
+    """Set the extra state of the module."""
     module.set_extra_state(state)
 
 
-def load(
-    module: torch.nn.Module, saved: dict[str, Any], notes: dict[str, Any], assign: bool
+def load_state(
+    module: torch.nn.Module, saved: dict[str, Any], metadata: dict[str, Any], assign: bool
 ) -> tuple[list[str], list[str], list[str]]:
-    """Take over what was saved. Returns which keys are missing, which were not expected, and what went wrong."""
+    """Load a state dict. Return the missing keys, the unexpected keys, and the errors."""
     state: Any = OrderedDict(saved)
-    # Notes on submodules do not reach a RemoteModule inside another module: what is loaded counts as of this version.
+    # A RemoteModule inside another module gets no metadata for its submodules, so we assume the current version.
     state._metadata = OrderedDict((name, {"version": part._version}) for name, part in module.named_modules())
-    state._metadata[""].update(notes)
+    state._metadata[""].update(metadata)
     try:
         missing, unexpected = module.load_state_dict(state, strict=False, assign=assign)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Optimizers of parameters that live on several workers."""
+"""Optimizers for parameters on several workers."""
 
 from telegrad.optim.clipping import clip_grad_norm_
 from telegrad.optim.distributed import DistributedOptimizer

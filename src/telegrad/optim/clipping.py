@@ -1,4 +1,4 @@
-"""Gradient clipping by the norm over the parameters of all workers."""
+"""Gradient clipping by the total norm over the parameters of all workers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.futures import Future
-from telegrad.optim.fan_out import Begin, on_all
-from telegrad.optim.local_optimizer import norms_of, parameter, scale_grads
-from telegrad.optim.placement import by_owner, checked
+from telegrad.optim.fan_out import StartCall, run_on_all
+from telegrad.optim.local_optimizer import grad_norms, optimizable, scale_grads
+from telegrad.optim.param_groups import check_params, group_by_owner
 from telegrad.rpc.api import rpc_async
 from telegrad.rref.handle import RRef
 
@@ -26,26 +26,26 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
-    """Scale a context's gradients down so that their norm, over all parameters on all workers, is at most `max_norm`.
+    """Scale a context's gradients down to a total norm, over all parameters on all workers, of at most `max_norm`.
 
-    Returns the norm that there was. With None for a context, the gradients in ``.grad`` are meant.
+    Returns the norm before clipping. With None for a context, the gradients in ``.grad`` are clipped.
     """
     if context_id is not None:
         default_agent().autograd.contexts.retrieve(context_id)
-    owners = by_owner(checked(params_rref, "params_rref"))
+    owners = group_by_owner(check_params(params_rref, "params_rref"))
     owned = [(worker, [rref for _, rref in pairs]) for worker, pairs in owners.items()]
 
     def norms(worker: str, rrefs: list[RRef[Any]]) -> Future[Any]:
         return rpc_async(worker, _norms, (context_id, rrefs, float(norm_type)))
 
-    def scale(number: int, factor: float) -> tuple[str, Begin]:
+    def scale(number: int, factor: float) -> tuple[str, StartCall]:
         worker, rrefs = owned[number]
         return worker, partial(rpc_async, worker, _scale, (context_id, rrefs, factor))
 
     return clip(
         [(worker, partial(norms, worker, rrefs)) for worker, rrefs in owned],
         scale,
-        [[number for number, _ in pairs] for pairs in owners.values()],
+        [[index for index, _ in pairs] for pairs in owners.values()],
         max_norm,
         norm_type,
         error_if_nonfinite,
@@ -53,51 +53,51 @@ def clip_grad_norm_(
 
 
 def clip(
-    norms: Sequence[tuple[str, Begin]],
-    scale: Callable[[int, float], tuple[str, Begin]],
-    positions: Sequence[Sequence[int]],
+    norms: Sequence[tuple[str, StartCall]],
+    scale: Callable[[int, float], tuple[str, StartCall]],
+    indices: Sequence[Sequence[int]],
     max_norm: float,
     norm_type: float,
     error_if_nonfinite: bool,
 ) -> torch.Tensor:
-    """Ask all owners for norms, and tell those that have gradients by how much to scale.
+    """Ask all owners for norms, and have those with gradients scale them.
 
-    `positions` says for each owner where its parameters stand among all, so that the sum is made in the same order as
-    in one process.
+    `indices` are the indices of each owner's parameters in the whole list. With them, the norms are summed in the same
+    order as in one process.
     """
-    answers: list[tuple[list[int], torch.Tensor]] = on_all("clip_grad_norm_()", norms)
+    replies: list[tuple[list[int], torch.Tensor]] = run_on_all("clip_grad_norm_()", norms)
     found = [
-        (positions[owner][number], norm)
-        for owner, (numbers, norms_there) in enumerate(answers)
-        for number, norm in zip(numbers, norms_there, strict=True)
+        (indices[owner][number], norm)
+        for owner, (numbers, local_norms) in enumerate(replies)
+        for number, norm in zip(numbers, local_norms, strict=True)
     ]
     if not found:
         return torch.tensor(0.0)
     found.sort(key=lambda pair: pair[0])
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm for _, norm in found]), norm_type)
     if error_if_nonfinite and not torch.isfinite(total):
-        asked = zip(norms, answers, strict=True)
-        bad = ", ".join(repr(worker) for (worker, _), (_, there) in asked if not there.isfinite().all())
+        by_worker = zip(norms, replies, strict=True)
+        bad = ", ".join(repr(worker) for (worker, _), (_, local_norms) in by_worker if not local_norms.isfinite().all())
         raise TelegradError(
             f"The total norm of order {float(norm_type)} for gradients from `parameters` is non-finite, so it cannot "
-            f"be clipped; look at the gradients on worker {bad}. To disable this error and scale the gradients by the "
+            f"be clipped; check the gradients on worker {bad}. To disable this error and scale the gradients by the "
             "non-finite norm anyway, set `error_if_nonfinite=False`"
         )
     factor = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0).item()
     if factor != 1.0:
-        concerned = [scale(owner, factor) for owner, (numbers, _) in enumerate(answers) if numbers]
-        on_all("clip_grad_norm_()", concerned)
+        scalings = [scale(owner, factor) for owner, (numbers, _) in enumerate(replies) if numbers]
+        run_on_all("clip_grad_norm_()", scalings)
     return total
 
 
 def _norms(context_id: int | None, rrefs: Sequence[RRef[Any]], norm_type: float) -> tuple[list[int], torch.Tensor]:
-    leaves = [parameter(rref) for rref in rrefs]
+    leaves = [optimizable(rref) for rref in rrefs]
     with default_agent().autograd.grad_swap.for_leaves(leaves).installed(context_id):
-        return norms_of(leaves, norm_type)
+        return grad_norms(leaves, norm_type)
 
 
 def _scale(context_id: int | None, rrefs: Sequence[RRef[Any]], factor: float) -> None:
-    leaves = [parameter(rref) for rref in rrefs]
+    leaves = [optimizable(rref) for rref in rrefs]
     with default_agent().autograd.grad_swap.for_leaves(leaves).installed(context_id):
         scale_grads(leaves, factor)
 

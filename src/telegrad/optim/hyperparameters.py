@@ -1,4 +1,4 @@
-"""Learning rates and the like: what `param_groups` holds beside the parameters, as it travels between workers."""
+"""Hyperparameters: what `param_groups` holds besides the parameters, and how it is sent between workers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _NUMBERS = (float, bool, int, type(None))
 _ABSENT = object()
 
 
-def plain(group: Mapping[str, Any]) -> Hyperparameters:
-    """A copy of a group without its parameters."""
+def hyperparameters_of(group: Mapping[str, Any]) -> Hyperparameters:
+    """Return a copy of a parameter group without its parameters."""
     found = {}
     for key, value in group.items():
         if key != "params":
-            found[key] = value if type(value) in _NUMBERS else _plain(value)
+            found[key] = value if type(value) in _NUMBERS else _copy(value)
     return found
 
 
-def _plain(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return list(value) if isinstance(value, list) else value
 
 
 def with_given_tensors(group: Hyperparameters, *given: Mapping[str, Any]) -> Hyperparameters:
-    """A group whose tensors are the ones that the user gave, so that changing such a tensor changes the group."""
+    """Return a group with the tensors that the user gave, so that changing such a tensor changes the group."""
     return {
         key: next((own[key] for own in given if isinstance(own.get(key), torch.Tensor)), value)
         if isinstance(value, torch.Tensor)
@@ -38,8 +38,8 @@ def with_given_tensors(group: Hyperparameters, *given: Mapping[str, Any]) -> Hyp
     }
 
 
-def separate(groups: Iterable[dict[str, Any]]) -> None:
-    """Give each group tensors of its own: torch lets groups share a default, and here each is set by itself."""
+def unshare_tensors(groups: Iterable[dict[str, Any]]) -> None:
+    """Give each group its own tensors. Torch lets groups share a default, but we set each group separately."""
     seen: set[int] = set()
     for group in groups:
         for key, value in group.items():
@@ -50,59 +50,61 @@ def separate(groups: Iterable[dict[str, Any]]) -> None:
 
 
 @dataclass
-class _Numbers:
-    """A tensor as numbers."""
+class _TensorAsNumbers:
+    """A tensor as Python numbers."""
 
     dtype: str
     values: Any
 
 
-def without_tensors(values: Hyperparameters) -> Hyperparameters:
-    """These with tensors as numbers, for where tensors cannot go."""
+def tensors_to_numbers(values: Hyperparameters) -> Hyperparameters:
+    """Return hyperparameters with tensors replaced by numbers, for messages that cannot carry tensors."""
     return {
-        key: _Numbers(str(value.dtype).removeprefix("torch."), value.tolist())
+        key: _TensorAsNumbers(str(value.dtype).removeprefix("torch."), value.tolist())
         if isinstance(value, torch.Tensor)
         else value
         for key, value in values.items()
     }
 
 
-def with_tensors(values: Hyperparameters) -> Hyperparameters:
-    """What `without_tensors` was given."""
+def numbers_to_tensors(values: Hyperparameters) -> Hyperparameters:
+    """Return what `tensors_to_numbers` was called with."""
     return {
-        key: torch.tensor(value.values, dtype=getattr(torch, value.dtype)) if isinstance(value, _Numbers) else value
+        key: torch.tensor(value.values, dtype=getattr(torch, value.dtype))
+        if isinstance(value, _TensorAsNumbers)
+        else value
         for key, value in values.items()
     }
 
 
-class Dirty:
-    """Which hyperparameters somebody has changed here, of groups that live elsewhere.
+class ChangedHyperparameters:
+    """Tracks which hyperparameters the user has changed in the local copy of the groups.
 
-    Only these are pushed: an optimizer may change others itself, where it is.
+    Only these are sent: an optimizer may change others itself on its worker.
     """
 
     def __init__(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        self._before = [plain(group) for group in groups]
+        self._initial = [hyperparameters_of(group) for group in groups]
         self._keys: list[set[str]] = [set() for _ in groups]
 
     def values(self, groups: Sequence[Mapping[str, Any]]) -> dict[int, Hyperparameters]:
-        """Group -> the current values of what was changed in it at any time."""
+        """Return, by group, the current values of all hyperparameters that were ever changed."""
         found = {}
-        for number, (group, before, keys) in enumerate(zip(groups, self._before, self._keys, strict=True)):
-            now = plain(group)
+        for number, (group, initial, keys) in enumerate(zip(groups, self._initial, self._keys, strict=True)):
+            now = hyperparameters_of(group)
             for key, value in now.items():
-                there = before.get(key, _ABSENT)
-                if value is not there and not same(value, there):
+                before = initial.get(key, _ABSENT)
+                if value is not before and not equal(value, before):
                     keys.add(key)
             if keys:
                 found[number] = {key: now[key] for key in keys if key in now}
         return found
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two hyperparameters, or dicts of them, are equal; tensors by value."""
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two hyperparameters, or dicts of them, are equal. Tensors are compared by value."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(equal(value, other[key]) for key, value in one.items())
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return (
             isinstance(one, torch.Tensor)
@@ -113,19 +115,19 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def put(group: dict[str, Any], values: Hyperparameters) -> None:
-    """Set values in a group. A tensor stays the tensor that it is, since others may hold it, and gets the value."""
+def set_hyperparameters(group: dict[str, Any], values: Hyperparameters) -> None:
+    """Set hyperparameters of a group. A tensor is changed in place, since others may hold it."""
     for key, value in values.items():
-        there = group.get(key)
-        if isinstance(there, torch.Tensor) and isinstance(value, int | float) and not isinstance(value, bool):
+        present = group.get(key)
+        if isinstance(present, torch.Tensor) and isinstance(value, int | float) and not isinstance(value, bool):
             with torch.no_grad():
-                there.fill_(value)
-        elif isinstance(there, torch.Tensor) and isinstance(value, torch.Tensor) and _fits(there, value):
+                present.fill_(value)
+        elif isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor) and _fits(present, value):
             with torch.no_grad():
-                there.copy_(value)
+                present.copy_(value)
         else:
             group[key] = value
 
 
-def _fits(there: torch.Tensor, value: torch.Tensor) -> bool:
-    return there.shape == value.shape and there.dtype == value.dtype
+def _fits(present: torch.Tensor, value: torch.Tensor) -> bool:
+    return present.shape == value.shape and present.dtype == value.dtype

@@ -1,4 +1,4 @@
-"""Steps without torch's annotation for profilers, where no profiler looks: it takes longer than a small step."""
+"""Optimizer steps without torch's profiler annotation when no profiler runs: it can take longer than the step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _WRAPPER = Optimizer.profile_hook_step(lambda _: None).__code__
 
 
 def run_step(optimizer: Optimizer) -> None:
-    """What ``optimizer.step()`` does."""
+    """Do the same as ``optimizer.step()``."""
     step: Any = type(optimizer).step
-    # Torch wraps the class's step. Others may have wrapped it again, or put one of their own on the object.
+    # Torch wraps the class's step. Others may have wrapped it again, or assigned their own to the object.
     if getattr(step, "__code__", None) is not _WRAPPER or "step" in optimizer.__dict__ or must_be_annotated(optimizer):
         optimizer.step()
     else:

@@ -1,6 +1,6 @@
-"""The books of one agent's references: the rules, what they are about, and the messages that they send and get.
+"""The ownership bookkeeping of one agent: the values it owns, the references it uses, and the messages about both.
 
-`telegrad.protocol.ownership` has the rules; this carries out what they say.
+`telegrad.protocol.ownership` decides what has to happen; `RRefContext` does it.
 """
 
 from __future__ import annotations
@@ -19,37 +19,31 @@ from telegrad.errors import ReferenceGone, UnknownWorker
 from telegrad.protocol import ownership as protocol
 from telegrad.protocol.ownership import LIFE, Id, Ref
 from telegrad.rref.handle import UserRRef
-from telegrad.rref.owner import OwnerValue, show
+from telegrad.rref.ids import describe, incarnation_of
+from telegrad.rref.owner import OwnerValue
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import RRefChildAccept, RRefForkAccept, RRefForkRequest, RRefUserDelete
 
-_LIFE_MASK = (1 << 23) - 1
-
-
-def life_of(record: WorkerRecord) -> int:
-    """What the ids begin with that a worker makes in this life of it."""
-    return record.incarnation & _LIFE_MASK
-
 
 class RRefContext:
-    """Values by their references, uses by their forks, and who must hear of what happens to them."""
+    """Owner values by reference id and user references by fork id, kept in step with the other workers."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.me = agent.me.id
-        self.life = life_of(agent.me)
+        self.incarnation = incarnation_of(agent.me)
         self.lock = threading.Lock()  # protects all below
-        self.rules = protocol.Ownership(self.me, self._is_gone, self.life)
-        self.kept: dict[Ref, OwnerValue] = {}
-        self.uses: dict[Id, UserRRef] = {}
+        self.rules = protocol.Ownership(self.me, self._is_gone, self.incarnation)
+        self.values: dict[Ref, OwnerValue] = {}
+        self.users: dict[Id, UserRRef] = {}
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
-        self._numbers = itertools.count()  # of references and forks
-        self._latest: dict[Id, int] = {}  # by owner and its life: the number of the last reference we created there
-        self._listen(RRefForkRequest, self._requested)
-        self._listen(RRefForkAccept, lambda _, head: self.rules.accepted(head.fork, refused=head.refused))
-        self._listen(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
-        self._listen(RRefUserDelete, lambda sender, head: self.rules.deleted(sender, head.rref, head.fork))
+        self._serials = itertools.count()  # of references and forks
+        self._latest: dict[Id, int] = {}  # by owner and incarnation: serial of our last reference there
+        self._on_message(RRefForkRequest, self._fork_requested)
+        self._on_message(RRefForkAccept, lambda _, head: self.rules.accepted(head.fork, refused=head.refused))
+        self._on_message(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
+        self._on_message(RRefUserDelete, lambda sender, head: self.rules.deleted(sender, head.rref, head.fork))
         agent.on_lost(self._on_lost)
 
     def _is_gone(self, worker: int) -> bool:
@@ -57,69 +51,69 @@ class RRefContext:
             return False
         try:
             return bool(self.agent.peers.find(worker).gone)
-        except UnknownWorker:  # lost before this worker was started
+        except UnknownWorker:  # lost before this worker started
             return True
 
     def name_of(self, worker: int) -> str:
-        """A worker's name, as far as it is known."""
+        """Return a worker's name, or its number if the name is unknown."""
         try:
             return self.agent.peers.find(worker).record.name
         except UnknownWorker:
             return f"number {worker}"
 
-    # Both are called with the lock held.
+    # The caller of these two holds the lock.
 
     def new_fork(self) -> Id:
-        """An id for a fork."""
-        return self.me, self.life << LIFE | next(self._numbers)
+        """Return a new fork id."""
+        return self.me, self.incarnation << LIFE | next(self._serials)
 
     def new_rref(self, owner: WorkerRecord) -> tuple[Ref, int]:
-        """An id for a reference that is to be created, and the number of the one before it on the same owner, or -1."""
-        life = life_of(owner)
-        number = next(self._numbers)
-        after = self._latest.get((owner.id, life), -1)
-        self._latest[owner.id, life] = number
-        return (self.me, self.life << LIFE | number, life), after
+        """Return a new reference id, and the serial of the previous reference created on the same owner, or -1."""
+        incarnation = incarnation_of(owner)
+        serial = next(self._serials)
+        previous = self._latest.get((owner.id, incarnation), -1)
+        self._latest[owner.id, incarnation] = serial
+        return (self.me, self.incarnation << LIFE | serial, incarnation), previous
 
-    # -- values and uses --------------------------------------------------------------------------------------------
+    # -- values and users -------------------------------------------------------------------------------------------
 
     def find(self, rref: Ref) -> OwnerValue:
-        """A value that lives here, or is being made, or is to come."""
+        """Return the value of a reference that this worker owns. The value may not be computed yet."""
         with self.lock:
-            kept = self.kept.get(rref)
-        if kept is None:
-            raise self._gone(rref)
-        return kept
+            value = self.values.get(rref)
+        if value is None:
+            raise self._no_value(rref)
+        return value
 
-    def _gone(self, rref: Ref) -> ReferenceGone:
+    def _no_value(self, rref: Ref) -> ReferenceGone:
         return ReferenceGone(
-            f"{show(rref)} names nothing on worker {self.agent.me.name!r} (any more): it was released, or the workers "
-            "that held it are lost"
+            f"{describe(rref)} has no value on worker {self.agent.me.name!r}: it was released, or the workers that "
+            "held it are lost"
         )
 
     def find_for(self, caller: int, rref: Ref) -> OwnerValue:
-        """The same; but its creator may use a reference before the call that makes the value has come."""
+        """Return the value that `caller` asks for. Its creator may ask before the call that computes it arrives."""
         with self.lock:
-            kept = self.kept.get(rref)
-            if kept is None and rref[0] == caller and self.rules.to_come(rref):
-                kept = self.kept[rref] = OwnerValue()
-        if kept is None:
-            raise self._gone(rref)
-        return kept
+            value = self.values.get(rref)
+            if value is None and rref[0] == caller and self.rules.to_come(rref):
+                value = self.values[rref] = OwnerValue()
+        if value is None:
+            raise self._no_value(rref)
+        return value
 
-    def settle(self, use: UserRRef) -> None:
-        """It is known whether the owner knows of a fork."""
+    def settle(self, user: UserRRef) -> None:
+        """Record that the owner has confirmed a fork, or never will, and run the callbacks that wait for it."""
         with self.lock:
-            use.settled = True
-            waiters, use.waiters = use.waiters, []
+            user.settled = True
+            waiters, user.waiters = user.waiters, []
         for waiter in waiters:
             waiter()
 
-    def when_settled(self, uses: Sequence[UserRRef], action: Callable[[], None]) -> bool:
-        """Whether that is known of all these; if not, `action` is called when it is."""
+    def when_settled(self, users: Sequence[UserRRef], action: Callable[[], None]) -> bool:
+        """Return whether all these are settled. If not, `action` is called once they are."""
         with self.lock:
-            unknown = [use for use in uses if not use.settled]
-            left = len(unknown)
+            pending = [user for user in users if not user.settled]
+            left = len(pending)
 
             def settled() -> None:
                 nonlocal left
@@ -129,98 +123,98 @@ class RRefContext:
                 if last:
                     action()
 
-            for use in unknown:
-                use.waiters.append(settled)
-        return not unknown
+            for user in pending:
+                user.waiters.append(settled)
+        return not pending
 
     # -- effects ----------------------------------------------------------------------------------------------------
 
-    def carry_out(self, effects: Sequence[protocol.Effect]) -> None:
-        """Do what the rules say. The lock is not held."""
+    def perform(self, effects: Sequence[protocol.Effect]) -> None:
+        """Perform the effects that the rules returned. The caller does not hold the lock."""
         for effect in effects:
             match effect:
                 case protocol.RequestFork(to, rref, fork):
-                    self._tell(to, RRefForkRequest(rref, fork))
+                    self._send(to, RRefForkRequest(rref, fork))
                 case protocol.AcceptFork(to, fork, refused):
-                    self._tell(to, RRefForkAccept(fork, refused))
+                    self._send(to, RRefForkAccept(fork, refused))
                 case protocol.AcceptChild(to, fork):
-                    self._tell(to, RRefChildAccept(fork))
+                    self._send(to, RRefChildAccept(fork))
                 case protocol.Delete(to, rref, fork):
-                    self._tell(to, RRefUserDelete(rref, fork))
+                    self._send(to, RRefUserDelete(rref, fork))
                 case protocol.Freed(rref):
                     with self.lock:
-                        kept = self.kept.pop(rref, None)
-                    del kept  # not under the lock: it may be the user's, with a destructor
+                        value = self.values.pop(rref, None)
+                    del value  # without the lock: the user's object may have a destructor
                 case protocol.Orphaned(rref):
-                    self._orphan(rref)
+                    self._fail_orphan(rref)
                 case protocol.Confirmed(fork) | protocol.Refused(fork):
-                    self._decided(fork, effect)
+                    self._settle_fork(fork, effect)
 
-    def _tell(self, to: int, head: Any) -> None:
+    def _send(self, to: int, head: Any) -> None:
         with self.lock:
             self._sent[to] += 1
         self.agent.tell(to, head)
 
-    def _orphan(self, rref: Ref) -> None:
+    def _fail_orphan(self, rref: Ref) -> None:
         with self.lock:
-            kept = self.kept.get(rref)
-        if kept is not None:
-            text = f"{show(rref)}: its value will never come, because the worker that was to have it made is lost"
-            kept.set(None, ReferenceGone(text))
+            value = self.values.get(rref)
+        if value is not None:
+            text = f"{describe(rref)} will never have a value: the worker that created it is lost"
+            value.set(None, ReferenceGone(text))
 
-    def _decided(self, fork: Id, effect: protocol.Confirmed | protocol.Refused) -> None:
+    def _settle_fork(self, fork: Id, effect: protocol.Confirmed | protocol.Refused) -> None:
         with self.lock:
-            use = self.uses.get(fork)
-        if use is None:
+            user = self.users.get(fork)
+        if user is None:
             return
         if isinstance(effect, protocol.Confirmed):
-            use.confirmed = True
+            user.confirmed = True
         elif effect.owner_lost:
-            use.lost = True
+            user.owner_lost = True
         else:
-            use.given_up = True
-        self.settle(use)
+            user.refused = True
+        self.settle(user)
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _listen(self, kind: type, rule: Callable[[int, Any], list[protocol.Effect]]) -> None:
-        def heard(channel: Channel, head: Any, message: Message) -> None:
+    def _on_message(self, kind: type, rule: Callable[[int, Any], list[protocol.Effect]]) -> None:
+        def handle(channel: Channel, head: Any, message: Message) -> None:
             with self.lock:
                 if channel.session.state.is_over:
-                    return  # its sender is given up, and may have been started again
+                    return  # the sender is lost, and may have been restarted
                 sender = channel.worker.id
                 effects = rule(sender, head)
-            self.carry_out(effects)
+            self.perform(effects)
             with self.lock:
                 self._received[sender] += 1
 
-        self.agent.handle(kind, heard, urgent=True)
+        self.agent.handle(kind, handle, urgent=True)
 
-    def _requested(self, sender: int, head: RRefForkRequest) -> list[protocol.Effect]:
+    def _fork_requested(self, sender: int, head: RRefForkRequest) -> list[protocol.Effect]:
         effects = self.rules.requested(sender, head.rref, head.fork)
         if self.rules.owns(head.rref):
-            self.kept.setdefault(head.rref, OwnerValue())
+            self.values.setdefault(head.rref, OwnerValue())
         return effects
 
     def _on_lost(self, record: WorkerRecord, reason: str) -> None:
-        life = life_of(record)
+        incarnation = incarnation_of(record)
         with self.lock:
-            effects = self.rules.lost(record.id, life)
+            effects = self.rules.lost(record.id, incarnation)
             expected = [
                 rref
-                for rref in self.kept
-                if not self.rules.owns(rref) and (rref[0], rref[1] >> LIFE) == (record.id, life)
+                for rref in self.values
+                if not self.rules.owns(rref) and (rref[0], rref[1] >> LIFE) == (record.id, incarnation)
             ]
-            mailboxes = [kept.mailbox for kept in self.kept.values() if kept.mailbox is not None]
-            self._latest.pop((record.id, life), None)
+            queues = [value.queue for value in self.values.values() if value.queue is not None]
+            self._latest.pop((record.id, incarnation), None)
             del self._sent[record.id], self._received[record.id]
-        for mailbox in mailboxes:
-            mailbox.lost(record.id, life)
-        self.carry_out(effects)
+        for queue in queues:
+            queue.caller_lost(record.id, incarnation)
+        self.perform(effects)
         for rref in expected:
-            self._orphan(rref)
+            self._fail_orphan(rref)
             with self.lock:
-                self.kept.pop(rref, None)
+                self.values.pop(rref, None)
 
     def traffic(self, pending: bool) -> ReferenceTraffic:
         """See `Keeper.traffic`."""

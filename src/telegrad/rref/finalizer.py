@@ -1,7 +1,7 @@
-"""What happens to handles that die: in any thread, at any moment, in the middle of anything.
+"""Releases garbage-collected handles on a separate thread.
 
-A destructor may run while its thread holds a lock, this module's users' locks among them. So it only appends to a deque
-and raises a flag, neither of which takes a lock; a thread of its own does the rest.
+A destructor may run in any thread at any moment, even while its thread holds one of our locks. So it only appends to a
+deque and sets an event, neither of which takes a lock. A separate thread does the rest.
 """
 
 from __future__ import annotations
@@ -23,75 +23,75 @@ T = TypeVar("T")
 
 
 class Finalizer(Generic[T]):
-    """Has `sweep` called, on one thread, with everything that was `dropped`."""
+    """Calls `finalize` on one thread with every item that destructors enqueue."""
 
-    def __init__(self, runtime: Runtime, executor: Executor, sweep: Callable[[T], None]) -> None:
+    def __init__(self, runtime: Runtime, executor: Executor, finalize: Callable[[T], None]) -> None:
         self._runtime = runtime
         self._executor = executor
-        self._sweep = sweep
-        self._lock = threading.Lock()  # protects _begun
-        self._begun = False
+        self._finalize = finalize
+        self._lock = threading.Lock()  # protects _started
+        self._started = False
         self._closed = False
-        self._dropped: deque[T] = deque()
+        self._queue: deque[T] = deque()
         self._wake: Event | None = None
-        self._swept = 0
-        self._counted = 0
+        self._taken = 0
+        self._finished = 0
 
     def start(self) -> None:
-        """To be called before there is anything that could die; again does nothing."""
-        if self._begun:
+        """Start the thread, unless it runs. Call this before creating anything that needs finalizing."""
+        if self._started:
             return
         with self._lock:
-            begun, self._begun = self._begun, True
-        if not begun:
+            started, self._started = self._started, True
+        if not started:
             try:
                 self._executor.threads.start("references", self._run)
             except ResourceExhausted as error:
-                _log.warning("%s. References that die are given up later", error)
-                self._begun = False
+                _log.warning("%s. Garbage-collected references are released later", error)
+                self._started = False
                 self._executor.timers.at(self._runtime.now() + RETRY_DELAY, self.start)
 
-    def dropped(self, item: T) -> None:
-        """Called by destructors: no lock may be taken here."""
+    def enqueue(self, item: T) -> None:
+        """Have an item finalized. Called by destructors, so it takes no lock."""
         if self._closed:
             return
-        self._dropped.append(item)
+        self._queue.append(item)
         wake = self._wake
         if wake is not None:
             wake.set()
 
     def idle(self) -> bool:
-        """Whether everything that was dropped has been swept."""
-        return not self._dropped and self._swept == self._counted
+        """Return whether all enqueued items have been finalized."""
+        return not self._queue and self._finished == self._taken
 
     def close(self) -> None:
-        """Stop; what is dropped from now on matters to nobody."""
+        """Stop the thread. Items that are enqueued later are ignored."""
         self._closed = True
         if self._wake is not None:
             self._wake.set()
 
     def _run(self) -> None:
-        pause = self._runtime.event()  # never set; made while there is memory for it
+        pause = self._runtime.event()  # never set; created now, while there is memory for it
         while not self._closed:
             try:
-                self._sweep_once()
-            except Exception:  # noqa: BLE001 - no memory, most likely; what is dropped later must still be swept
-                _log.exception("what sweeps references failed; it goes on")
+                self._finalize_queued()
+            except Exception:  # noqa: BLE001 - most likely out of memory; later items must still be finalized
+                _log.exception("The thread that releases references failed; it will retry")
                 pause.wait(self._runtime.now() + RETRY_DELAY)
 
-    def _sweep_once(self) -> None:
-        """Wait until something is dropped, and sweep all that was."""
-        # Looked at after there is a flag to raise: nothing is dropped unseen.
+    def _finalize_queued(self) -> None:
+        """Wait until the queue has items, and finalize them all."""
+        # Create the event before looking at the queue, so that no item is missed.
         wake = self._wake = self._runtime.event()
-        if not self._dropped and not self._closed:
-            wake.wait(None)  # raised by `dropped` and by `close`
-        while self._dropped:
-            self._counted += 1  # before it is taken: see `idle`
+        if not self._queue and not self._closed:
+            wake.wait(None)  # set by `enqueue` and by `close`
+        while self._queue:
+            self._taken += 1  # before the item leaves the queue: see `idle`
             try:
-                item = self._dropped.popleft()
-                self._sweep(item)
-            except Exception:  # noqa: BLE001 - a fault of ours; the others must still be swept
-                _log.exception("a reference that died was not given up")
+                item = self._queue.popleft()
+                self._finalize(item)
+            except Exception:  # noqa: BLE001 - a bug in telegrad; the other items must still be finalized
+                _log.exception("A garbage-collected reference was not released")
             finally:
-                self._swept += 1
-                item = None  # type: ignore[assignment]  # or it would live until the next one dies
+                self._finished += 1
+                item = None  # type: ignore[assignment]  # or the item would stay alive until the next one

@@ -1,4 +1,4 @@
-"""A reference to a value that lives on one worker, its owner, and can be named by any."""
+"""`RRef`, a handle of a value that one worker owns and any worker can reference, and its proxies."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from telegrad.errors import CallError, DeadlineExceeded, ReferenceGone, Telegrad
 from telegrad.futures import Future
 from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
 from telegrad.protocol.ownership import LIFE, Id, Ref
+from telegrad.rref.confirmation import creation_future, wait_until_settled
+from telegrad.rref.ids import describe
 from telegrad.wire.messages import RRefBackwardReq, Visit
 from telegrad.wire.payload import Reference
 from telegrad.worker_info import WorkerInfo
@@ -28,40 +30,40 @@ METHOD = "@telegrad.method"
 
 
 class UserRRef:
-    """What is known here of one fork of a reference."""
+    """The state of one fork of a reference on a worker that is not the owner."""
 
-    __slots__ = ("confirmed", "creation", "creator", "error", "fork", "given_up", "lost", "settled", "waiters")
+    __slots__ = ("confirmed", "creation", "creator", "error", "fork", "owner_lost", "refused", "settled", "waiters")
 
     def __init__(self, fork: Id, *, creator: bool = False) -> None:
         self.fork = fork
         self.creator = creator
-        """This worker made the call that makes the value."""
+        """This worker made the call that computes the value."""
         self.confirmed = False
         self.settled = False
-        """Confirmed, or never to be."""
-        self.lost = False
-        """The owner is."""
-        self.given_up = False
-        """The owner has the value no more, because the worker that passed the reference on to us was lost."""
+        """Confirmed by the owner, or never going to be."""
+        self.owner_lost = False
+        self.refused = False
+        """The owner no longer has the value, because the worker that sent us the reference was lost."""
         self.creation: Call | None = None
-        """The call that made the value, when it has ended."""
+        """The call that computes the value, once it is over."""
         self.error: CallError | None = None
-        """Why that call was not answered."""
+        """Why that call failed."""
         self.waiters: list[Callable[[], None]] = []
 
 
 class RRef(Reference, Generic[T]):
-    """A reference to a value: ``RRef(value)`` to one that lives here, `remote` makes one elsewhere.
+    """A reference to a value: ``RRef(value)`` owns it on this worker, `remote` creates one on another.
 
-    It can be sent to any worker, in the arguments and results of calls. The owner keeps the value for as long as any
-    RRef of it is alive anywhere. `release`, the end of a ``with`` block or the end of the object gives it up.
+    References can be sent to any worker in the arguments and results of calls. The owner keeps the value while any
+    RRef to it exists anywhere. `release`, the end of a ``with`` block, or garbage collection drops a reference.
     """
 
-    __slots__ = ("__weakref__", "_book", "_id", "_ordered", "_owner", "_released", "_use")
+    __slots__ = ("__weakref__", "_id", "_manager", "_ordered", "_owner", "_released", "_user")
 
-    _book: RRefManager
+    _manager: RRefManager
     _id: Ref
-    _use: UserRRef | None
+    _user: UserRRef | None
+    """None on the owner."""
     _owner: int
     _ordered: bool
     _released: bool
@@ -70,128 +72,132 @@ class RRef(Reference, Generic[T]):
         return default_agent().references.own(value, ordered=ordered, cls=cls)  # type: ignore[return-value]  # it makes a `cls`
 
     @classmethod
-    def _make(cls, book: RRefManager, rref: Ref, use: UserRRef | None, owner: int, ordered: bool) -> Self:
+    def _make(cls, manager: RRefManager, rref: Ref, user: UserRRef | None, owner: int, ordered: bool) -> Self:
         made = object.__new__(cls)
-        made._book, made._id, made._use, made._owner, made._ordered = book, rref, use, owner, ordered
+        made._manager, made._id, made._user, made._owner, made._ordered = manager, rref, user, owner, ordered
         made._released = False
         return made
 
-    # -- who ------------------------------------------------------------------------------------------------------
+    # -- owner ------------------------------------------------------------------------------------------------------
 
     def is_owner(self) -> bool:
-        """Whether the value lives on this worker."""
-        return self._use is None
+        """Return whether this worker owns the value."""
+        return self._user is None
 
     def owner(self) -> WorkerInfo:
-        """The worker that the value lives on."""
+        """Return the worker that owns the value."""
         return WorkerInfo(self.owner_name(), self._owner)
 
     def owner_name(self) -> str:
-        """Its name."""
-        return self._book.name_of(self._owner)
+        """Return the name of the worker that owns the value."""
+        return self._manager.context.name_of(self._owner)
 
     def confirmed_by_owner(self) -> bool:
-        """Whether the owner is known to know of this reference."""
-        return self._use is None or self._use.confirmed
+        """Return whether the owner has confirmed this reference."""
+        return self._user is None or self._user.confirmed
 
     def __repr__(self) -> str:
         state = ", released" if self._released else ""
         return f"RRef({self._id[0]}:{self._id[1] & ((1 << LIFE) - 1)} on worker {self.owner_name()!r}{state})"
 
-    # -- the value ------------------------------------------------------------------------------------------------
+    # -- value ------------------------------------------------------------------------------------------------------
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
-        """The value: itself on its owner, elsewhere a copy, with its autograd edge in a context.
+        """Return the value itself on its owner, or a copy elsewhere. In a context, gradients flow through the copy.
 
-        Waits until there is one. Raises what the function raised that was to make it, each time.
+        Waits until the value is computed. If its function raised, every call of `to_here` raises that exception.
         """
-        if self._use is None:
+        if self._user is None:
             return self._local(timeout)
-        self._ready(timeout)
-        visit = Visit(self._id, "")
-        call = self._book.agent.client.begin(self._owner, FETCH, (), None, given_timeout(timeout), visit=visit)
+        self._ensure_usable(timeout)
+        access = Visit(self._id, "")
+        call = self._manager.agent.client.begin(self._owner, FETCH, (), None, given_timeout(timeout), visit=access)
         return self._complete(call, "to_here")  # type: ignore[no-any-return]
 
     def local_value(self) -> T:
-        """The value, on its owner. Waits until there is one."""
-        if self._use is not None:
+        """Return the value on its owner, and wait until it is computed."""
+        if self._user is not None:
             raise TelegradError(
-                f"{self!r}: can't call localValue() on a user: worker {self._book.agent.me.name!r} is not its owner. "
-                "UserRRef to_here() for a copy, or rpc_sync() to call a method where the value is"
+                f"{self!r}: can't call localValue() on a user: worker {self._manager.agent.me.name!r} is not its "
+                "owner. Use to_here() for a copy, or rpc_sync() to call a method on the owner"
             )
         return self._local(UNSET_RPC_TIMEOUT)
 
     def _local(self, timeout: float) -> T:
         self._check()
-        return self._book.value(self._id, self._book.deadline(timeout))  # type: ignore[no-any-return]
+        return self._manager.value(self._id, self._manager.deadline(timeout))  # type: ignore[no-any-return]
 
     def _check(self) -> None:
-        self._book.check_open()
+        """Raise an error if the agent is closed or this handle was released."""
+        self._manager.check_open()
         if self._released:
             raise self.released_error()
 
     def released_error(self) -> ReferenceGone:
-        """What a use after the end raises."""
-        return ReferenceGone(f"{self!r} was released, and cannot be used any more")
+        """Return the error for access to a released handle."""
+        return ReferenceGone(f"{self!r} was released and can no longer be used")
 
-    def _ready(self, timeout: float) -> None:
-        """Make sure that the owner knows of this reference; its creator need not wait for that."""
-        use, book = self._use, self._book
-        assert use is not None
-        if self._released or book.closed or book.agent.closed:
+    def _ensure_usable(self, timeout: float) -> None:
+        """Wait until the owner has confirmed this reference, and raise if it never will. Its creator need not wait."""
+        user, manager = self._user, self._manager
+        assert user is not None
+        if self._released or manager.closed or manager.agent.closed:
             self._check()
-        if not use.settled and not use.creator:
-            book.wait_for(use, self, timeout)
+        if not user.settled and not user.creator:
+            wait_until_settled(self, user, timeout)
             self._check()
-        if use.lost or use.given_up or use.error is not None:
-            self._usable(use)
+        if user.owner_lost or user.refused or user.error is not None:
+            self._check_user(user)
 
-    def _usable(self, use: UserRRef) -> None:
-        if use.lost:
-            raise self._book.owner_lost(self._id, self._owner)
-        if use.given_up:
+    def _check_user(self, user: UserRRef) -> None:
+        """Raise an error if the owner cannot provide the value."""
+        if user.owner_lost:
+            name = self.owner_name()
+            raise WorkerLost(f"{describe(self._id)} is gone: worker {name!r}, its owner, is lost", worker=name)
+        if user.refused:
             raise ReferenceGone(
-                f"{self!r} names nothing: the worker that passed it on was lost, and its owner knew of no other holder"
+                f"{self!r} no longer exists: the worker that sent it was lost before its owner confirmed it"
             )
-        if use.error is not None:
-            raise _about(use.error, f"{self!r} has no value: {use.error}") from use.error
+        if user.error is not None:
+            raise _with_text(user.error, f"{self!r} has no value: {user.error}") from user.error
 
     def _complete(self, call: Call, what: Method) -> Any:
-        calling = self._book.agent.client
+        """Wait for a call and return its result."""
+        client = self._manager.agent.client
         try:
-            calling.wait(call)
+            client.wait(call)
         except BaseException:
-            calling.cancel(call, "the caller was interrupted")
+            client.cancel(call, "the caller was interrupted")
             raise
         if call.error is not None and isinstance(call.error, WorkerLost | DeadlineExceeded):
-            raise _about(call.error, f"{shown(what)}() of {self!r}: {call.error}") from call.error
-        return calling.result(call)
+            raise _with_text(call.error, f"{method_name(what)}() of {self!r}: {call.error}") from call.error
+        return client.result(call)
 
     # -- methods of the value ---------------------------------------------------------------------------------------
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Proxy:
-        """Methods of the value, run on its owner: ``rref.rpc_sync().method(*args)`` returns the result."""
+        """Call methods of the value on its owner: ``rref.rpc_sync().method(*args)`` returns the result."""
         return Proxy(self, timeout, _call_sync)
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Proxy:
-        """The same, with a future of the result."""
+        """Call methods of the value on its owner, and return a future of the result."""
         return Proxy(self, timeout, _call_async)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Proxy:
-        """The same, with a reference to the result, which stays on the owner."""
+        """Call methods of the value on its owner, and return a reference to the result, which stays there."""
         return Proxy(self, timeout, _call_remote)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """Run a backward pass from the value, on its owner: a distributed one in that context; with -1 a local one."""
-        if self._use is None:
+        """Run a backward pass from the value on its owner: a distributed one in that context, or a local one for -1."""
+        if self._user is None:
             self._check()
-            self._book.run_backward(self._owner, self._id, dist_autograd_ctx_id, retain_graph)
+            self._manager.service.run_backward(self._owner, self._id, dist_autograd_ctx_id, retain_graph)
             return
-        self._ready(0)
-        context = self._book.agent.autograd.contexts.get(dist_autograd_ctx_id)
+        self._ensure_usable(0)
+        context = self._manager.agent.autograd.contexts.get(dist_autograd_ctx_id)
         if context is not None:
-            context.stepped.clear()  # what begins there is not stepped in the pass, see telegrad.optim
-        call = self._book.agent.client.ask(
+            context.stepped.clear()  # a pass that starts on another worker has no optimizer steps: see telegrad.optim
+        call = self._manager.agent.client.ask(
             self._owner,
             f"backward of {self!r}",
             lambda number: RRefBackwardReq(number, self._id, int(dist_autograd_ctx_id), retain_graph),
@@ -199,13 +205,13 @@ class RRef(Reference, Generic[T]):
         )
         self._complete(call, "backward")
 
-    # -- the end ----------------------------------------------------------------------------------------------------
+    # -- release ----------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Give this reference up now. Others of the same value are not touched."""
+        """Drop this reference now. Other references to the same value are not affected."""
         if not self._released:
             self._released = True
-            self._give_up()
+            self._drop()
 
     def __enter__(self) -> Self:
         return self
@@ -216,79 +222,80 @@ class RRef(Reference, Generic[T]):
         self.release()
 
     def __del__(self) -> None:
-        # Runs in any thread, at any moment: see RRefManager.dropped.
+        # Runs in any thread, at any moment: see telegrad.rref.finalizer.
         if not getattr(self, "_released", True):
-            self._give_up()
+            self._drop()
 
-    def _give_up(self) -> None:
-        self._book.dropped(self._id, self._use.fork if self._use is not None else None, self._owner, self._ordered)
+    def _drop(self) -> None:
+        self._manager.drop(self._id, self._user.fork if self._user is not None else None, self._owner, self._ordered)
 
     # -- PyTorch's private names --------------------------------------------------------------------------------------
 
     def _get_future(self) -> Future[Any]:
-        """A future of the call that makes the value; it carries no value."""
-        return self._book.future_of(self)
+        """Return a future of the call that computes the value. Its result is None."""
+        return creation_future(self)
 
 
 Method = str | Callable[..., Any]
-"""The name of a method of the value, or a function that gets the value as its first argument."""
+"""The name of a method of the value, or a function that takes the value as its first argument."""
 
-Way = Callable[[RRef[Any], float, Method, tuple[Any, ...], dict[str, Any]], Any]
+MethodCaller = Callable[[RRef[Any], float, Method, tuple[Any, ...], dict[str, Any]], Any]
+"""Calls a method: `_call_sync`, `_call_async` or `_call_remote`."""
 
 
 class Proxy:
-    """Stands for the value of a reference: what is called on it is called where the value lives, in one round trip."""
+    """Stands in for the value of a reference: method calls run on its owner, in one round trip."""
 
-    # With a dict, though an empty one: else code that looks at any object's __dict__ would get a method of the value.
-    __slots__ = ("__dict__", "_rref", "_timeout", "_way")
+    # Has an empty __dict__: otherwise code that reads any object's __dict__ would get a method of the value.
+    __slots__ = ("__dict__", "_method_caller", "_rref", "_timeout")
 
-    def __init__(self, rref: RRef[Any], timeout: float, way: Way) -> None:
+    def __init__(self, rref: RRef[Any], timeout: float, method_caller: MethodCaller) -> None:
         self._rref = rref
         self._timeout = timeout
-        self._way = way
+        self._method_caller = method_caller
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
-            return self._way(self._rref, self._timeout, name, args, kwargs)
+            return self._method_caller(self._rref, self._timeout, name, args, kwargs)
 
         method.__name__ = name
         return method
 
 
 def call_through(proxy: Proxy, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``function(value, *args, **kwargs)`` where the value lives, in the way of the proxy, in one round trip."""
-    return proxy._way(proxy._rref, proxy._timeout, function, args, kwargs)
+    """Run ``function(value, *args, **kwargs)`` on the value's owner, in one round trip, as the proxy calls methods."""
+    return proxy._method_caller(proxy._rref, proxy._timeout, function, args, kwargs)
 
 
-def shown(method: Method) -> str:
-    """What is called, for people."""
+def method_name(method: Method) -> str:
+    """Return the name of a method, for error messages."""
     return method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
 
 
-def _call_sync(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return rref._complete(_visit(rref, timeout, name, args, kwargs, rref._book.agent.client.begin), name)
+class PendingCall:
+    """A method call in progress; the thread that waits for it reads the reply.
 
-
-class Begun:
-    """A call of a method that has begun, and whose answer is read by the thread that waits for it.
-
-    A future has its answer read by another thread, if nobody waits for it, which takes time; so this is for callers
-    that are sure to wait soon.
+    Another thread reads the reply of a future that nobody waits for, which takes longer. Use this if you are sure to
+    wait soon.
     """
 
     __slots__ = ("_call", "_name", "_rref")
 
     def __init__(self, rref: RRef[Any], name: str, *args: Any) -> None:
         self._rref, self._name = rref, name
-        self._call = _visit(rref, UNSET_RPC_TIMEOUT, name, args, {}, rref._book.agent.client.begin)
+        self._call = _call_method(rref, UNSET_RPC_TIMEOUT, name, args, {}, rref._manager.agent.client.begin)
 
     def wait(self) -> Any:
-        """The result; raises what the method raised."""
+        """Return the result, or raise what the method raised."""
         return self._rref._complete(self._call, self._name)
 
     def cancel(self) -> bool:
-        """Give the call up and tell the callee. False if it has ended."""
-        return self._rref._book.agent.cancel(self._call)
+        """Cancel the call on both sides. Returns False if it is over."""
+        return self._rref._manager.agent.cancel(self._call)
+
+
+def _call_sync(rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rref._complete(_call_method(rref, timeout, name, args, kwargs, rref._manager.agent.client.begin), name)
 
 
 def _call_async(
@@ -299,20 +306,20 @@ def _call_async(
     kwargs: dict[str, Any],
     make: Callable[..., Future[Any]] = Future,
 ) -> Future[Any]:
-    future = make(rref._book.agent, keeps=rref)
-    return _visit(rref, timeout, name, args, kwargs, future.start)
+    future = make(rref._manager.agent, keeps=rref)
+    return _call_method(rref, timeout, name, args, kwargs, future.start)
 
 
 def _call_remote(
     rref: RRef[Any], timeout: float, name: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> RRef[Any]:
-    return _visit(rref, timeout, name, args, kwargs, partial(rref._book.create, keeps=rref))
+    return _call_method(rref, timeout, name, args, kwargs, partial(rref._manager.create, keeps=rref))
 
 
 R = TypeVar("R")
 
 
-def _visit(
+def _call_method(
     rref: RRef[Any],
     timeout: float,
     name: Method,
@@ -320,27 +327,28 @@ def _visit(
     kwargs: dict[str, Any],
     start: Callable[..., R],
 ) -> R:
-    """Start a call of a method; if its object takes calls in order, with its number."""
-    if rref._use is not None:
-        rref._ready(timeout)
+    """Start a method call, numbered if the object is ordered."""
+    if rref._user is not None:
+        rref._ensure_usable(timeout)
     else:
         rref._check()
     if not isinstance(name, str):
         name, args = "", (name, *args)
     elif type(name) is not str:
-        name = str.__str__(name)  # no message holds a string of the user's own kind
+        name = str.__str__(name)  # messages cannot hold subclasses of str
     seconds = None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout)
     if not rref._ordered:
         return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name))
-    turn = rref._book.next_turn(rref._owner, rref._id)
+    position = rref._manager.sequencer.next(rref._owner, rref._id)
     try:
-        return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name, turn))
+        return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name, position))
     except BaseException:
-        rref._book.skip_turn(rref._owner, turn)
+        rref._manager.skip_call(rref._owner, position)
         raise
 
 
-def _about(error: CallError, text: str) -> CallError:
+def _with_text(error: CallError, text: str) -> CallError:
+    """Return an error of the same type and details with another text."""
     return type(error)(
         text,
         worker=error.worker,

@@ -1,105 +1,170 @@
-"""Calls of one object, one at a time, in the order in which each caller made them.
+"""Ordered actors: their methods run one at a time, in the order in which each caller called them.
 
-Messages may overtake each other on the way, so each caller numbers its calls: a *turn* is a stream, which only that
-caller uses, and a number in it. Calls of different callers run in the order in which their turns come up here.
+Messages may overtake each other, so each caller numbers its calls on an object. `CallSequencer` is the caller's end:
+it assigns the numbers. `OrderedQueue` is the owner's end: it runs the calls of each caller by number. Calls of
+different callers run in the order in which they become ready.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from telegrad.protocol.ownership import LIFE
+from telegrad.errors import ReferenceGone
+from telegrad.protocol.ownership import LIFE, Ref
+from telegrad.rref.ids import describe
 from telegrad.wire.messages import Turn
 
 Task = Callable[[Callable[[], None]], None]
-"""Has a call run by another thread; it is given what to call when the call has ended."""
+"""Starts a call on another thread. Its argument must be called when the call is over."""
+
+
+# -- the owner's end --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Stream:
-    upcoming: int = 0
+class _IncomingSequence:
+    """The calls of one caller."""
+
+    next_number: int = 0
     end: int | None = None
-    """Where it ends, once its caller has said so."""
+    """The number after the last call, once the caller has sent it."""
     early: dict[int, Task | None] = field(default_factory=dict)
+    """Calls that arrived before an earlier one; None for a skipped call."""
 
 
 class OrderedQueue:
-    """What waits for its turn at one object.
+    """The pending calls of one ordered object.
 
-    >>> mailbox, log = OrderedQueue(), []
-    >>> mailbox.put(7, Turn((7, 0), 0, 1), lambda done: (log.append("second"), done()))
-    >>> mailbox.put(7, Turn((7, 0), 0, 0), lambda done: (log.append("first"), done()))
+    >>> queue, log = OrderedQueue(), []
+    >>> queue.put(7, Turn((7, 0), 0, 1), lambda done: (log.append("second"), done()))
+    >>> queue.put(7, Turn((7, 0), 0, 0), lambda done: (log.append("first"), done()))
     >>> log
     ['first', 'second']
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects all below
-        self._streams: dict[tuple[int, int], _Stream] = {}  # by caller and stream
-        self._lost: set[tuple[int, int]] = set()  # lives of callers that are gone
-        self._due: deque[Task] = deque()
+        self._sequences: dict[tuple[int, int], _IncomingSequence] = {}  # by caller and sequence id
+        self._lost: set[tuple[int, int]] = set()  # incarnations of callers that are lost
+        self._ready: deque[Task] = deque()
         self._running = False
 
-    def put(self, caller: int, turn: Turn, task: Task) -> None:
-        """A call came; it runs when all that its caller made before it have ended, and no other runs."""
+    def put(self, caller: int, position: Turn, task: Task) -> None:
+        """Add a call. It runs after all earlier calls of its caller, when no other call runs."""
         with self._lock:
-            self._arrived(caller, turn, task)
+            self._advance(caller, position, task)
         self._run_next()
 
-    def skip(self, caller: int, turn: Turn, *, last: bool = False) -> None:
-        """A call will not come. If it is the `last`, none will after it, and the stream ends here."""
+    def skip(self, caller: int, position: Turn, *, last: bool = False) -> None:
+        """Do not wait for a call. If it is the `last`, the caller's sequence ends here."""
         with self._lock:
-            if last and (caller, turn.stream >> LIFE) not in self._lost:
-                stream = self._streams.setdefault((caller, turn.stream), _Stream())
-                stream.end = turn.number
-                self._tidy(caller, turn.stream, stream)
+            if last and (caller, position.stream >> LIFE) not in self._lost:
+                sequence = self._sequences.setdefault((caller, position.stream), _IncomingSequence())
+                sequence.end = position.number
+                self._discard_if_complete(caller, position.stream, sequence)
             elif not last:
-                self._arrived(caller, turn, None)
+                self._advance(caller, position, None)
         self._run_next()
 
-    def lost(self, caller: int, life: int) -> None:
-        """A caller is gone: its calls that wait for one that will never come run now (and find that out)."""
+    def caller_lost(self, caller: int, incarnation: int) -> None:
+        """Run the remaining calls of a lost caller without waiting for the missing ones. They fail when they start."""
         with self._lock:
-            self._lost.add((caller, life))
-            for key in [key for key in self._streams if key[0] == caller and key[1] >> LIFE == life]:
-                stream = self._streams.pop(key)
-                self._due += [task for _, task in sorted(stream.early.items()) if task is not None]
+            self._lost.add((caller, incarnation))
+            for key in [key for key in self._sequences if key[0] == caller and key[1] >> LIFE == incarnation]:
+                sequence = self._sequences.pop(key)
+                self._ready += [task for _, task in sorted(sequence.early.items()) if task is not None]
         self._run_next()
 
-    def waiting(self) -> int:
-        """How many streams are remembered."""
-        return len(self._streams)
+    def sequence_count(self) -> int:
+        """Return the number of sequences that have not ended."""
+        return len(self._sequences)
 
-    def _arrived(self, caller: int, turn: Turn, task: Task | None) -> None:
-        if (caller, turn.stream >> LIFE) in self._lost:
+    def _advance(self, caller: int, position: Turn, task: Task | None) -> None:
+        if (caller, position.stream >> LIFE) in self._lost:
             if task is not None:
-                self._due.append(task)
+                self._ready.append(task)
             return
-        stream = self._streams.setdefault((caller, turn.stream), _Stream())
-        stream.early[turn.number] = task
-        while stream.upcoming in stream.early:
-            due = stream.early.pop(stream.upcoming)
-            stream.upcoming += 1
-            if due is not None:
-                self._due.append(due)
-        self._tidy(caller, turn.stream, stream)
+        sequence = self._sequences.setdefault((caller, position.stream), _IncomingSequence())
+        sequence.early[position.number] = task
+        while sequence.next_number in sequence.early:
+            ready = sequence.early.pop(sequence.next_number)
+            sequence.next_number += 1
+            if ready is not None:
+                self._ready.append(ready)
+        self._discard_if_complete(caller, position.stream, sequence)
 
-    def _tidy(self, caller: int, number: int, stream: _Stream) -> None:
-        if stream.end is not None and stream.upcoming >= stream.end:
-            del self._streams[caller, number]
+    def _discard_if_complete(self, caller: int, sequence_id: int, sequence: _IncomingSequence) -> None:
+        if sequence.end is not None and sequence.next_number >= sequence.end:
+            del self._sequences[caller, sequence_id]
 
     def _run_next(self) -> None:
         with self._lock:
-            if self._running or not self._due:
+            if self._running or not self._ready:
                 return
             self._running = True
-            task = self._due.popleft()
-        task(self._ended)
+            task = self._ready.popleft()
+        task(self._finish)
 
-    def _ended(self) -> None:
+    def _finish(self) -> None:
         with self._lock:
             self._running = False
         self._run_next()
+
+
+# -- the caller's end -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _OutgoingSequence:
+    """The calls that this worker makes on one object."""
+
+    id: int
+    next_number: int = 0
+    handles: int = 0
+
+
+class CallSequencer:
+    """Numbers the calls that this worker makes on ordered objects.
+
+    All handles of an object share one sequence, so calls through different handles keep their order.
+    """
+
+    def __init__(self, incarnation: int) -> None:
+        self._lock = threading.Lock()  # protects the two below
+        self._ids = itertools.count(incarnation << LIFE)  # the owner drops them when this incarnation is lost
+        self._sequences: dict[tuple[int, Ref], _OutgoingSequence] = {}
+
+    def open(self, owner: int, rref: Ref) -> None:
+        """Count another handle of an object."""
+        with self._lock:
+            sequence = self._sequences.get((owner, rref))
+            if sequence is None:
+                sequence = self._sequences[owner, rref] = _OutgoingSequence(next(self._ids))
+            sequence.handles += 1
+
+    def next(self, owner: int, rref: Ref) -> Turn:
+        """Return the position of the next call."""
+        with self._lock:
+            sequence = self._sequences.get((owner, rref))
+            if sequence is None:  # another thread has just released the handle
+                raise ReferenceGone(f"{describe(rref)} was released and can no longer be used")
+            sequence.next_number += 1
+            return Turn(rref, sequence.id, sequence.next_number - 1)
+
+    def close(self, owner: int, rref: Ref) -> Turn | None:
+        """Discount a handle. Return where the sequence ends, if it was the last handle and calls were made."""
+        with self._lock:
+            sequence = self._sequences[owner, rref]
+            sequence.handles -= 1
+            if sequence.handles:
+                return None
+            del self._sequences[owner, rref]
+            return Turn(rref, sequence.id, sequence.next_number) if sequence.next_number else None
+
+    def count(self) -> int:
+        """Return the number of open sequences."""
+        return len(self._sequences)

@@ -1,4 +1,4 @@
-"""A value that lives on this worker and has a name, from the moment that somebody uses the name."""
+"""A referenced value on the worker that owns it, possibly not computed yet."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 from telegrad.calls.exceptions import RemoteTraceback
 from telegrad.calls.reraise import another
 from telegrad.errors import CallError, RemoteError
-from telegrad.protocol.ownership import LIFE, Ref
 from telegrad.rref.ordered import OrderedQueue
 
 
 class OwnerValue:
-    """One value, or the error that it ended in, or what waits for either."""
+    """A value, the error raised instead of it, or the callbacks that wait for either."""
 
-    __slots__ = ("_lock", "_waiters", "call_error", "error", "mailbox", "ready", "value")
+    __slots__ = ("_lock", "_waiters", "call_error", "error", "queue", "ready", "value")
 
     def __init__(self, ordered: bool = False) -> None:
         self._lock = threading.Lock()  # protects the five below
@@ -26,14 +25,14 @@ class OwnerValue:
         self.value: Any = None
         self.error: Exception | None = None
         self.call_error: CallError | None = None
-        """Why the call that was to make the value was not answered; None if the function returned, or raised."""
-        self.mailbox = OrderedQueue() if ordered else None
+        """Why the call that computes the value failed; None if the function returned or raised."""
+        self.queue = OrderedQueue() if ordered else None
 
     def set(self, value: object, error: Exception | None = None, call_error: CallError | None = None) -> None:
-        """Here it is; only the first counts."""
+        """Set the value or the error. Only the first call has an effect."""
         with self._lock:
             if self.ready and self.error is not None:
-                self.call_error = call_error or self.call_error  # which is why the function was cancelled, if it was
+                self.call_error = call_error or self.call_error  # explains why the function was cancelled
             if self.ready:
                 return
             self.value, self.error, self.call_error, self.ready = value, error, call_error, True
@@ -42,34 +41,29 @@ class OwnerValue:
             waiter()
 
     def when_ready(self, action: Callable[[], None]) -> bool:
-        """Whether there is a value (or an error) now; if not, `action` is called when there is."""
+        """Return whether the value or error is set. If not, `action` is called once it is."""
         with self._lock:
             if not self.ready:
                 self._waiters.append(action)
             return self.ready
 
     def get(self) -> Any:
-        """The value; raises what the function raised that was to make it."""
+        """Return the value, or raise the exception of the function that computes it."""
         if self.error is not None:
-            # Not the one that is kept: it would collect the frames of all who see it, and these hold references, among
-            # them perhaps one to this very value, which would then never die.
+            # Raise a copy: the stored exception would collect the frames of everyone who sees it. Those frames may
+            # hold a reference to this very value, which would then never be freed.
             raise another(self.error)
         return self.value
 
 
-def to_keep(error: BaseException, worker: str) -> Exception:
-    """An exception as it is kept: with the text of its traceback as its cause, and without the frames."""
+def storable_error(error: BaseException, worker: str) -> Exception:
+    """Return an exception to store: without frames, and with the text of its traceback as its cause."""
     text = "".join(traceback.format_exception(error))
     if isinstance(error, Exception):
-        kept = another(error)
-    else:  # one that ends programs must not end that of whoever uses the reference
-        kept = RemoteError(f"the function that was to make the value raised {type(error).__name__}: {error}")
-        kept.worker = worker
-        kept.type_name, kept.remote_traceback = f"{type(error).__module__}.{type(error).__qualname__}", text
-    kept.__cause__ = RemoteTraceback(worker, text)
-    return kept
-
-
-def show(rref: Ref) -> str:
-    """A reference, for people."""
-    return f"reference {rref[0]}:{rref[1] & ((1 << LIFE) - 1)}"
+        stored = another(error)
+    else:  # SystemExit and the like must not end the program that uses the reference
+        stored = RemoteError(f"the function that computes the value raised {type(error).__name__}: {error}")
+        stored.worker = worker
+        stored.type_name, stored.remote_traceback = f"{type(error).__module__}.{type(error).__qualname__}", text
+    stored.__cause__ = RemoteTraceback(worker, text)
+    return stored

@@ -1,62 +1,56 @@
-"""What others do with the values that live here: fetch them, call their methods, start backward passes from them."""
+"""Serves access to values owned here: fetching them, calling their methods, running backward passes from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from telegrad.agent.agent import Agent
 from telegrad.calls.call import Served, current_served
 from telegrad.calls.server import AT_ONCE, DEFERRED
 from telegrad.connection.channel import Channel
-from telegrad.errors import ProtocolError
+from telegrad.errors import ProtocolError, TelegradError
 from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.protocol.ownership import Ref
-from telegrad.rref.handle import FETCH, METHOD, Method, shown
-from telegrad.rref.owner import OwnerValue, show
+from telegrad.rref.context import RRefContext
+from telegrad.rref.handle import FETCH, METHOD, Method, method_name
+from telegrad.rref.ids import describe
+from telegrad.rref.owner import OwnerValue
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import RRefBackwardReq, RRefBackwardResp, Visit
 
-Answer = Callable[[object, BaseException | None], None]
+if TYPE_CHECKING:
+    from telegrad.rref.manager import RRefManager
 
-
-class Host(Protocol):
-    """What keeps the values."""
-
-    agent: Agent
-
-    def find_for(self, caller: int, rref: Ref) -> OwnerValue:
-        """A value that a worker names."""
-
-    def run_backward(self, caller: int, rref: Ref, context: int, retain_graph: bool) -> None:
-        """Run a pass from a value."""
+Respond = Callable[[object, BaseException | None], None]
+"""Sends the result of a call, or its error."""
 
 
 class RRefService:
-    """Serves the uses of one agent's values."""
+    """Serves `to_here`, method calls and `backward` on the values of one agent."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._agent = host.agent
+    def __init__(self, manager: RRefManager, context: RRefContext) -> None:
+        self._manager = manager
+        self._context = context
+        self._agent = context.agent
         self._agent.register(FETCH[1:], self._fetch, deferred=True)
         self._agent.register(METHOD[1:], self._method, deferred=True)
         self._agent.handle(RRefBackwardReq, self._backward)
 
-    def _visited(self) -> tuple[Served, Visit, OwnerValue]:
-        """The call that is served, what it says of the value that it is about, and the value."""
+    def _accessed(self) -> tuple[Served, Visit, OwnerValue]:
+        """Return the current call, the access that it requests, and the value that it is about."""
         served = current_served.get()
         assert served is not None
-        visit = served.visit
-        if visit is None:
+        access = served.visit
+        if access is None:
             raise ProtocolError(f"worker {served.caller!r} sent a {served.function} that names no value")
-        return served, visit, self._host.find_for(served.worker.id, visit.rref)
+        return served, access, self._context.find_for(served.worker.id, access.rref)
 
-    def _later(self, task: Callable[[], None]) -> None:
-        """Run `task` on another thread, in the context, grad mode and autocast of this one."""
+    def _submit(self, task: Callable[[], None]) -> None:
+        """Run `task` on another thread, in this thread's context variables, grad mode and autocast."""
         context, grad, autocast = copy_context(), torch.is_grad_enabled(), current_autocast()
 
         def run() -> None:
@@ -65,93 +59,114 @@ class RRefService:
 
         self._agent.executor.submit(run)
 
-    def _fetch(self, answer: Answer) -> None:
-        _, _, kept = self._visited()
+    # -- fetch --------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, respond: Respond) -> None:
+        _, _, owned = self._accessed()
 
         def run() -> None:
-            answer(kept.value, kept.error)
+            respond(owned.value, owned.error)
 
-        if kept.ready or kept.when_ready(_as_now(partial(self._later, run))):
+        if owned.ready or owned.when_ready(_in_current_state(partial(self._submit, run))):
             run()
 
-    def _method(self, answer: Answer, /, *args: Any, **kwargs: Any) -> None:
-        served, visit, kept = self._visited()
-        name: Method = visit.method
+    # -- methods ------------------------------------------------------------------------------------------------------
+
+    def _method(self, respond: Respond, /, *args: Any, **kwargs: Any) -> None:
+        served, access, owned = self._accessed()
+        name: Method = access.method
         if not name:
             name, *rest = args
             args = tuple(rest)
-        if kept.ready and served.turn is None:
-            self._run(answer, served, kept, name, args, kwargs, None)
+        if owned.ready and served.turn is None:
+            self._run(respond, served, owned, name, args, kwargs, None)
             return
-        run = partial(self._run, answer, served, kept, name, args, kwargs)
+        run = partial(self._run, respond, served, owned, name, args, kwargs)
 
         def start() -> None:
-            turn, served.turn = served.turn, None
-            if turn is not None and kept.mailbox is not None:
-                kept.mailbox.put(served.worker.id, turn, _as_now(lambda ended: self._later(partial(run, ended))))
+            position, served.turn = served.turn, None
+            if position is not None and owned.queue is not None:
+                task = _in_current_state(lambda finish: self._submit(partial(run, finish)))
+                owned.queue.put(served.worker.id, position, task)
             else:
                 run(None)
 
-        if kept.ready or kept.when_ready(_as_now(partial(self._later, start))):
+        if owned.ready or owned.when_ready(_in_current_state(partial(self._submit, start))):
             start()
 
     def _run(
         self,
-        answer: Answer,
+        respond: Respond,
         served: Served,
-        kept: OwnerValue,
+        owned: OwnerValue,
         name: Method,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        ended: Callable[[], None] | None,
+        finish: Callable[[], None] | None,
     ) -> None:
-        """Call a method of a value that is there, and answer. `ended` lets the object's next call in order begin."""
+        """Call a method of a value that is ready, and respond. `finish` lets an ordered object's next call start."""
         deferred = False
 
-        def answer_and_end(value: object, error: BaseException | None) -> None:
+        def respond_and_finish(value: object, error: BaseException | None) -> None:
             try:
-                answer(value, error)
+                respond(value, error)
             finally:
-                if ended is not None and not deferred:
-                    ended()
+                if finish is not None and not deferred:
+                    finish()
 
         try:
-            value = kept.value if kept.error is None else kept.get()
-            served.function = f"{type(value).__name__}.{name}" if isinstance(name, str) else shown(name)
+            value = owned.value if owned.error is None else owned.get()
+            served.function = f"{type(value).__name__}.{name}" if isinstance(name, str) else method_name(name)
             if served.cancelled:
                 served.check()
             method = getattr(value, name) if isinstance(name, str) else partial(name, value)
             result = method(*args, **kwargs)
             deferred = getattr(method, DEFERRED, False)
-        except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
-            answer_and_end(None, error)
+        except BaseException as error:  # noqa: BLE001 - all exceptions of user code go to the caller
+            respond_and_finish(None, error)
             return
-        if ended is None and type(result) in AT_ONCE:
-            answer(result, None)
+        if finish is None and type(result) in AT_ONCE:
+            respond(result, None)
             return
-        self._agent.server.conclude(served, method, result, answer_and_end if ended is not None else answer)
-        if deferred and ended is not None:
-            # Its answer may need what the object's next calls bring, so these must not wait for it.
-            ended()
+        self._agent.server.conclude(served, method, result, respond_and_finish if finish is not None else respond)
+        if deferred and finish is not None:
+            # The response may depend on the object's next calls, so those must not wait for it.
+            finish()
+
+    # -- backward -----------------------------------------------------------------------------------------------------
 
     def _backward(self, channel: Channel, head: RRefBackwardReq, message: Message) -> None:
         caller = channel.worker.id
         self._agent.server.serve_message(
             channel,
             head.call,
-            f"backward of {show(head.rref)}",
-            lambda: self._host.run_backward(caller, head.rref, head.context, head.retain_graph),
+            f"backward of {describe(head.rref)}",
+            lambda: self.run_backward(caller, head.rref, head.context, head.retain_graph),
             RRefBackwardResp(head.call),
         )
 
+    def run_backward(self, caller: int, rref: Ref, context: int, retain_graph: bool) -> None:
+        """Run a backward pass from a value owned here: a distributed one, or with context -1 a local one."""
+        self._manager.check_open()
+        value = self._manager.wait_for_value(self._context.find_for(caller, rref), rref, None)
+        if not isinstance(value, torch.Tensor):
+            raise TelegradError(
+                f"RRef should contain a tensor for .backward(), but {describe(rref)} on worker "
+                f"{self._agent.me.name!r} is a {type(value).__name__}"
+            )
+        if context == -1:
+            torch.autograd.backward([value], retain_graph=retain_graph)
+        else:
+            self._agent.autograd.backward(context, [value], retain_graph)
 
-def _as_now(function: Callable[..., None]) -> Callable[..., None]:
-    """The function, to be called by any thread, in the context, grad mode and autocast that there are now."""
+
+def _in_current_state(function: Callable[..., None]) -> Callable[..., None]:
+    """Bind the current context variables, grad mode and autocast to a function that any thread may call."""
     context, grad, autocast = copy_context(), torch.is_grad_enabled(), current_autocast()
 
     def run(*args: Any) -> None:
         with torch.set_grad_enabled(grad), enter_autocast(autocast):
-            # A copy of the copy: a context can be entered only once at a time.
+            # Copy the copy: a context cannot be entered twice at the same time.
             context.copy().run(function, *args)
 
     return run

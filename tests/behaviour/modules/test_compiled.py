@@ -89,13 +89,13 @@ def test_a_compiled_part_is_compiled_where_it_is_placed(group: Group) -> None:
     assert type(part).__name__ == "OptimizedModule"
 
 
-def test_the_inside_of_a_compiled_part_cannot_be_placed_alone() -> None:
+def test_the_inner_module_of_a_compiled_part_cannot_be_placed() -> None:
     model = torch.nn.Sequential(torch.compile(torch.nn.Linear(4, 4), backend="eager"))
-    with pytest.raises(ValueError, match=r"'0\._orig_mod' is the inside of a module that torch.compile made.*'0'"):
+    with pytest.raises(ValueError, match=r"'0\._orig_mod' is inside a module made by torch.compile.*'0'"):
         split(model, {"0._orig_mod": "b"})
 
 
-def test_attributes_of_a_remote_part_are_read_anew_by_compiled_code() -> None:
+def test_compiled_code_reads_attributes_of_a_remote_part_each_time() -> None:
     dropout = RemoteModule("b", torch.nn.Dropout, (0.0,))
 
     def run(x: torch.Tensor) -> torch.Tensor:

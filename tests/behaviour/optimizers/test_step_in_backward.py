@@ -1,4 +1,4 @@
-"""A step that is part of the pass: when it happens, in whose passes, and what is left afterwards."""
+"""Optimizers that step inside backward passes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import gc
 
 import pytest
 import torch
+from tests.support.trained_model import Group, Local, Remote, assert_same, layers
 from torch import optim
 
-from support.trained_model import Group, Local, Remote, assert_same, layers
 from telegrad import autograd, rpc
 from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError, WorkersFailed
 from telegrad.optim import DistributedOptimizer
 
 
-def test_the_parameters_are_updated_when_backward_returns_and_no_gradient_is_kept(group: Group) -> None:
+def test_parameters_are_updated_and_gradients_freed_when_backward_returns(group: Group) -> None:
     remote, local = Remote(), Local()
     optimizer = DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.1, step_in_backward=True)
     own = torch.ones(4, 4, dtype=torch.double)
@@ -27,13 +27,13 @@ def test_the_parameters_are_updated_when_backward_returns_and_no_gradient_is_kep
                 assert autograd.get_gradients(context) == {}
         local.train(optim.SGD(local.tensors, lr=0.1), [0])
         assert_same(remote, local)
-        optimizer.step(context)  # has nothing to do
+        optimizer.step(context)  # does nothing
         assert_same(remote, local)
     assert remote.tensors[0].grad is own
     assert torch.equal(own, torch.ones_like(own))
 
 
-def test_a_parameter_that_several_calls_use_is_stepped_once_with_the_whole_gradient(group: Group) -> None:
+def test_a_parameter_used_by_several_calls_is_updated_once(group: Group) -> None:
     weight = torch.ones(3, dtype=torch.double, requires_grad=True)
     twin = weight.detach().clone().requires_grad_()
     layers[0] = [weight]
@@ -49,14 +49,14 @@ def test_a_parameter_that_several_calls_use_is_stepped_once_with_the_whole_gradi
     torch.testing.assert_close(weight, twin, rtol=1e-12, atol=0)
 
 
-def test_a_pass_that_begins_at_a_reference_is_stepped_too(group: Group) -> None:
+def test_step_handles_passes_that_start_at_a_reference(group: Group) -> None:
     weight = torch.ones(3, dtype=torch.double, requires_grad=True)
     layers[0] = [weight]
     optimizer = DistributedOptimizer(optim.SGD, [rpc.remote("b", first)], lr=0.25, step_in_backward=True)
     with autograd.context() as context:
-        there = rpc.remote("b", linear)
+        loss = rpc.remote("b", linear)
         context.backward(rpc.rpc_sync("b", linear))
-        there.backward(context)
+        loss.backward(context)
         optimizer.step(context)
     assert weight.tolist() == [0.5, 0.5, 0.5]
 
@@ -69,7 +69,7 @@ def times(number: float) -> torch.Tensor:
     return (number * layers[0][0].square()).sum()
 
 
-def test_passes_of_other_workers_step_with_their_own_optimizers(group: Group) -> None:
+def test_passes_of_different_workers_step_with_their_own_optimizers(group: Group) -> None:
     weight = torch.zeros(3, dtype=torch.double, requires_grad=True)
     layers[0] = [weight]
     rates = {"a": 1.0, "c": 100.0}
@@ -93,7 +93,7 @@ def backward_here(context: int) -> None:
     autograd.backward(context, [linear()])
 
 
-def test_a_pass_that_began_elsewhere_leaves_its_gradients_for_step(group: Group) -> None:
+def test_a_pass_started_on_another_worker_keeps_its_gradients_for_step(group: Group) -> None:
     weight = torch.zeros(3, dtype=torch.double, requires_grad=True)
     layers[0] = [weight]
     optimizer = DistributedOptimizer(optim.SGD, [rpc.remote("b", first)], lr=1.0, maximize=True, step_in_backward=True)
@@ -104,7 +104,7 @@ def test_a_pass_that_began_elsewhere_leaves_its_gradients_for_step(group: Group)
     assert torch.equal(weight, torch.ones_like(weight))
 
 
-def test_other_backwards_are_left_alone(group: Group) -> None:
+def test_local_passes_and_passes_into_grad_do_not_step(group: Group) -> None:
     weight = torch.zeros(3, dtype=torch.double, requires_grad=True)
     layers[0] = [weight]
     optimizer = DistributedOptimizer(optim.SGD, [rpc.remote("b", first)], lr=1.0, maximize=True, step_in_backward=True)
@@ -124,7 +124,7 @@ def product(x: torch.Tensor) -> torch.Tensor:
     return (x * layers[0][0]).sum()
 
 
-def test_when_the_optimizer_is_gone_nothing_steps_any_more(group: Group) -> None:
+def test_a_deleted_optimizer_no_longer_steps(group: Group) -> None:
     weight = torch.zeros(3, dtype=torch.double, requires_grad=True)
     layers[0] = [weight]
     optimizer = DistributedOptimizer(optim.SGD, [rpc.remote("b", first)], lr=1.0, maximize=True, step_in_backward=True)
@@ -142,15 +142,15 @@ def test_when_the_optimizer_is_gone_nothing_steps_any_more(group: Group) -> None
     assert torch.equal(weight, torch.full_like(weight, 2.0))
 
 
-def test_a_second_pass_over_changed_parameters_is_an_error_and_no_wrong_gradient(group: Group) -> None:
+def test_a_second_pass_over_changed_parameters_raises(group: Group) -> None:
     remote = Remote()
-    kept = DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.1, step_in_backward=True)
+    optimizer = DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.1, step_in_backward=True)
     with autograd.context() as context:
         loss = remote.loss(0)
         context.backward(loss, retain_graph=True)
         with pytest.raises(BackwardError, match="modified by an inplace operation"):
             context.backward(loss)
-    assert kept.param_groups
+    assert optimizer.param_groups  # alive until here
 
 
 class Failing(optim.SGD):
@@ -158,19 +158,19 @@ class Failing(optim.SGD):
         raise ValueError("Error running optimizer.")
 
 
-def test_a_step_that_fails_fails_the_pass(group: Group) -> None:
+def test_a_failed_step_fails_the_pass(group: Group) -> None:
     remote = Remote()
-    kept = DistributedOptimizer(Failing, remote.rrefs[2:3], lr=0.1, step_in_backward=True)
+    optimizer = DistributedOptimizer(Failing, remote.rrefs[2:3], lr=0.1, step_in_backward=True)
     with autograd.context() as context:
         with pytest.raises(BackwardError, match="Error running optimizer") as caught:
             context.backward(remote.loss(0))
         assert caught.value.worker == "c"
-    assert kept.param_groups
+    assert optimizer.param_groups  # alive until here
 
 
-def test_parameters_that_cannot_have_gradients_are_refused(group: Group) -> None:
+def test_parameters_without_requires_grad_raise(group: Group) -> None:
     remote = Remote()
     for tensor in remote.tensors:
         tensor.requires_grad_(False)
-    with pytest.raises(WorkersFailed, match="needs parameters that require grad, and number 0 of worker 'b'"):
+    with pytest.raises(WorkersFailed, match="needs parameters that require grad, but number 0 of worker 'b'"):
         DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.1, step_in_backward=True)

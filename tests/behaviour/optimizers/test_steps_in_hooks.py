@@ -1,4 +1,4 @@
-"""A post-accumulate hook may step, clip and empty gradients, also of the leaf that it belongs to."""
+"""Post-accumulate hooks that step, clip and clear gradients, including those of their own leaf."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.trained_model import Group
 from torch import optim
 
-from support.trained_model import Group
 from telegrad import autograd, rpc
 from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError
 from telegrad.optim import DistributedOptimizer, clip_grad_norm_
 
 LIMIT = 20.0
-"""Seconds for a pass: it is over in milliseconds, or hangs."""
+"""Seconds for a pass, which takes milliseconds unless it hangs."""
 
-there: dict[str, torch.Tensor] = {}
+on_b: dict[str, torch.Tensor] = {}
 
 
 def parameter(seed: int) -> torch.Tensor:
@@ -27,24 +27,24 @@ def parameter(seed: int) -> torch.Tensor:
 
 
 def times(x: torch.Tensor) -> torch.Tensor:
-    return x.sin() * there["q"].exp()
+    return x.sin() * on_b["q"].exp()
 
 
 def plus(x: torch.Tensor) -> torch.Tensor:
-    return x + there["q"]
+    return x + on_b["q"]
 
 
 @pytest.fixture
 def parameters() -> dict[str, torch.Tensor]:
-    """One of worker a, one of worker b."""
-    there["q"] = parameter(2)
-    return {"a": parameter(1), "b": there["q"]}
+    """Return a parameter of worker a and one of worker b."""
+    on_b["q"] = parameter(2)
+    return {"a": parameter(1), "b": on_b["q"]}
 
 
 def hooked_in_one_process(
     worker: str, parameters: dict[str, torch.Tensor], hook: Callable[[torch.Tensor], None]
 ) -> dict[str, torch.Tensor]:
-    """The same in one process, where `hook` is the hook of one of the parameters."""
+    """Run the pass in one process, with `hook` on one of the parameters."""
     twins = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
     twins[worker].register_post_accumulate_grad_hook(lambda tensor: hook(tensor))
     (twins["a"].sin() * twins["b"].exp()).sum().backward()
@@ -52,7 +52,7 @@ def hooked_in_one_process(
 
 
 def run(group: Group, parameters: dict[str, torch.Tensor], **options: Any) -> list[dict[torch.Tensor, torch.Tensor]]:
-    """Run one pass; returns the gradients that it leaves in the context, on both workers."""
+    """Run one pass, and return the gradients of the context on both workers."""
     with autograd.context() as context:
         contexts.append(context)
         context.backward(rpc.rpc_sync("b", times, (parameters["a"],)).sum(), timeout=LIMIT, **options)
@@ -67,7 +67,7 @@ contexts: list[int] = []
 
 
 @pytest.mark.parametrize("worker", ["a", "b"])
-def test_a_hook_that_steps_on_the_context_does_what_one_process_does(
+def test_a_hook_that_steps_with_the_context_works_as_in_one_process(
     group: Group, parameters: dict[str, torch.Tensor], worker: str
 ) -> None:
     twins = hooked_in_one_process(worker, parameters, lambda tensor: optim.SGD([tensor], lr=0.1).step())
@@ -81,10 +81,10 @@ def test_a_hook_that_steps_on_the_context_does_what_one_process_does(
 
 
 @pytest.mark.parametrize("worker", ["a", "b"])
-def test_a_hook_that_clips_does_what_one_process_does(
+def test_a_hook_that_clips_works_as_in_one_process(
     group: Group, parameters: dict[str, torch.Tensor], worker: str
 ) -> None:
-    twins = hooked_in_one_process(worker, parameters, lambda tensor: clip_here([tensor]))
+    twins = hooked_in_one_process(worker, parameters, lambda tensor: clip_locally([tensor]))
     with acting_as(group[worker]):
         rref = rpc.RRef(parameters[worker])
     seen = []
@@ -99,11 +99,11 @@ def test_a_hook_that_clips_does_what_one_process_does(
     torch.testing.assert_close(seen[0], twins[worker].grad)
 
 
-def clip_here(tensors: list[torch.Tensor]) -> None:
+def clip_locally(tensors: list[torch.Tensor]) -> None:
     torch.nn.utils.clip_grad_norm_(tensors, 0.5)
 
 
-def test_a_hook_that_empties_the_gradient_leaves_none_in_the_context(
+def test_a_hook_that_clears_the_gradient_leaves_none_in_the_context(
     group: Group, parameters: dict[str, torch.Tensor]
 ) -> None:
     optimizer = DistributedOptimizer(optim.SGD, [rpc.RRef(parameters["a"])], lr=0.1)
@@ -113,18 +113,16 @@ def test_a_hook_that_empties_the_gradient_leaves_none_in_the_context(
     assert found[1].keys() == {parameters["b"]}
 
 
-def test_a_step_without_a_context_in_a_hook_says_at_once_what_to_give(
-    group: Group, parameters: dict[str, torch.Tensor]
-) -> None:
+def test_a_step_without_a_context_in_a_hook_raises(group: Group, parameters: dict[str, torch.Tensor]) -> None:
     optimizer = DistributedOptimizer(optim.SGD, [rpc.RRef(parameters["a"])], lr=0.1)
     parameters["a"].register_post_accumulate_grad_hook(lambda _: optimizer.step())
     before = parameters["a"].detach().clone()
-    with pytest.raises(BackwardError, match=r"step\(\) found no .grad on any worker: give it the id of the context"):
+    with pytest.raises(BackwardError, match=r"step\(\) found no .grad on any worker: pass the id of the context"):
         run(group, parameters)
     assert torch.equal(parameters["a"].detach(), before)
 
 
-def test_a_step_without_a_context_in_a_hook_of_a_pass_into_grad_does_what_one_process_does(
+def test_a_step_without_a_context_in_a_hook_works_in_a_pass_into_grad(
     group: Group, parameters: dict[str, torch.Tensor]
 ) -> None:
     twins = hooked_in_one_process("a", parameters, lambda tensor: optim.SGD([tensor], lr=0.1).step())
@@ -134,11 +132,11 @@ def test_a_step_without_a_context_in_a_hook_of_a_pass_into_grad_does_what_one_pr
     assert torch.equal(parameters["a"].detach(), twins["a"].detach())
 
 
-def test_contexts_at_once_whose_hooks_on_two_workers_step_all_parameters_all_end(
+def test_concurrent_contexts_whose_hooks_step_on_two_workers_do_not_deadlock(
     group: Group, parameters: dict[str, torch.Tensor]
 ) -> None:
     optimizers = {}
-    kept.update(parameters)
+    by_worker.update(parameters)
     for name, other in (("a", "b"), ("b", "a")):
         with acting_as(group[name]):
             rrefs = [rpc.RRef(parameters[name]), rpc.rpc_sync(other, reference_to, (other,))]
@@ -151,7 +149,7 @@ def test_contexts_at_once_whose_hooks_on_two_workers_step_all_parameters_all_end
             assert tensor.grad is not None
             factor = tensor.grad[0].item()
             optimizers[name].step(context_of[factor])
-            assert tensor.grad[0].item() == factor  # another context's is another number
+            assert tensor.grad[0].item() == factor  # not replaced by another context's
 
         return step
 
@@ -169,7 +167,7 @@ def test_contexts_at_once_whose_hooks_on_two_workers_step_all_parameters_all_end
                         loss = rpc.rpc_sync("b", plus, (parameters["a"],)).sum() * factor
                         context.backward(loss, timeout=LIMIT)
             ended[number] = True
-        except Exception as error:  # noqa: BLE001 - shown below
+        except Exception as error:  # noqa: BLE001 - checked below
             ended[number] = error
 
     threads = [threading.Thread(target=train, args=(number,), daemon=True) for number in range(6)]
@@ -181,8 +179,8 @@ def test_contexts_at_once_whose_hooks_on_two_workers_step_all_parameters_all_end
     assert all(tensor.grad is None for tensor in parameters.values())
 
 
-kept: dict[str, torch.Tensor] = {}
+by_worker: dict[str, torch.Tensor] = {}
 
 
 def reference_to(name: str) -> rpc.RRef[torch.Tensor]:
-    return rpc.RRef(kept[name])
+    return rpc.RRef(by_worker[name])

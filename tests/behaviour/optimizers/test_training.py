@@ -1,6 +1,6 @@
-"""Saved in the middle and restored in another group, training goes on as if nothing had happened.
+"""Training that is saved, and restored in another group, continues as if it had not been interrupted.
 
-What is trained is in the examples, which show by themselves that each step has the loss that it has in one process.
+These tests train the examples, which show that each step has the same loss as in one process.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.paths import ROOT
 
 import telegrad
-from support.paths import ROOT
 from telegrad import launch
 
 EXAMPLES = ROOT / "examples"
@@ -28,16 +28,16 @@ def _examples_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both_halves(half: Half, workers: list[str], path: Path) -> list[Any]:
-    """What the two halves of a training told, each in a group of its own; between them, the state is in a file."""
-    told = []
+    """Run each half of a training in its own group, pass the state through a file, and return the losses of both."""
+    losses_of_halves = []
     state = None
     for number in range(2):
         results = launch.local(half, workers, (number, state), timeout=100)
         losses, saved = next(result for result in results if result is not None)
         torch.save(saved, path)
         state = torch.load(path, weights_only=False)
-        told.append(losses)
-    return told
+        losses_of_halves.append(losses)
+    return losses_of_halves
 
 
 def close(losses: list[float], expected: list[float]) -> bool:
@@ -64,7 +64,7 @@ def half_with_a_server(number: int, state: Any) -> Any:
     return [losses[name] for name in example.TRAINERS], saved
 
 
-def test_a_parameter_server_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_a_parameter_server_continues_after_a_restart(tmp_path: Path) -> None:
     example = importlib.import_module("parameter_server")
     first, second = both_halves(half_with_a_server, ["ps", *example.TRAINERS], tmp_path / "state")
     for before, after, expected in zip(first, second, example.train_alone(STEPS), strict=True):
@@ -92,7 +92,7 @@ def half_of_a_pipeline(number: int, state: Any) -> Any:
     }
 
 
-def test_a_pipeline_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_a_pipeline_continues_after_a_restart(tmp_path: Path) -> None:
     example = importlib.import_module("pipeline")
     first, second = both_halves(half_of_a_pipeline, ["trainer", "stage0", "stage1", "stage2"], tmp_path / "state")
     assert close(first + second, example.train_alone(STEPS))
@@ -126,13 +126,13 @@ def half_of_a_game(number: int, state: Any) -> Any:
     }
 
 
-def test_actors_and_their_learner_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_actors_and_their_learner_continue_after_a_restart(tmp_path: Path) -> None:
     example = importlib.import_module("actor_learner")
     first, second = both_halves(half_of_a_game, ["learner", *example.ACTORS], tmp_path / "state")
     assert close(first + second, example.train_alone())
 
 
-# -- a model that is split ------------------------------------------------------------------------------------
+# -- a split model -------------------------------------------------------------------------------------------
 
 
 def half_of_a_split_model(number: int, state: Any) -> Any:
@@ -155,7 +155,7 @@ def half_of_a_split_model(number: int, state: Any) -> Any:
     }
 
 
-def test_a_split_model_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_a_split_model_continues_after_a_restart(tmp_path: Path) -> None:
     example = importlib.import_module("encoder_decoder")
     first, second = both_halves(half_of_a_split_model, ["trainer", "left", "right"], tmp_path / "state")
     assert close(first + second, example.train_alone(range(STEPS)))

@@ -1,4 +1,4 @@
-"""Training on a network that loses, repeats and cuts, and with workers that die, over many seeds."""
+"""Training on a faulty network and with killed workers, over many seeds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.trained_model import Local, Remote, assert_same, layers
 from torch import optim
 
-from support.trained_model import Local, Remote, assert_same, layers
 from telegrad import autograd, rpc
 from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError, WorkerLost, WorkersFailed
@@ -19,18 +19,18 @@ FAULTS = Faults(longest_delay=0.02, drop=0.01, duplicate=0.02, cut=0.01)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_training_equals_one_process_whatever_the_network_does(seed: int) -> None:
-    folded = seed % 2 == 1
+def test_training_on_a_faulty_network_equals_one_process(seed: int) -> None:
+    in_backward = seed % 2 == 1
     sim = Simulation(seed, ["a", "b", "c"], faults=FAULTS)
     local = Local()
 
     def program() -> Remote:
         with acting_as(sim["a"]):
             remote = Remote()
-            optimizer = DistributedOptimizer(optim.Adam, remote.rrefs, lr=0.05, step_in_backward=folded)
+            optimizer = DistributedOptimizer(optim.Adam, remote.rrefs, lr=0.05, step_in_backward=in_backward)
             schedule = optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
             for step in range(4):
-                remote.train(optimizer, [step], None if folded else lambda context: clip(optimizer, context))
+                remote.train(optimizer, [step], None if in_backward else lambda context: clip(optimizer, context))
                 schedule.step()
             saved = optimizer.state_dict()
             optimizer.load_state_dict(saved)
@@ -42,7 +42,7 @@ def test_training_equals_one_process_whatever_the_network_does(seed: int) -> Non
     here = optim.Adam(local.tensors, lr=0.05)
     schedule = optim.lr_scheduler.ExponentialLR(here, 0.8)
     for step in range(5):
-        clips = None if folded or step == 4 else lambda: torch.nn.utils.clip_grad_norm_(local.tensors, 0.5)
+        clips = None if in_backward or step == 4 else lambda: torch.nn.utils.clip_grad_norm_(local.tensors, 0.5)
         local.train(here, [step], clips)
         schedule.step()
     assert_same(remote, local)
@@ -61,13 +61,13 @@ def linear(factor: int) -> torch.Tensor:
 
 
 class Slow(optim.SGD):
-    """Calls another worker in the middle of a step, so that other threads run while it is under way."""
+    """Calls another worker during a step, so that other threads run meanwhile."""
 
     def step(self, closure: Any = None) -> Any:
         (parameter,) = self.param_groups[0]["params"]
         grad = parameter.grad
         rpc.rpc_sync("a", abs, (-1,))
-        assert parameter.grad is grad, "another step changed .grad in the middle of this one"
+        assert parameter.grad is grad, "another step changed .grad during this one"
         super().step()
 
 
@@ -97,13 +97,13 @@ def test_steps_of_several_trainers_do_not_mix(seed: int, optimizer_class: type[o
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_when_an_owner_dies_the_trainer_is_told_and_nothing_hangs(seed: int) -> None:
+def test_the_trainer_gets_worker_lost_when_an_owner_dies(seed: int) -> None:
     sim = Simulation(seed, ["a", "b", "c"], faults=Faults(longest_delay=0.02))
-    folded = seed % 2 == 1
+    in_backward = seed % 2 == 1
 
     def train() -> str:
         remote = Remote()
-        optimizer = DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.05, step_in_backward=folded)
+        optimizer = DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.05, step_in_backward=in_backward)
         while True:
             remote.train(optimizer, [0])
 
@@ -124,6 +124,6 @@ def test_when_an_owner_dies_the_trainer_is_told_and_nothing_hangs(seed: int) -> 
     with sim:
         sim.run(program)
     (error,) = outcome
-    told = error.errors["c"] if isinstance(error, WorkersFailed) else error
-    assert isinstance(told, WorkerLost)
-    assert told.worker == "c"
+    lost = error.errors["c"] if isinstance(error, WorkersFailed) else error
+    assert isinstance(lost, WorkerLost)
+    assert lost.worker == "c"

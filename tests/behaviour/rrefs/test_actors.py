@@ -1,30 +1,21 @@
-"""Objects that take calls one at a time, in each caller's order."""
+"""Ordered actors, and references held at shutdown."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from tests.rref.test_handle import PATIENCE, Group, becomes_true, nothing_is_held
+from tests.support.rrefs import PATIENCE, Group, becomes_true
 
 from telegrad import rpc
 from telegrad.default_agent import acting_as
 from telegrad.errors import CallCancelled, DeadlineExceeded, PayloadError, ReferencesHeld
 from telegrad.rref.handle import RRef
 from telegrad.testing.group import local_group
-
-
-@pytest.fixture
-def group() -> Iterator[Group]:
-    with local_group(["a", "b", "c"]) as agents:
-        with acting_as(agents["a"]):
-            yield agents
-        assert becomes_true(lambda: nothing_is_held(agents)), [agent.references.held() for agent in agents.values()]
 
 
 class Actor:
@@ -54,7 +45,7 @@ class Actor:
         return rpc.rpc_async("c", abs, (-1,))
 
     def fail(self) -> None:
-        raise LookupError("as asked")
+        raise LookupError("on purpose")
 
     def hold(self) -> None:
         assert self.gate.wait(PATIENCE)
@@ -65,7 +56,7 @@ class Actor:
 
 
 class Unreadable:
-    """Can be sent, and not be rebuilt."""
+    """Can be pickled but not unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _refuse, ()
@@ -82,7 +73,7 @@ def note_many(rref: RRef[Actor], who: str) -> None:
 
 
 @pytest.mark.parametrize("owner", ["a", "b"])
-def test_calls_run_in_the_callers_order_large_and_small_plain_and_async(group: Group, owner: str) -> None:
+def test_calls_run_in_the_callers_order(group: Group, owner: str) -> None:
     rref = rpc.remote(owner, Actor, ordered=True)
     futures = []
     for number in range(30):
@@ -98,7 +89,7 @@ def test_calls_run_in_the_callers_order_large_and_small_plain_and_async(group: G
         future.wait()
 
 
-def test_every_caller_has_an_order_of_its_own(group: Group) -> None:
+def test_each_caller_has_its_own_order(group: Group) -> None:
     rref = rpc.remote("b", Actor, ordered=True)
     callers = [rpc.rpc_async(name, note_many, (rref, name)) for name in "abc"]
     for caller in callers:
@@ -124,7 +115,7 @@ def test_exceptions_skipped_and_undecodable_calls_do_not_stall_the_queue(group: 
     assert rref.rpc_sync().read() == ["after"]
 
 
-def test_calls_that_were_given_up_do_not_stall_the_queue(group: Group) -> None:
+def test_cancelled_and_timed_out_calls_do_not_stall_the_queue(group: Group) -> None:
     Actor.gate.clear()
     rref = rpc.remote("b", Actor, ordered=True)
     held = rref.rpc_async().hold()
@@ -144,7 +135,7 @@ def test_calls_that_were_given_up_do_not_stall_the_queue(group: Group) -> None:
     assert rref.rpc_sync().read() == ["held", "last"]
 
 
-def test_what_failed_to_be_made_answers_every_call(group: Group) -> None:
+def test_every_call_fails_when_the_actor_could_not_be_created(group: Group) -> None:
     rref = rpc.remote("b", Actor, (1, 2, 3), ordered=True)
     futures = [rref.rpc_async().note(number) for number in range(3)]
     for future in futures:
@@ -158,12 +149,12 @@ def test_a_local_value_can_be_an_actor(group: Group) -> None:
     assert [number for _, number in rref.rpc_sync().read()] == list(range(21))
 
 
-def test_callers_that_come_and_go_leave_nothing_with_the_actor(group: Group) -> None:
+def test_the_queue_forgets_callers_that_released_the_actor(group: Group) -> None:
     rref = rpc.remote("b", Actor, ordered=True)
     for _ in range(30):
         rpc.rpc_sync("c", note_once, (rref,))
-    [kept] = group["b"].references._ledger.kept.values()
-    assert becomes_true(lambda: kept.mailbox.waiting() <= 1)
+    [owned] = group["b"].references.context.values.values()
+    assert becomes_true(lambda: owned.queue.sequence_count() <= 1)
     assert len(rref.rpc_sync().read()) == 30
 
 
@@ -180,7 +171,7 @@ def leave_together(group: Group, **kwargs: Any) -> dict[str, Exception]:
     def leave(name: str) -> None:
         try:
             group[name].shutdown(timeout=PATIENCE, **kwargs)
-        except Exception as error:  # noqa: BLE001 - looked at by the test
+        except Exception as error:  # noqa: BLE001 - checked by the test
             errors[name] = error
 
     threads = [threading.Thread(target=leave, args=(name,)) for name in group]
@@ -191,7 +182,7 @@ def leave_together(group: Group, **kwargs: Any) -> dict[str, Exception]:
     return errors
 
 
-def test_references_that_are_held_at_shutdown_are_listed(caplog: pytest.LogCaptureFixture) -> None:
+def test_references_held_at_shutdown_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "telegrad")
     with local_group(["a", "b", "c"]) as agents:
         with acting_as(agents["a"]):
@@ -205,7 +196,7 @@ def test_references_that_are_held_at_shutdown_are_listed(caplog: pytest.LogCaptu
     ]
 
 
-def test_references_that_are_held_at_a_strict_shutdown_are_an_error() -> None:
+def test_references_held_at_a_strict_shutdown_raise() -> None:
     with local_group(["a", "b", "c"]) as agents:
         with acting_as(agents["a"]):
             rref = rpc.remote("b", Actor)
@@ -216,7 +207,7 @@ def test_references_that_are_held_at_a_strict_shutdown_are_an_error() -> None:
         assert all(agent.closed for agent in agents.values())
 
 
-def test_references_that_were_dropped_just_before_a_strict_shutdown_are_none() -> None:
+def test_references_dropped_just_before_a_strict_shutdown_are_not_reported() -> None:
     for _ in range(5):
         with local_group(["a", "b", "c"]) as agents:
             with acting_as(agents["a"]):

@@ -1,6 +1,6 @@
-"""Programs that create, pass on, use and drop references, on a network that loses, repeats and cuts, with kills.
+"""Random programs that create, send, use and drop references, on a faulty network and with killed workers.
 
-At the end every owner holds nothing, and nobody waited for ever.
+At the end every value has been freed, and no thread hangs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Handle = RRef[Any]
 
 
 class Box:
-    """A value with methods; it may hold references itself."""
+    """A value with methods that may hold references."""
 
     def __init__(self, content: object = None) -> None:
         self.content = content
@@ -45,7 +45,7 @@ class Box:
         return number
 
     def fail(self) -> None:
-        raise LookupError("as asked")
+        raise LookupError("on purpose")
 
 
 def make_box(*handles: Handle) -> Box:
@@ -53,24 +53,24 @@ def make_box(*handles: Handle) -> Box:
 
 
 def make_failing() -> Box:
-    raise LookupError("as asked")
+    raise LookupError("on purpose")
 
 
 def pass_along(way: list[str], handles: list[Handle]) -> list[Handle]:
-    """Send references through workers, and bring them (or others of the same values) back."""
+    """Send references through workers, and return handles of the same values."""
     if way:
         return rpc.rpc_sync(way[0], pass_along, (way[1:], handles))  # type: ignore[no-any-return]
     return handles
 
 
 def use(handle: Handle) -> None:
-    """What arrives in a call can be used at once, or never."""
-    assert handle._use is None or handle._use.settled, "a function runs with a reference that is not confirmed"
+    """Use a reference that arrived in a call, which is settled before the function runs."""
+    assert handle._user is None or handle._user.settled, "a function runs with a reference that is not confirmed"
     handle.rpc_sync().get()
 
 
-class Play:
-    """What one worker does in one seed."""
+class RandomProgram:
+    """The random actions of one worker."""
 
     def __init__(self, sim: Simulation, names: list[str], name: str, counts: Counter[str]) -> None:
         self.sim, self.names, self.name, self.counts = sim, names, name, counts
@@ -135,25 +135,25 @@ def _one_seed(seed: int) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     def program() -> None:
-        plays = {name: Play(sim, names, name, counts) for name in names}
-        threads = [sim.spawn(name, play.run) for name, play in plays.items()]
+        programs = {name: RandomProgram(sim, names, name, counts) for name in names}
+        threads = [sim.spawn(name, running.run) for name, running in programs.items()]
         if killed:
             sim.sleep(draw.uniform(0.0, 0.05))
             victim = draw.choice(names)
             doomed = sim[victim]
             sim.kill(victim)
             threads = [thread for thread in threads if thread.node != victim]
-            plays.pop(victim).mine.clear()
+            programs.pop(victim).mine.clear()
             counts["killed"] += 1
             del doomed
         for thread in threads:
             assert thread.join(sim.scheduler.now + 600), f"{thread.node} hangs:\n{sim.scheduler.stacks()}"
         if sim.scheduler.errors:
-            return  # which are raised
-        plays.clear()
+            return  # raised at the end of sim.run
+        programs.clear()
         for attempt in range(60):
             if attempt in (1, 10, 30):
-                gc.collect()  # exceptions and calls that are over may be in cycles
+                gc.collect()  # finished calls and exceptions may be in cycles
             sim.sleep(1.0)
             left = {name: agent.references.counts() for name, agent in sim.agents.items()}
             busy = [line for agent in sim.agents.values() for line in agent.activity()]
@@ -170,7 +170,7 @@ def _one_seed(seed: int) -> Counter[str]:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """pytest keeps what is logged: exceptions, so their frames, so the references in them."""
+    """Disable logging: pytest keeps logged exceptions, with their frames and the references in them."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -178,7 +178,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("block", range(12))
-def test_at_the_end_every_owner_holds_nothing(block: int) -> None:
+def test_every_value_is_freed_at_the_end(block: int) -> None:
     total: Counter[str] = Counter()
     for seed in range(block * 25, block * 25 + 25):
         try:

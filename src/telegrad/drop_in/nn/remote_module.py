@@ -59,12 +59,12 @@ class _RemoteModule(nn.RemoteModule):
     def _take_interface(self, interface: Any) -> None:
         """If there is one, become a module that torch.jit.script can compile."""
         if interface is not None:
-            held = self._of(self.module_rref, self.on, self.device, self._label)
+            held = self._from_rref(self.module_rref, self.on, self.device, self._label)
             methods = make_scriptable(self, interface, held)
             self.__dict__.update(is_scriptable=True, generated_methods=methods)
 
-    def _stand_for(self, on: str | int, device: str, rref: RRef[Any], label: str) -> None:
-        super()._stand_for(on, device, rref, label)
+    def _bind(self, on: str | int, device: str, rref: RRef[Any], label: str) -> None:
+        super()._bind(on, device, rref, label)
         mine = self.__dict__
         mine.update(training=True, _parameters={}, _buffers={}, _modules={})  # as torch has them: its own, and empty
         mine.update(is_device_map_set=False, generated_methods=_METHODS)
@@ -85,7 +85,7 @@ class _RemoteModule(nn.RemoteModule):
     ) -> nn.RemoteModule:
         """Another RemoteModule for a module that there is already."""
         place = nn.RemoteModule.init_from_module_rref(remote_device, module_rref, _module_interface_cls)
-        made = RemoteModule._of(module_rref, place.on, place.device, "module")
+        made = RemoteModule._from_rref(module_rref, place.on, place.device, "module")
         made._take_interface(_module_interface_cls)
         return made
 
@@ -96,11 +96,11 @@ class _RemoteModule(nn.RemoteModule):
         )
 
     def __repr__(self) -> str:
-        return f"RemoteModule({self._described()})"
+        return f"RemoteModule({self._description()})"
 
-    def _kept(self) -> dict[str, Any]:
+    def _local_state(self) -> dict[str, Any]:
         left_out = {*ADDED, "generated_methods"}  # a copy is not scriptable
-        return {name: value for name, value in super()._kept().items() if name not in left_out}
+        return {name: value for name, value in super()._local_state().items() if name not in left_out}
 
     def __reduce_in_call__(self) -> tuple[Any, ...]:
         return _received, (type(self), self.module_rref, self.on, self.device, self._label)
@@ -130,7 +130,7 @@ def _through(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    return getattr(cls._of(rref, on, device, label), method)(*args, **kwargs)
+    return getattr(cls._from_rref(rref, on, device, label), method)(*args, **kwargs)
 
 
 def _refuse(name: str) -> Callable[..., Any]:

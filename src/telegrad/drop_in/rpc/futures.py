@@ -22,7 +22,7 @@ class Future(TelegradFuture[T]):
     builtin = False
     """Whether the function is an operator of torch."""
 
-    def _shown(self, error: Exception) -> Exception:
+    def _translate(self, error: Exception) -> Exception:
         assert self._agent is not None
         shown = as_torch(error, self._agent, builtin=self.builtin)
         shown.__cause__ = error

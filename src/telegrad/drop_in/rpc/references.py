@@ -42,7 +42,7 @@ def _texts(method: Callable[P, R]) -> Callable[P, R]:
                 f"deletion. ({error})"
             ) from error
         except Exception as error:
-            raise as_torch(error, rref._book.agent) from error
+            raise as_torch(error, rref._manager.agent) from error
 
     return wrapper
 
@@ -70,37 +70,37 @@ class PyRRef(telegrad_rref.RRef[T]):
             return super().to_here(timeout)
         except CallError as error:
             # It may have failed meanwhile; and of one to oneself, that the function was cancelled may be known sooner.
-            self._check_creation(error if self._use is None and isinstance(error, CallCancelled) else None)
+            self._check_creation(error if self._user is None and isinstance(error, CallCancelled) else None)
             raise
 
     def _check_creation(self, error: CallError | None = None) -> None:
         """Raise an error, with torch's text, if the call that was to make the value was not answered."""
-        error = self._book.creation_error(self) or error
+        error = self._manager.creation_error(self) or error
         if error is not None:
             raise type(error)(_creation_text(error), worker=error.worker, elapsed=error.elapsed) from error
 
     @_texts
     def local_value(self) -> T:
         """The value, on its owner."""
-        if self._use is not None:
-            agent = self._book.agent
+        if self._user is not None:
+            agent = self._manager.agent
             raise TelegradError(
-                f"For UserRRef(rref_id={_show(self._id)}, fork_id={_show(self._use.fork)}), can't call localValue() on "
-                f"user {worker_text(agent, agent.me.name)}. Call it on owner {worker_text(agent, self.owner_name())}"
+                f"For UserRRef(rref_id={_show(self._id)}, fork_id={_show(self._user.fork)}), can't call localValue() "
+                f"on user {worker_text(agent, agent.me.name)}. Call it on owner {worker_text(agent, self.owner_name())}"
             )
         self._check_creation()
         return super().local_value()
 
     def _check(self) -> None:
         super()._check()
-        error = self._book.creation_error(self)
+        error = self._manager.creation_error(self)
         if error is not None:  # no CallError: no call has been made
             raise TelegradError(f"{self} cannot be used: {_creation_text(error)}") from error
 
     def __repr__(self) -> str:
-        if self._use is None:
+        if self._user is None:
             return f"OwnerRRef({_show(self._id)})"
-        return f"UserRRef(RRefId = {_show(self._id)}, ForkId = {_show(self._use.fork)})"
+        return f"UserRRef(RRefId = {_show(self._id)}, ForkId = {_show(self._user.fork)})"
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise RuntimeError(
@@ -128,20 +128,20 @@ class PyRRef(telegrad_rref.RRef[T]):
     @_texts
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Run a backward pass from the value, on its owner."""
-        if self._use is not None and dist_autograd_ctx_id == -1:
+        if self._user is not None and dist_autograd_ctx_id == -1:
             raise TelegradError("User RRefs require 'dist_autograd_ctx_id' to be specified")
         super().backward(dist_autograd_ctx_id, retain_graph)
 
     # -- torch's private names ----------------------------------------------------------------------------------------
 
     def _get_future(self) -> Any:
-        made: Future[Any] = Future(self._book.agent)
+        made: Future[Any] = Future(self._manager.agent)
 
         def done(future: torch.futures.Future[Any]) -> None:
             try:
                 made.set_result(future.value())
             except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
-                made.set_exception(as_torch(error, self._book.agent))
+                made.set_exception(as_torch(error, self._manager.agent))
 
         super()._get_future().add_done_callback(done)
         return made
@@ -150,8 +150,8 @@ class PyRRef(telegrad_rref.RRef[T]):
         """The type of the value; asked for once."""
         future = self._type
         if future is None:
-            if self._use is None:
-                future = Future(self._book.agent)
+            if self._user is None:
+                future = Future(self._manager.agent)
                 future.set_result(type(self.local_value()))
             else:
                 from telegrad.drop_in.rpc import api
@@ -169,8 +169,8 @@ class PyRRef(telegrad_rref.RRef[T]):
 
     def _serialize(self) -> tuple[Any, ...]:
         """What stands for this reference in a call: whoever gets it makes it one again with `_deserialize`."""
-        use = self._use
-        if self._book.agent.closed or self._released or (use is not None and use.given_up):
+        user = self._user
+        if self._manager.agent.closed or self._released or (user is not None and user.refused):
             raise RuntimeError(f"{self} was deleted. Cannot call fork an UserRRef after deletion.")
         self._check()
         return (self,)
@@ -251,7 +251,7 @@ def create(
 
 def use_handles(agent: Agent) -> None:
     """Have the references that calls of `agent` make and bring be of the drop-in's class."""
-    agent.references.handles = RRef
+    agent.references.handle_class = RRef
 
 
 def _rref_context_get_debug_info() -> dict[str, str]:

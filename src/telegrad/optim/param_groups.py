@@ -1,4 +1,4 @@
-"""Which worker has which parameter, by the references that were given."""
+"""Validates the references that an optimizer is given, and groups them by owner."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from telegrad.default_agent import default_agent
 from telegrad.rref.handle import RRef
 
 
-def checked(params: Iterable[Any], name: str) -> list[RRef[Any]]:
-    """These parameters as a list of references; an error says which is none."""
+def check_params(params: Iterable[Any], name: str) -> list[RRef[Any]]:
+    """Return parameters as a list of references. Raises if one is not a reference of this worker, or occurs twice."""
     if isinstance(params, RRef | torch.Tensor):
-        raise TypeError(f"{name} is a list of RRefs, not a single {type(params).__name__}")
+        raise TypeError(f"{name} must be a list of RRefs, not a single {type(params).__name__}")
     listed = list(params)
     if not listed:
         raise ValueError(f"optimizer got an empty parameter list: {name} has no RRefs")
-    me = default_agent()
+    agent = default_agent()
     seen: dict[Any, int] = {}
     for number, rref in enumerate(listed):
         if not isinstance(rref, RRef):
             remedy = ": wrap a parameter of this worker as telegrad.RRef(parameter)" if _is_tensor(rref) else ""
             raise TypeError(f"{name}[{number}] is a {type(rref).__name__}, not an RRef{remedy}")
-        if rref._book.agent is not me:
+        if rref._manager.agent is not agent:
             raise ValueError(
-                f"{name}[{number}], {rref!r}, is held by worker {rref._book.agent.me.name!r}, and used on worker "
-                f"{me.me.name!r}: send it there in a call first"
+                f"{name}[{number}], {rref!r}, is held by worker {rref._manager.agent.me.name!r}, but used on worker "
+                f"{agent.me.name!r}: send it there in a call first"
             )
         other = seen.setdefault(rref._id, number)
         if other != number:
@@ -41,25 +41,25 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def checked_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """Groups as torch's optimizers take them: one for a list of references, or those that are given as dicts."""
+def check_param_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return parameter groups, from a list of references or from dicts as torch's optimizers take them."""
     if isinstance(params, RRef | torch.Tensor | Mapping):
-        raise TypeError(f"params_rref is a list of RRefs or of dicts, not a single {type(params).__name__}")
+        raise TypeError(f"params_rref must be a list of RRefs or of dicts, not a single {type(params).__name__}")
     given = list(params)
     if not given or not all(isinstance(group, Mapping) for group in given):
-        return [{"params": checked(given, "params_rref")}]
+        return [{"params": check_params(given, "params_rref")}]
     groups = []
     for number, group in enumerate(given):
         if "params" not in group:
             raise ValueError(f"params_rref[{number}] has no 'params'")
-        groups.append({**group, "params": checked(group["params"], f"params_rref[{number}]['params']")})
-    checked([rref for group in groups for rref in group["params"]], "params_rref")
+        groups.append({**group, "params": check_params(group["params"], f"params_rref[{number}]['params']")})
+    check_params([rref for group in groups for rref in group["params"]], "params_rref")
     return groups
 
 
-def by_owner(rrefs: Iterable[RRef[Any]]) -> dict[str, list[tuple[int, RRef[Any]]]]:
-    """Owner -> its references, each with its place among all."""
+def group_by_owner(rrefs: Iterable[RRef[Any]]) -> dict[str, list[tuple[int, RRef[Any]]]]:
+    """Return the references of each owner, each with its index in the whole list."""
     owners: dict[str, list[tuple[int, RRef[Any]]]] = {}
-    for number, rref in enumerate(rrefs):
-        owners.setdefault(rref.owner_name(), []).append((number, rref))
+    for index, rref in enumerate(rrefs):
+        owners.setdefault(rref.owner_name(), []).append((index, rref))
     return owners

@@ -49,7 +49,7 @@ def test_a_split_model_can_be_traced_and_the_graph_trains(tracer: Any) -> None:
 
 
 class Calls(torch.nn.Module):
-    """Makes a call of its own, or uses another method of a RemoteModule."""
+    """Makes an rpc call, or uses another method of a RemoteModule."""
 
     def __init__(self, how: Any) -> None:
         super().__init__()
@@ -69,6 +69,6 @@ class Calls(torch.nn.Module):
         lambda self, x: self.part.reset_parameters(x),
     ],
 )
-def test_other_calls_cannot_be_traced_and_say_so(how: Any) -> None:
+def test_other_calls_raise_when_traced(how: Any) -> None:
     with pytest.raises(PayloadError, match=r"torch\.fx traces this code, and Proxy\(\w+\) stands for a value"):
         torch.fx.symbolic_trace(Calls(how))
