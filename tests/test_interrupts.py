@@ -28,7 +28,7 @@ from telegrad.rpc.signals import Installation
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.testing.interruption import PATIENCE, interrupt, places_of, sweep, target
-from telegrad.transport.sockets import SocketLink
+from telegrad.transport.socket_link import SocketLink
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals are handled in the main thread"
@@ -241,7 +241,7 @@ def test_the_wake_of_one_that_gave_up_goes_to_another_that_waits_for_credits() -
         channel = channel_of(agents["a"])
         woken: list[str] = []
         channel.credits._max_requests = 1
-        assert channel.credits.ask(1)
+        assert channel.credits.acquire(1)
         first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))
         assert not channel.take_credit(1, first)
         assert not channel.take_credit(1, second)

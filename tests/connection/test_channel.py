@@ -84,7 +84,7 @@ def test_the_cause_of_a_loss_is_told_and_not_the_end_of_file_that_follows_from_i
 
         monkeypatch.setattr(outgoing.link, "close", close_and_see)
         answering.link.send(Kind.ANSWER, pack_answer(77, True), 0, 0, 0)
-        with pytest.raises(WorkerLost, match="it broke the protocol: an answer came about slab 77"):
+        with pytest.raises(WorkerLost, match="it broke the protocol: the peer answered an offer of slab 77"):
             a.call("b", operator.add, (1, 2))
 
 

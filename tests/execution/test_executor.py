@@ -17,7 +17,8 @@ from telegrad.execution.executor import PARKED_FOR, Executor, Owed
 from telegrad.testing.scheduler import Scheduler, SimRuntime
 from telegrad.transport.base import Poller, Ready
 from telegrad.transport.memory import MemoryNetwork, MemoryTransport
-from telegrad.transport.sockets import SocketLink, SocketPoller
+from telegrad.transport.socket_link import SocketLink
+from telegrad.transport.sockets import SocketPoller
 from telegrad.waiting import Event, RealRuntime, Runtime, Thread
 from telegrad.wire.frames import Kind
 

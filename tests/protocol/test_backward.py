@@ -1,8 +1,8 @@
-"""The rules of a backward pass, one by one, and together on random graphs: any order of delivery, and failures.
+"""The rules of a backward pass, one at a time, and together on random graphs with any order of delivery and failures.
 
-The property tests drive one `Pass` per worker as `telegrad.backward.driver` does, but every effect, message, answer and
-step of an island is put off and carried out in an order that a seed decides. So whatever threads and networks can do to
-each other happens here, too.
+The property tests drive one `BackwardPass` per worker as `telegrad.backward.driver` does, but every effect, message,
+acknowledgement and step of an island is delayed and carried out in an order that a seed decides. So every interleaving
+of threads and networks can happen here, too.
 """
 
 from __future__ import annotations
@@ -19,180 +19,180 @@ from hypothesis import strategies as st
 
 from telegrad.protocol.backward import (
     ROOT,
-    Answer,
-    Done,
-    Effect,
+    Acknowledge,
+    BackwardPass,
     Entry,
-    Pass,
-    Probe,
-    Report,
-    Resume,
-    Start,
-    Stuck,
+    IdleReport,
+    PassDone,
+    PassEffect,
+    PassStuck,
+    ResumePass,
+    StartIsland,
+    StartProbe,
 )
 
 # One by one
 
 
-def make(entries: dict[int, set[Entry]], me: int = 1) -> Pass[str]:
-    state: Pass[str] = Pass(me)
+def make(entries: dict[int, set[Entry]], me: int = 1) -> BackwardPass[str]:
+    state: BackwardPass[str] = BackwardPass(me)
     state.plan(entries)
     return state
 
 
-def begun(entries: dict[int, set[Entry]]) -> tuple[Pass[str], list[Effect[str]]]:
+def begun(entries: dict[int, set[Entry]]) -> tuple[BackwardPass[str], list[PassEffect[str]]]:
     state = make(entries, 0)
     return state, state.begin()
 
 
 def test_an_island_starts_when_all_its_entries_have_arrived() -> None:
     state = make({7: {10, 11}})
-    assert state.gradient("m10", 10) == [Answer("m10")]  # nothing runs, so the engagement ends at once
+    assert state.gradient("m10", 10) == [Acknowledge("m10")]  # nothing runs, so the engagement ends at once
     assert state.partly_fed()
-    assert state.gradient("m11", 11) == [Start(7)]
+    assert state.gradient("m11", 11) == [StartIsland(7)]
     assert not state.partly_fed()
-    assert state.ended() == [Answer("m11")]
+    assert state.island_finished() == [Acknowledge("m11")]
 
 
 def test_an_island_starts_once() -> None:
     state = make({7: {10}})
-    assert state.gradient("first", 10) == [Start(7)]
-    assert state.gradient("second", 10) == [Answer("second")]
+    assert state.gradient("first", 10) == [StartIsland(7)]
+    assert state.gradient("second", 10) == [Acknowledge("second")]
 
 
 def test_a_gradient_that_does_not_engage_is_answered_at_once() -> None:
     state = make({7: {10}, 8: {11, 12}})
     state.gradient("engages", 10)
-    assert state.gradient("other", 11) == [Answer("other")]
+    assert state.gradient("other", 11) == [Acknowledge("other")]
 
 
 def test_the_pass_is_over_when_all_is_quiet_and_nobody_is_partly_fed() -> None:
     state, effects = begun({0: {ROOT}})
-    assert effects == [Start(0)]
+    assert effects == [StartIsland(0)]
     state.sent()
-    assert state.ended() == []
-    assert state.answered({1: Report(1, False)}) == [Done()]
+    assert state.island_finished() == []
+    assert state.acknowledged({1: IdleReport(1, False)}) == [PassDone()]
     assert not state.engaged
 
 
 def test_the_probe_begins_when_all_is_quiet_and_somebody_elsewhere_is_partly_fed() -> None:
     state, _ = begun({0: {ROOT}})
     state.sent()
-    state.ended()
-    assert state.answered({1: Report(1, True)}) == [Probe()]
+    state.island_finished()
+    assert state.acknowledged({1: IdleReport(1, True)}) == [StartProbe()]
     assert state.engaged
 
 
 def test_the_probe_begins_at_once_when_the_root_itself_must_wait() -> None:
     _, effects = begun({0: {ROOT, 10}})
-    assert effects == [Probe()]
+    assert effects == [StartProbe()]
 
 
-def probed_start(entries: dict[int, set[Entry]]) -> Pass[str]:
+def probed_start(entries: dict[int, set[Entry]]) -> BackwardPass[str]:
     """A starter whose probe is over, and who is about to tell worker 1."""
     state, effects = begun(entries)
-    assert effects == [Probe()]
+    assert effects == [StartProbe()]
     state.probe_sent()
     assert state.probe_walked() == []
-    assert state.probe_answered({1: Report(1, False)}) == [Resume((1,))]
+    assert state.probe_acknowledged({1: IdleReport(1, False)}) == [ResumePass((1,))]
     return state
 
 
 def test_when_the_probe_is_over_everybody_who_took_part_is_told() -> None:
     state = probed_start({0: {ROOT, 10}})
-    assert state.learn({1: {ROOT}}) == [Start(1)]  # 10 was not reached
+    assert state.replan({1: {ROOT}}) == [StartIsland(1)]  # 10 was not reached
     state.sent()
-    assert state.resumed_here() == []
-    assert state.ended() == []
-    assert state.answered({1: Report(2, False)}) == [Done()]
+    assert state.resume_sent() == []
+    assert state.island_finished() == []
+    assert state.acknowledged({1: IdleReport(2, False)}) == [PassDone()]
 
 
 def test_nothing_is_over_before_everybody_has_been_told() -> None:
     state = probed_start({0: {ROOT, 10}})
-    state.learn({1: {ROOT}})
-    assert state.ended() == []
-    assert state.resumed_here() == [Done()]
+    state.replan({1: {ROOT}})
+    assert state.island_finished() == []
+    assert state.resume_sent() == [PassDone()]
 
 
 def test_after_the_probe_an_island_starts_with_gates_for_what_has_not_arrived() -> None:
     state = probed_start({0: {ROOT, 10, 11}})
-    assert state.learn({1: {ROOT, 10}}) == [Start(1, (10,))]
-    state.resumed_here()
-    assert state.gradient("m10", 10) == [Answer("m10")]  # it opens the gate, and starts nothing
-    assert state.ended() == [Done()]
+    assert state.replan({1: {ROOT, 10}}) == [StartIsland(1, (10,))]
+    state.resume_sent()
+    assert state.gradient("m10", 10) == [Acknowledge("m10")]  # it opens the gate, and starts nothing
+    assert state.island_finished() == [PassDone()]
 
 
 def test_after_the_probe_an_island_that_nothing_arrived_for_waits_for_its_first_gradient() -> None:
     state = make({7: {10, 11, 12}})
-    assert state.learn({8: {10, 11}}) == []
-    assert not state.has(12)
-    assert state.resumed("resume") == [Answer("resume")]
-    assert state.gradient("m10", 10) == [Start(8, (11,))]
+    assert state.replan({8: {10, 11}}) == []
+    assert not state.has_entry(12)
+    assert state.resume_received("resume") == [Acknowledge("resume")]
+    assert state.gradient("m10", 10) == [StartIsland(8, (11,))]
 
 
 def test_what_arrived_before_a_new_plan_is_kept() -> None:
     state = make({7: {10, 11}})
     state.gradient("m10", 10)
-    assert state.learn({8: {10}}) == [Start(8)]
+    assert state.replan({8: {10}}) == [StartIsland(8)]
 
 
 def test_an_island_that_has_started_stays_as_it_was_planned() -> None:
     state = make({7: {10}, 8: {11, 12}})
     state.gradient("m10", 10)
     assert state.started_entries() == {10}
-    assert state.learn({9: {11}}) == []
-    assert state.gradient("again", 10) == [Answer("again")]
-    assert state.has(10)
+    assert state.replan({9: {11}}) == []
+    assert state.gradient("again", 10) == [Acknowledge("again")]
+    assert state.has_entry(10)
 
 
 def test_the_plan_grows_by_entries_that_were_made_later() -> None:
     state = make({7: {10}})
-    assert not state.has(20)
-    state.grow(8, [20])
-    assert state.gradient("m20", 20) == [Start(8)]
+    assert not state.has_entry(20)
+    state.add_island(8, [20])
+    assert state.gradient("m20", 20) == [StartIsland(8)]
 
 
 def test_a_gradient_for_an_entry_of_no_island_is_answered_and_starts_nothing() -> None:
     state = make({7: {10}})
-    assert state.gradient("m99", 99) == [Answer("m99")]
+    assert state.gradient("m99", 99) == [Acknowledge("m99")]
 
 
 def test_islands_that_are_partly_fed_after_the_probe_are_a_fault_that_is_told() -> None:
     state = probed_start({0: {ROOT, 10}})
-    state.learn({1: {ROOT}})
+    state.replan({1: {ROOT}})
     state.sent()
-    state.resumed_here()
-    state.ended()
-    assert state.answered({1: Report(2, True), 4: Report(1, True)}) == [Stuck((1, 4))]
+    state.resume_sent()
+    state.island_finished()
+    assert state.acknowledged({1: IdleReport(2, True), 4: IdleReport(1, True)}) == [PassStuck((1, 4))]
 
 
 def test_a_probe_message_that_engages_is_answered_when_its_walk_and_all_that_it_sent_are_done() -> None:
     state = make({7: {10}})
-    assert state.probed("p1") == []
-    assert state.probed("p2") == [Answer("p2")]
+    assert state.probe_received("p1") == []
+    assert state.probe_received("p2") == [Acknowledge("p2")]
     state.probe_sent()
     assert state.probe_walked() == []
     assert state.probe_walked() == []
-    assert state.owed == 1
-    assert state.probe_answered({}) == [Answer("p1")]
+    assert state.unacknowledged == 1
+    assert state.probe_acknowledged({}) == [Acknowledge("p1")]
 
 
 def test_the_flow_and_the_probe_are_answered_each_by_itself() -> None:
     state = make({7: {10}})
     state.gradient("gradient", 10)
-    state.probed("probe")
-    assert state.probe_walked() == [Answer("probe")]
-    assert state.ended() == [Answer("gradient")]
+    state.probe_received("probe")
+    assert state.probe_walked() == [Acknowledge("probe")]
+    assert state.island_finished() == [Acknowledge("gradient")]
 
 
-@given(st.permutations([Report(number, number % 2 == 1) for number in range(1, 6)]))
-def test_an_old_report_never_replaces_a_newer_one(reports: list[Report]) -> None:
+@given(st.permutations([IdleReport(number, number % 2 == 1) for number in range(1, 6)]))
+def test_an_old_report_never_replaces_a_newer_one(reports: list[IdleReport]) -> None:
     state, _ = begun({0: {ROOT}})
     for report in reports:
         state.sent()
-        state.answered({1: report})
-    assert state.reports()[1] == Report(5, True)
-    assert state.ended() == [Probe()]
+        state.acknowledged({1: report})
+    assert state.reports()[1] == IdleReport(5, True)
+    assert state.island_finished() == [StartProbe()]
 
 
 def test_a_report_says_how_it_is_now_and_passes_on_what_is_known_of_others() -> None:
@@ -200,19 +200,19 @@ def test_a_report_says_how_it_is_now_and_passes_on_what_is_known_of_others() -> 
     first = state.reports()
     state.gradient("m10", 10)
     state.sent()
-    state.answered({5: Report(4, True)})
+    state.acknowledged({5: IdleReport(4, True)})
     second = state.reports()
     assert not first[3].partly_fed
     assert second[3].partly_fed
     assert second[3].number > first[3].number
-    assert second[5] == Report(4, True)
+    assert second[5] == IdleReport(4, True)
 
 
 def test_a_failure_answers_what_both_the_flow_and_the_probe_owe() -> None:
     state = make({7: {10}})
     state.gradient("gradient", 10)
-    state.probed("probe")
-    assert state.abort() == [Answer("gradient"), Answer("probe")]
+    state.probe_received("probe")
+    assert state.abort() == [Acknowledge("gradient"), Acknowledge("probe")]
     assert not state.engaged
     assert state.abort() == []
 
@@ -222,46 +222,46 @@ def test_after_a_failure_late_messages_are_answered_though_an_island_runs_and_an
     state.gradient("m10", 10)
     state.sent()  # to a worker that is lost: never answered
     state.abort()
-    assert state.nothing_new("late") == [Answer("late")]
-    assert state.gradient("m11", 11) == [Answer("m11")]  # and its island does not start
-    assert state.probed("probe") == [Answer("probe")]
+    assert state.late_message("late") == [Acknowledge("late")]
+    assert state.gradient("m11", 11) == [Acknowledge("m11")]  # and its island does not start
+    assert state.probe_received("probe") == [Acknowledge("probe")]
     assert state.probe_walked() == []
-    assert state.resumed("resume") == [Answer("resume")]
-    assert state.ended() == []
+    assert state.resume_received("resume") == [Acknowledge("resume")]
+    assert state.island_finished() == []
 
 
 def test_after_a_failure_the_starter_answers_late_messages_and_says_neither_probe_nor_done() -> None:
     state, _ = begun({0: {ROOT}})
     state.sent()
     assert state.abort() == []
-    assert state.nothing_new("late") == [Answer("late")]
-    assert state.ended() == []
-    assert state.answered({1: Report(1, True)}) == []
+    assert state.late_message("late") == [Acknowledge("late")]
+    assert state.island_finished() == []
+    assert state.acknowledged({1: IdleReport(1, True)}) == []
 
 
 def test_after_a_failure_in_the_probe_it_does_not_end() -> None:
     state, _ = begun({0: {ROOT, 10}})
     state.abort()
     assert state.probe_walked() == []
-    assert state.learn({1: {ROOT}}) == []
+    assert state.replan({1: {ROOT}}) == []
 
 
 def test_after_the_end_late_messages_are_answered_and_start_nothing() -> None:
     state, _ = begun({0: {ROOT}, 1: {10}})
-    assert state.ended() == [Done()]
-    assert state.nothing_new("late") == [Answer("late")]
-    assert state.gradient("m10", 10) == [Answer("m10")]
+    assert state.island_finished() == [PassDone()]
+    assert state.late_message("late") == [Acknowledge("late")]
+    assert state.gradient("m10", 10) == [Acknowledge("m10")]
 
 
 def test_a_late_probe_message_neither_engages_the_starter_nor_ends_the_probe_again() -> None:
     state = probed_start({0: {ROOT, 10}})
-    assert state.probed("before it has learned") == [Answer("before it has learned")]
+    assert state.probe_received("before it has learned") == [Acknowledge("before it has learned")]
     assert state.probe_walked() == []
-    state.learn({1: {ROOT}})
-    assert state.probed("after") == [Answer("after")]
+    state.replan({1: {ROOT}})
+    assert state.probe_received("after") == [Acknowledge("after")]
     assert state.probe_walked() == []
-    state.resumed_here()
-    assert state.ended() == [Done()]
+    state.resume_sent()
+    assert state.island_finished() == [PassDone()]
 
 
 # The model: a graph over workers
@@ -409,7 +409,7 @@ class World:
     def __init__(self, graph: Graph, seed: int) -> None:
         self.graph = graph
         self.random = Random(seed)
-        self.passes: list[Pass[int]] = [Pass(worker) for worker in range(graph.workers)]
+        self.passes: list[BackwardPass[int]] = [BackwardPass(worker) for worker in range(graph.workers)]
         self.steps: list[Step] = []
         self.asked: list[Asked] = []
         self.numbers = count()
@@ -451,35 +451,35 @@ class World:
 
     # effects
 
-    def _carry_out(self, worker: int, effects: Iterable[Effect[int]]) -> None:
+    def _carry_out(self, worker: int, effects: Iterable[PassEffect[int]]) -> None:
         for effect in effects:
             match effect:
-                case Answer(ticket):
+                case Acknowledge(ticket):
                     asked = self.asked[ticket]
                     assert not asked.given, "answered twice"
                     assert asked.receiver == worker
                     asked.given = True
                     self._later(asked.kind, worker, partial(self._answer, worker, ticket))
-                case Start(number, waiting):
+                case StartIsland(number, waiting):
                     assert worker not in self.failed, "an island starts after a failure"
                     self._later("flow", worker, partial(self._start_island, worker, number, waiting))
-                case Probe():
+                case StartProbe():
                     self._check_quiet(worker)
                     self.probes += 1
                     assert self.probes == 1, "a second probe"
                     self._later("probe", worker, partial(self._walk, worker, ROOT))
-                case Resume(workers):
+                case ResumePass(workers):
                     assert worker == 0
                     assert not self._under_way("probe"), "the probe was ended while it was under way"
                     self.resumes += 1
                     assert self.resumes == 1, "the probe ended twice"
                     self._later("flow", worker, partial(self._resume, workers))
-                case Done():
+                case PassDone():
                     self._check_quiet(worker)
                     self.done += 1
                     assert self.done == 1
                     assert sorted(self.completed, key=str) == sorted(self.graph.reached(), key=str)
-                case Stuck(workers):
+                case PassStuck(workers):
                     raise AssertionError(f"{workers} are stuck")
 
     def _check_quiet(self, worker: int) -> None:
@@ -502,7 +502,7 @@ class World:
         number = self.passes[worker].count_for(asked.sender)
         self._later(asked.kind, asked.sender, partial(self._take_answer, asked, reports, failed, worker, number))
 
-    def _take_answer(self, asked: Asked, reports: dict[int, Report], failed: bool, by: int, number: int) -> None:
+    def _take_answer(self, asked: Asked, reports: dict[int, IdleReport], failed: bool, by: int, number: int) -> None:
         assert not asked.arrived, "an answer came twice"
         asked.arrived = True
         if asked.kind == "late":
@@ -510,7 +510,7 @@ class World:
         if failed:
             self.fail(asked.sender)
         state = self.passes[asked.sender]
-        answered = state.answered if asked.kind == "flow" else state.probe_answered
+        answered = state.acknowledged if asked.kind == "flow" else state.probe_acknowledged
         self._carry_out(asked.sender, answered(reports, by, number))
 
     # the flow of gradients
@@ -526,10 +526,10 @@ class World:
     def _entries_of(self, worker: int) -> set[Entry]:
         return self.graph.entries_of(worker)
 
-    def _learn(self, worker: int) -> list[Effect[int]]:
+    def _learn(self, worker: int) -> list[PassEffect[int]]:
         state = self.passes[worker]
         alive = self._entries_of(worker) & (self.arrived | self.live) - state.started_entries()
-        return state.learn(self._number(self.graph.islands(alive)))
+        return state.replan(self._number(self.graph.islands(alive)))
 
     def _start_island(self, worker: int, number: int, waiting: tuple[Entry, ...]) -> None:
         entries = self.islands[number]
@@ -549,7 +549,7 @@ class World:
             if all(number not in self.graph.at(entry).uses for entry in island.entries - island.opened)
         ]
         if island.worker in self.failed:
-            self._carry_out(island.worker, self.passes[island.worker].ended())
+            self._carry_out(island.worker, self.passes[island.worker].island_finished())
         elif ready:
             island.sent.add(number := self.random.choice(ready))
             self._send_gradient(island.worker, number)
@@ -561,14 +561,14 @@ class World:
             self.blocked[island.gates[0]] = island
         else:
             self.completed += island.entries
-            self._carry_out(island.worker, self.passes[island.worker].ended())
+            self._carry_out(island.worker, self.passes[island.worker].island_finished())
 
     def _send_gradient(self, worker: int, number: int) -> None:
         assert number not in self.sent, "a gradient is sent twice"
         self.sent.append(number)
         state = self.passes[worker]
         receiver = self.graph.messages[number].sender
-        take = partial(self._take_gradient, receiver, number, state.known, worker)
+        take = partial(self._take_gradient, receiver, number, state.liveness_known, worker)
         if state.sent(receiver):
             self._ask("flow", worker, receiver, take)
         else:
@@ -578,15 +578,15 @@ class World:
     def _take_gradient(self, worker: int, number: int, known: bool, sender: int, ticket: int | None) -> None:
         state = self.passes[worker]
         if worker in self.failed:
-            self._carry_out(worker, state.nothing_new(ticket, sender))
+            self._carry_out(worker, state.late_message(ticket, sender))
             return
         self.arrived.add(number)
-        effects: list[Effect[int]] = []
-        if known and not state.known:
+        effects: list[PassEffect[int]] = []
+        if known and not state.liveness_known:
             effects += self._learn(worker)
         elif not state.planned:
             self._plan(worker)
-        assert state.has(number)
+        assert state.has_entry(number)
         effects += state.gradient(ticket, number, sender)
         if number in self.blocked:
             self._later("flow", worker, partial(self._advance, self.blocked.pop(number)))
@@ -608,7 +608,7 @@ class World:
         self._carry_out(worker, self.passes[worker].probe_walked())
 
     def _take_probe(self, worker: int, number: int, ticket: int) -> None:
-        self._carry_out(worker, self.passes[worker].probed(ticket))
+        self._carry_out(worker, self.passes[worker].probe_received(ticket))
         self._later(self.asked[ticket].kind, worker, partial(self._walk, worker, number))
 
     def _resume(self, workers: tuple[int, ...]) -> None:
@@ -620,12 +620,12 @@ class World:
         self._later("flow", 0, self._resumed_here)
 
     def _resumed_here(self) -> None:
-        self._carry_out(0, self.passes[0].resumed_here())
+        self._carry_out(0, self.passes[0].resume_sent())
 
     def _take_resume(self, worker: int, ticket: int) -> None:
         state = self.passes[worker]
-        effects = [] if state.known else self._learn(worker)
-        self._carry_out(worker, [*effects, *state.resumed(ticket)])
+        effects = [] if state.liveness_known else self._learn(worker)
+        self._carry_out(worker, [*effects, *state.resume_received(ticket)])
 
     # disturbances
 
@@ -633,7 +633,7 @@ class World:
         """A gradient that came before comes once more."""
         worker = self.random.randrange(self.graph.workers)
         self._ask(
-            "late", NOBODY, worker, lambda ticket: self._carry_out(worker, self.passes[worker].nothing_new(ticket))
+            "late", NOBODY, worker, lambda ticket: self._carry_out(worker, self.passes[worker].late_message(ticket))
         )
 
     def send_late_probe(self) -> None:
@@ -641,8 +641,8 @@ class World:
         worker = self.random.randrange(self.graph.workers)
 
         def deliver(ticket: int) -> None:
-            if self.resumes and (worker == 0 or self.passes[worker].known):
-                self._carry_out(worker, self.passes[worker].probed(ticket))
+            if self.resumes and (worker == 0 or self.passes[worker].liveness_known):
+                self._carry_out(worker, self.passes[worker].probe_received(ticket))
                 self._later("late", worker, partial(self._walked, worker))
             else:
                 self.asked[ticket].given = self.asked[ticket].arrived = True  # it was never sent

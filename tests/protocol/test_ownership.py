@@ -11,22 +11,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from telegrad.protocol import ownership as protocol
-from telegrad.protocol.ownership import (
-    LIFE,
+from telegrad.protocol.ownership import Ownership
+from telegrad.protocol.ownership_effects import (
     AcceptChild,
     AcceptFork,
-    Confirmed,
-    Delete,
-    Fork,
-    Freed,
-    Id,
-    Orphaned,
-    Ownership,
-    Ref,
-    Refused,
+    DeleteFork,
+    ForkConfirmed,
+    ForkRefused,
+    OwnershipEffect,
     RequestFork,
+    ValueFreed,
+    ValueOrphaned,
 )
+from telegrad.protocol.rref_ids import COUNTER_BITS, ForkData, ForkId, RRefId
 
 # One by one
 
@@ -34,120 +31,121 @@ from telegrad.protocol.ownership import (
 def test_a_value_is_freed_with_its_last_handle_on_the_owner() -> None:
     owner = Ownership(0)
     owner.own((0, 0, 0))
-    assert owner.released((0, 0, 0)) == [Freed((0, 0, 0))]
+    assert owner.release_handle((0, 0, 0)) == [ValueFreed((0, 0, 0))]
     assert owner.owned() == {}
 
 
 def test_a_value_is_kept_while_it_is_computed_though_nobody_wants_it_any_more() -> None:
     owner = Ownership(0)
-    owner.created((1, 0, 0), (1, 5), caller=1)
-    assert owner.deleted(1, (1, 0, 0), (1, 5)) == []
-    assert owner.computed((1, 0, 0)) == [Freed((1, 0, 0))]
+    owner.creation_received((1, 0, 0), (1, 5), caller=1)
+    assert owner.fork_deleted(1, (1, 0, 0), (1, 5)) == []
+    assert owner.value_computed((1, 0, 0)) == [ValueFreed((1, 0, 0))]
 
 
 def test_whoever_passes_a_reference_on_keeps_its_fork_until_the_owner_knows_of_the_new_one() -> None:
     user = Ownership(1)
-    user.creating((1, 0, 0), (1, 5), owner=0)
-    user.pass_on((1, 0, 0), (1, 5), to=2, fork=(1, 6))
-    assert user.dropped((1, 5)) == []
-    assert user.child_accepted((1, 6)) == [Delete(0, (1, 0, 0), (1, 5))]
-    assert user.held() == {}
+    user.start_creation((1, 0, 0), (1, 5), owner=0)
+    user.prepare_fork((1, 0, 0), (1, 5), to=2, fork=(1, 6))
+    assert user.drop_fork((1, 5)) == []
+    assert user.child_accepted((1, 6)) == [DeleteFork(0, (1, 0, 0), (1, 5))]
+    assert user.held_forks() == {}
 
 
 def test_a_fork_that_is_dropped_at_once_is_still_confirmed_for_its_parents_sake() -> None:
     user = Ownership(2)
-    assert user.received(1, Fork((1, 0, 0), (1, 6), 0)) == [RequestFork(0, (1, 0, 0), (1, 6))]
-    assert user.dropped((1, 6)) == []
-    assert user.accepted((1, 6), refused=False) == [
+    assert user.fork_received(1, ForkData((1, 0, 0), (1, 6), 0)) == [RequestFork(0, (1, 0, 0), (1, 6))]
+    assert user.drop_fork((1, 6)) == []
+    assert user.fork_accepted((1, 6), refused=False) == [
         AcceptChild(1, (1, 6)),
-        Confirmed((1, 6)),
-        Delete(0, (1, 0, 0), (1, 6)),
+        ForkConfirmed((1, 6)),
+        DeleteFork(0, (1, 0, 0), (1, 6)),
     ]
 
 
 def test_an_owner_hears_of_a_reference_before_the_call_that_creates_it() -> None:
     owner = Ownership(0)
-    assert owner.requested(2, (1, 0, 0), (1, 6)) == [AcceptFork(2, (1, 6), False)]
-    owner.created((1, 0, 0), (1, 5), caller=1)
+    assert owner.fork_requested(2, (1, 0, 0), (1, 6)) == [AcceptFork(2, (1, 6), False)]
+    owner.creation_received((1, 0, 0), (1, 5), caller=1)
     assert owner.owned() == {(1, 0, 0): [1, 2]}
 
 
 def test_a_deletion_that_comes_before_the_creation_counts() -> None:
     owner = Ownership(0)
-    assert owner.deleted(1, (1, 0, 0), (1, 5)) == []
-    owner.created((1, 0, 0), (1, 5), caller=1)
-    assert owner.computed((1, 0, 0)) == [Freed((1, 0, 0))]
+    assert owner.fork_deleted(1, (1, 0, 0), (1, 5)) == []
+    owner.creation_received((1, 0, 0), (1, 5), caller=1)
+    assert owner.value_computed((1, 0, 0)) == [ValueFreed((1, 0, 0))]
 
 
 def test_a_lost_workers_forks_are_given_up() -> None:
     owner = Ownership(0)
-    owner.created((1, 0, 0), (1, 5), caller=1)
-    owner.computed((1, 0, 0))
-    assert owner.lost(1) == [Freed((1, 0, 0))]
+    owner.creation_received((1, 0, 0), (1, 5), caller=1)
+    owner.value_computed((1, 0, 0))
+    assert owner.worker_lost(1) == [ValueFreed((1, 0, 0))]
 
 
 def test_what_a_lost_worker_had_passed_on_is_refused_if_the_value_is_gone() -> None:
     owner = Ownership(0)
     owner.own((0, 0, 0))
-    owner.pass_on((0, 0, 0), None, to=1, fork=(0, 1))
-    owner.released((0, 0, 0))
-    assert owner.lost(1) == [Freed((0, 0, 0))]
-    assert owner.requested(2, (0, 0, 0), (1, 0)) == [AcceptFork(2, (1, 0), True)]
+    owner.prepare_fork((0, 0, 0), None, to=1, fork=(0, 1))
+    owner.release_handle((0, 0, 0))
+    assert owner.worker_lost(1) == [ValueFreed((0, 0, 0))]
+    assert owner.fork_requested(2, (0, 0, 0), (1, 0)) == [AcceptFork(2, (1, 0), True)]
 
 
 def test_a_value_that_its_creator_dropped_is_refused_to_whom_a_lost_worker_passed_it() -> None:
     """The owner never knew of the lost worker's fork, and the creator was right to delete its own."""
     owner = Ownership(0)
-    owner.created((1, 0, 0), (1, 5), caller=1)
-    owner.computed((1, 0, 0))
-    owner.lost(2)
-    assert owner.deleted(1, (1, 0, 0), (1, 5)) == [Freed((1, 0, 0))]
-    assert owner.requested(3, (1, 0, 0), (2, 0)) == [AcceptFork(3, (2, 0), True)]
+    owner.creation_received((1, 0, 0), (1, 5), caller=1)
+    owner.value_computed((1, 0, 0))
+    owner.worker_lost(2)
+    assert owner.fork_deleted(1, (1, 0, 0), (1, 5)) == [ValueFreed((1, 0, 0))]
+    assert owner.fork_requested(3, (1, 0, 0), (2, 0)) == [AcceptFork(3, (2, 0), True)]
     assert owner.owned() == {}
 
 
 def test_a_handle_on_the_owner_that_comes_too_late_is_told() -> None:
     owner = Ownership(0)
-    owner.created((1, 0, 0), (1, 5), caller=1)
-    owner.computed((1, 0, 0))
-    owner.deleted(1, (1, 0, 0), (1, 5))
-    assert owner.received(2, Fork((1, 0, 0), (2, 0), 0)) == [AcceptChild(2, (2, 0)), Orphaned((1, 0, 0))]
-    assert owner.released((1, 0, 0)) == [Freed((1, 0, 0))]
+    owner.creation_received((1, 0, 0), (1, 5), caller=1)
+    owner.value_computed((1, 0, 0))
+    owner.fork_deleted(1, (1, 0, 0), (1, 5))
+    assert owner.fork_received(2, ForkData((1, 0, 0), (2, 0), 0)) == [AcceptChild(2, (2, 0)), ValueOrphaned((1, 0, 0))]
+    assert owner.release_handle((1, 0, 0)) == [ValueFreed((1, 0, 0))]
 
 
 def test_forks_of_a_lost_owner_are_refused() -> None:
     user = Ownership(1)
-    user.creating((1, 0, 0), (1, 5), owner=0)
-    assert user.lost(0) == [Refused((1, 5), True)]
-    assert user.dropped((1, 5)) == []
-    assert user.held() == {}
+    user.start_creation((1, 0, 0), (1, 5), owner=0)
+    assert user.worker_lost(0) == [ForkRefused((1, 5), True)]
+    assert user.drop_fork((1, 5)) == []
+    assert user.held_forks() == {}
 
 
 def test_a_value_whose_creating_call_will_never_come_is_an_orphan() -> None:
     owner = Ownership(0)
-    owner.requested(2, (1, 7 << LIFE, 0), (1, 7 << LIFE | 1))
-    assert owner.lost(1, life=7) == [Orphaned((1, 7 << LIFE, 0))]
-    assert owner.deleted(2, (1, 7 << LIFE, 0), (1, 7 << LIFE | 1)) == [Freed((1, 7 << LIFE, 0))]
+    rref, fork = (1, 7 << COUNTER_BITS, 0), (1, 7 << COUNTER_BITS | 1)
+    owner.fork_requested(2, rref, fork)
+    assert owner.worker_lost(1, incarnation=7) == [ValueOrphaned(rref)]
+    assert owner.fork_deleted(2, rref, fork) == [ValueFreed(rref)]
 
 
 def test_an_owner_that_was_started_again_refuses_what_its_former_life_had() -> None:
-    owner = Ownership(0, life=8)
-    assert owner.requested(2, (1, 0, 7), (1, 6)) == [AcceptFork(2, (1, 6), True)]
-    assert owner.received(2, Fork((1, 0, 7), (2, 0), 0)) == [AcceptChild(2, (2, 0)), Orphaned((1, 0, 7))]
+    owner = Ownership(0, incarnation=8)
+    assert owner.fork_requested(2, (1, 0, 7), (1, 6)) == [AcceptFork(2, (1, 6), True)]
+    assert owner.fork_received(2, ForkData((1, 0, 7), (2, 0), 0)) == [AcceptChild(2, (2, 0)), ValueOrphaned((1, 0, 7))]
 
 
 def test_an_owner_knows_whether_the_call_that_creates_a_reference_is_still_to_come() -> None:
     owner = Ownership(0)
-    assert owner.to_come((1, 0, 0))
-    assert owner.to_come((1, 2, 0))
-    owner.created((1, 2, 0), (1, 5), caller=1, after=0)
-    assert owner.to_come((1, 0, 0))
-    assert not owner.to_come((1, 1, 0)), "the caller made it elsewhere"
-    owner.computed((1, 2, 0))
-    owner.deleted(1, (1, 2, 0), (1, 5))
-    assert not owner.to_come((1, 2, 0))
-    owner.lost(1)
-    assert not owner.to_come((1, 0, 0))
+    assert owner.is_pending((1, 0, 0))
+    assert owner.is_pending((1, 2, 0))
+    owner.creation_received((1, 2, 0), (1, 5), caller=1, after=0)
+    assert owner.is_pending((1, 0, 0))
+    assert not owner.is_pending((1, 1, 0)), "the caller made it elsewhere"
+    owner.value_computed((1, 2, 0))
+    owner.fork_deleted(1, (1, 2, 0), (1, 5))
+    assert not owner.is_pending((1, 2, 0))
+    owner.worker_lost(1)
+    assert not owner.is_pending((1, 0, 0))
 
 
 # Together
@@ -166,8 +164,8 @@ class Handle:
 
     at: Life
     owner: Life
-    rref: Ref
-    fork: Id | None
+    rref: RRefId
+    fork: ForkId | None
     """None: on the owner."""
     trust: frozenset[Life]
     """Whose loss excuses that it names nothing: those that passed it on, while the owner does not know of it."""
@@ -185,14 +183,14 @@ class Flight:
 
 @dataclass(frozen=True)
 class Create:
-    rref: Ref
-    fork: Id
+    rref: RRefId
+    fork: ForkId
     after: int
 
 
 @dataclass(frozen=True)
 class Answer:
-    fork: Id
+    fork: ForkId
 
 
 @dataclass
@@ -202,19 +200,19 @@ class Worker:
     gone: set[int] = field(default_factory=set)
     numbers: int = 0
     latest: dict[Life, int] = field(default_factory=dict)
-    computing: list[tuple[Ref, Life | None, Id]] = field(default_factory=list)
+    computing: list[tuple[RRefId, Life | None, ForkId]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rules = Ownership(self.me[0], lambda worker: worker in self.gone, self.me[1])
 
-    def new_fork(self) -> Id:
+    def new_fork(self) -> ForkId:
         self.numbers += 1
-        return self.me[0], self.me[1] << LIFE | self.numbers
+        return self.me[0], self.me[1] << COUNTER_BITS | self.numbers
 
-    def new_rref(self, owner: Life) -> tuple[Ref, int]:
+    def new_rref(self, owner: Life) -> tuple[RRefId, int]:
         self.numbers += 1
         after, self.latest[owner] = self.latest.get(owner, -1), self.numbers
-        return (self.me[0], self.me[1] << LIFE | self.numbers, owner[1]), after
+        return (self.me[0], self.me[1] << COUNTER_BITS | self.numbers, owner[1]), after
 
 
 class World(RuleBasedStateMachine):
@@ -226,9 +224,9 @@ class World(RuleBasedStateMachine):
         self.lives: dict[int, int] = {}
         self.flights: list[Flight] = []
         self.handles: list[Handle] = []
-        self.void: set[Id] = set()
-        self.orphans: set[tuple[Life, Ref]] = set()
-        self.values: set[tuple[Life, Ref]] = set()
+        self.void: set[ForkId] = set()
+        self.orphans: set[tuple[Life, RRefId]] = set()
+        self.values: set[tuple[Life, RRefId]] = set()
         self.notices: list[tuple[Life, Life]] = []  # who will notice that whom is lost
         self.unsent: set[tuple[Life, Life]] = set()  # pairs with a creation that never left
 
@@ -254,25 +252,25 @@ class World(RuleBasedStateMachine):
         if worker is not None and target not in self.workers[source[0]].gone:
             self.flights.append(Flight(source, worker.me, what, handle))
 
-    def do(self, worker: Worker, effects: list[protocol.Effect]) -> None:
+    def do(self, worker: Worker, effects: list[OwnershipEffect]) -> None:
         for effect in effects:
             match effect:
-                case RequestFork(to) | AcceptFork(to) | AcceptChild(to) | Delete(to):
+                case RequestFork(to) | AcceptFork(to) | AcceptChild(to) | DeleteFork(to):
                     assert to not in worker.gone or isinstance(effect, AcceptChild), f"{effect} is for a lost worker"
                     self.send(worker.me, to, effect)
-                case Freed(rref):
+                case ValueFreed(rref):
                     assert rref not in [job[0] for job in worker.computing], f"{rref} is freed while it is computed"
                     assert (worker.me, rref) in self.values | self.orphans, f"{rref} is freed twice, or was never here"
                     self.values.discard((worker.me, rref))
                     self.orphans.discard((worker.me, rref))
-                case Orphaned(rref):
+                case ValueOrphaned(rref):
                     self.orphans.add((worker.me, rref))
-                case Refused(fork):
+                case ForkRefused(fork):
                     self.void.add(fork)
-                case Confirmed():
+                case ForkConfirmed():
                     pass
 
-    def known(self, fork: Id) -> None:
+    def known(self, fork: ForkId) -> None:
         for handle in self.handles + [flight.handle for flight in self.flights if flight.handle is not None]:
             if handle.fork == fork:
                 handle.trust = frozenset()
@@ -290,9 +288,9 @@ class World(RuleBasedStateMachine):
             self.values.add((owner.me, rref))
             self.handles.append(Handle(maker.me, owner.me, rref, None, frozenset()))
             return
-        maker.rules.creating(rref, fork, owner.me[0])
+        maker.rules.start_creation(rref, fork, owner.me[0])
         if leaves == 0 or owner.me[0] in maker.gone:
-            maker.rules.not_created(fork)
+            maker.rules.cancel_creation(fork)
             self.unsent.add((maker.me, owner.me))
             return
         self.send(maker.me, owner.me[0], Create(rref, fork, after))
@@ -304,9 +302,9 @@ class World(RuleBasedStateMachine):
         handle = self.handles[which % len(self.handles)]
         worker, target = self.workers[handle.at[0]], self.pick(to)
         name = worker.new_fork()
-        fork = worker.rules.pass_on(handle.rref, handle.fork, to=target.me[0], fork=name)
+        fork = worker.rules.prepare_fork(handle.rref, handle.fork, to=target.me[0], fork=name)
         if leaves == 0 or target.me[0] in worker.gone:
-            self.do(worker, worker.rules.not_sent(fork, target.me[0]))
+            self.do(worker, worker.rules.cancel_fork(fork, target.me[0]))
         else:
             from_owner = handle.fork is None
             trust = frozenset() if from_owner else handle.trust | {handle.at}
@@ -328,7 +326,7 @@ class World(RuleBasedStateMachine):
         self.handles.remove(handle)
         worker = self.workers[handle.at[0]]
         rules = worker.rules
-        self.do(worker, rules.released(handle.rref) if handle.fork is None else rules.dropped(handle.fork))
+        self.do(worker, rules.release_handle(handle.rref) if handle.fork is None else rules.drop_fork(handle.fork))
 
     @precondition(lambda self: any(worker.computing for worker in self.workers.values()))
     @rule(which=st.integers(0, 1000))
@@ -337,7 +335,7 @@ class World(RuleBasedStateMachine):
         worker, job = jobs[which % len(jobs)]
         worker.computing.remove(job)
         rref, caller, fork = job
-        self.do(worker, worker.rules.computed(rref))
+        self.do(worker, worker.rules.value_computed(rref))
         if caller is not None and self.alive(caller):
             self.send(worker.me, caller[0], Answer(fork))
 
@@ -360,27 +358,27 @@ class World(RuleBasedStateMachine):
             case Create(rref, fork, after):
                 self.values.add((worker.me, rref))
                 self.orphans.discard((worker.me, rref))
-                rules.created(rref, fork, sender, after)
+                rules.creation_received(rref, fork, sender, after)
                 worker.computing.append((rref, flight.source, fork))
             case Answer(fork):
-                self.do(worker, rules.answered(fork))
-            case Fork() as fork:
+                self.do(worker, rules.creation_confirmed(fork))
+            case ForkData() as fork:
                 assert flight.handle is not None
                 self.handles.append(flight.handle)
                 if flight.handle.fork is None and (worker.me, fork.rref) in self.values:
                     flight.handle.trust = frozenset()
-                self.do(worker, rules.received(sender, fork))
+                self.do(worker, rules.fork_received(sender, fork))
             case RequestFork(_, rref, fork):
-                effects = rules.requested(sender, rref, fork)
+                effects = rules.fork_requested(sender, rref, fork)
                 if not effects[0].refused:  # type: ignore[union-attr]
                     self.known(fork)
                 self.do(worker, effects)
             case AcceptFork(_, fork, refused):
-                self.do(worker, rules.accepted(fork, refused=refused))
+                self.do(worker, rules.fork_accepted(fork, refused=refused))
             case AcceptChild(_, fork):
                 self.do(worker, rules.child_accepted(fork))
-            case Delete(_, rref, fork):
-                self.do(worker, rules.deleted(sender, rref, fork))
+            case DeleteFork(_, rref, fork):
+                self.do(worker, rules.fork_deleted(sender, rref, fork))
 
     # -- loss -----------------------------------------------------------------------------------------------------
 
@@ -411,10 +409,10 @@ class World(RuleBasedStateMachine):
             flight
             for flight in self.flights
             if (flight.target, flight.source) != (who, whom)
-            or (isinstance(flight.what, Create | Fork) and self.random.random() < 0.5)
+            or (isinstance(flight.what, Create | ForkData) and self.random.random() < 0.5)
         ]
         worker.gone.add(whom[0])
-        self.do(worker, worker.rules.lost(whom[0], whom[1]))
+        self.do(worker, worker.rules.worker_lost(whom[0], whom[1]))
 
     @rule(which=st.integers(0, 60))
     def restart(self, which: int) -> None:
@@ -449,9 +447,9 @@ class World(RuleBasedStateMachine):
             value = handle.owner, handle.rref
             if value in self.orphans:
                 # The creator was lost before its call came.
-                assert not self.alive((handle.rref[0], handle.rref[1] >> LIFE)), f"{handle} names an orphan"
+                assert not self.alive((handle.rref[0], handle.rref[1] >> COUNTER_BITS)), f"{handle} names an orphan"
                 continue
-            creator = handle.rref[0], handle.rref[1] >> LIFE
+            creator = handle.rref[0], handle.rref[1] >> COUNTER_BITS
             assert value in self.values or value in coming or not self.alive(creator), f"{handle} names nothing"
 
     def teardown(self) -> None:
@@ -467,10 +465,10 @@ class World(RuleBasedStateMachine):
         for worker in self.workers.values():
             rules = worker.rules
             assert rules.owned() == {}
-            assert rules.held() == {}
+            assert rules.held_forks() == {}
             assert not rules._parents
             assert not rules._early
-            for life, arrivals in rules._arrivals.items():
+            for life, arrivals in rules._creations._arrived.items():
                 assert not arrivals.gaps() or (life, worker.me) in self.unsent
         assert not self.values
         assert not self.orphans

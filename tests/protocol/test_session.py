@@ -17,19 +17,19 @@ from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import BULK, CONTROL, Session
 from telegrad.protocol.session_events import (
     TRANSITIONS,
-    Cut,
-    Effect,
-    Lost,
-    Reconnect,
+    CloseConnection,
+    Disposition,
+    OpenConnection,
     SendAck,
     SendPing,
-    State,
-    Verdict,
+    SessionEffect,
+    SessionLost,
+    SessionState,
 )
 
 DEFAULTS = SessionSettings()
 PATIENT = replace(DEFAULTS, refuse_limit=1e6, resume_limit=1e6)
-ENDED = (State.CLOSED, State.LOST)
+ENDED = (SessionState.CLOSED, SessionState.LOST)
 
 
 def make_session(resumable: bool = True, initiator: bool = True, limits: SessionSettings = DEFAULTS) -> Session:
@@ -107,7 +107,7 @@ class World:
             self.current[side] = None
             self.old.append(connection)
 
-    def apply(self, side: int, effects: list[Effect]) -> None:
+    def apply(self, side: int, effects: list[SessionEffect]) -> None:
         session = self.sessions[side]
         for effect in effects:
             match effect:
@@ -115,14 +115,14 @@ class World:
                     self.transmit(side, Packet("ack", CONTROL, 0, session.acks()))
                 case SendPing():
                     self.transmit(side, Packet("ping", CONTROL, 0, session.acks(), session.sent_up_to()))
-                case Cut():
+                case CloseConnection():
                     self.drop_connection(side)
-                case Reconnect():
+                case OpenConnection():
                     assert side == 0
                     assert not self.wanted
                     assert self.attempt is None
                     self.wanted = True
-                case Lost():
+                case SessionLost():
                     self.drop_connection(side)
         if session.state in ENDED:
             self.drop_connection(side)
@@ -134,19 +134,19 @@ class World:
         session = self.sessions[side]
         before = session.state
         if packet.kind == "frame":
-            verdict = session.received(packet.lane, packet.sequence, *packet.acks, self.now, 1000)
+            disposition = session.received(packet.lane, packet.sequence, *packet.acks, self.now, 1000)
         else:
-            verdict = session.heard(*packet.acks, self.now, packet.sent)
-        if before is not State.CONNECTED:
-            assert verdict is Verdict.DROP
-        if verdict is Verdict.GAP:
+            disposition = session.heard(*packet.acks, self.now, packet.sent)
+        if before is not SessionState.CONNECTED:
+            assert disposition is Disposition.DROP
+        if disposition is Disposition.GAP:
             self.drop_connection(side)
             self.apply(side, session.disconnected("a gap", self.now))
-        elif verdict is Verdict.DELIVER and packet.kind == "frame":
+        elif disposition is Disposition.DELIVER and packet.kind == "frame":
             self.delivered[side][packet.lane].append(packet.frame)
             if session.ack_urgent:
                 self.transmit(side, Packet("ack", CONTROL, 0, session.acks()))
-        elif verdict is Verdict.DELIVER and packet.kind == "goodbye":
+        elif disposition is Disposition.DELIVER and packet.kind == "goodbye":
             session.hear_goodbye()
             self.goodbye_taken[side] = True
             self.apply(side, [])
@@ -194,7 +194,7 @@ class World:
             self.apply(1, acceptor.disconnected("the initiator came with a new connection", self.now))
         if acceptor.state in ENDED:
             self.abandon_attempt()
-            self.sessions[0].lost("the peer has ended this session")
+            self.sessions[0].mark_lost("the peer has ended this session")
             self.apply(0, [])
             return
         answer = acceptor.received_up_to()
@@ -282,14 +282,14 @@ class World:
             if self.goodbye_taken[side]:
                 assert self.delivered[side] == self.sent[1 - side], "a goodbye hides no gap"
             if session.state in ENDED:
-                assert session.kept == (0, 0)
+                assert session.unacked == (0, 0)
                 assert session.next_tick() is None
-            assert (session.lost_reason is None) == (session.state is not State.LOST)
+            assert (session.lost_reason is None) == (session.state is not SessionState.LOST)
             if not self.resumable and session.is_connected:
-                assert session.kept == (0, 0)
+                assert session.unacked == (0, 0)
             if self.resumable and session.state not in ENDED:
                 missing = sum(map(len, self.sent[side])) - sum(map(len, self.delivered[1 - side]))
-                assert session.kept[0] >= missing, "what has not arrived is kept"
+                assert session.unacked[0] >= missing, "what has not arrived is kept"
 
     def all_delivered(self) -> bool:
         return self.delivered[0] == self.sent[1] and self.delivered[1] == self.sent[0]
@@ -325,11 +325,11 @@ class World:
                 pass
             if all(session.state in ENDED for session in self.sessions):
                 return
-            quiet = all(session.is_connected and session.kept == (0, 0) for session in self.sessions)
+            quiet = all(session.is_connected and session.unacked == (0, 0) for session in self.sessions)
             if quiet and self.current[0] is self.current[1] and self.all_delivered():
                 return
             self.pass_time()
-        raise AssertionError(f"no rest: {[s.state for s in self.sessions]}, {[s.kept for s in self.sessions]}")
+        raise AssertionError(f"no rest: {[s.state for s in self.sessions]}, {[s.unacked for s in self.sessions]}")
 
     def die(self, refuse: bool) -> None:
         """Let no byte through any more; attempts are refused, or go nowhere and are never heard of again."""
@@ -398,9 +398,9 @@ def test_everything_is_delivered_once_and_in_order_when_the_network_heals(schedu
     world = World(True, PATIENT)
     play(world, schedule)
     world.heal()
-    assert [session.state for session in world.sessions] == [State.CONNECTED, State.CONNECTED]
+    assert [session.state for session in world.sessions] == [SessionState.CONNECTED, SessionState.CONNECTED]
     assert world.all_delivered()
-    assert [session.kept for session in world.sessions] == [(0, 0), (0, 0)]
+    assert [session.unacked for session in world.sessions] == [(0, 0), (0, 0)]
 
 
 @settings(max_examples=200, deadline=None)
@@ -410,10 +410,10 @@ def test_everything_is_delivered_or_both_sides_end_and_one_is_lost(schedule: Sch
     play(world, schedule)
     world.heal()
     states = [session.state for session in world.sessions]
-    if states == [State.CONNECTED, State.CONNECTED]:
+    if states == [SessionState.CONNECTED, SessionState.CONNECTED]:
         assert world.all_delivered()
     else:
-        assert State.LOST in states
+        assert SessionState.LOST in states
         assert all(state in ENDED for state in states)
 
 
@@ -453,9 +453,9 @@ def test_a_session_on_one_host_delivers_in_order_or_is_lost(schedule: Schedule) 
             world.send(side, lane)
     world.heal()
     states = [session.state for session in world.sessions]
-    assert world.all_delivered() or State.LOST in states
-    if State.LOST in states:
-        assert states == [State.LOST, State.LOST]
+    assert world.all_delivered() or SessionState.LOST in states
+    if SessionState.LOST in states:
+        assert states == [SessionState.LOST, SessionState.LOST]
 
 
 @given(st.lists(st.tuples(SIDE, st.integers(1, 40)), max_size=30))
@@ -465,7 +465,7 @@ def test_nothing_is_kept_once_a_healthy_network_is_at_rest(bursts: list[tuple[in
         for _ in range(count):
             world.send(side, BULK)
         world.heal()
-        assert [session.kept for session in world.sessions] == [(0, 0), (0, 0)]
+        assert [session.unacked for session in world.sessions] == [(0, 0), (0, 0)]
     assert world.all_delivered()
 
 
@@ -475,7 +475,7 @@ def test_nothing_is_kept_once_a_healthy_network_is_at_rest(bursts: list[tuple[in
 def test_the_initiator_asks_for_a_connection_at_once_and_the_acceptor_never_does() -> None:
     initiator, acceptor = make_session(), make_session(initiator=False)
     assert initiator.next_tick() == 0.0
-    assert initiator.tick(0.0) == [Reconnect()]
+    assert initiator.tick(0.0) == [OpenConnection()]
     assert acceptor.tick(0.0) == []
     assert acceptor.next_tick() == DEFAULTS.resume_limit
 
@@ -484,8 +484,8 @@ def test_lanes_are_numbered_apart() -> None:
     session = make_connected()
     assert [session.send(lane, b"", 0) for lane in (CONTROL, BULK, CONTROL)] == [1, 1, 2]
     assert session.sent_up_to() == (2, 1)
-    assert session.received(BULK, 1, 0, 0, 1.0) is Verdict.DELIVER
-    assert session.received(CONTROL, 1, 0, 0, 1.0) is Verdict.DELIVER
+    assert session.received(BULK, 1, 0, 0, 1.0) is Disposition.DELIVER
+    assert session.received(CONTROL, 1, 0, 0, 1.0) is Disposition.DELIVER
     assert session.received_up_to() == (1, 1)
 
 
@@ -494,9 +494,9 @@ def test_frames_sent_before_the_first_connection_wait_for_it() -> None:
         session = make_session(resumable)
         session.send(BULK, "large", 10)
         session.send(CONTROL, "small", 1)
-        assert session.kept == (2, 11)
+        assert session.unacked == (2, 11)
         assert session.connected((0, 0), 0.0) == [(CONTROL, 1, "small"), (BULK, 1, "large")]
-        assert session.kept == ((2, 11) if resumable else (0, 0))
+        assert session.unacked == ((2, 11) if resumable else (0, 0))
 
 
 def test_a_new_connection_resends_only_what_the_peer_lacks() -> None:
@@ -506,26 +506,26 @@ def test_a_new_connection_resends_only_what_the_peer_lacks() -> None:
     session.send(BULK, "bulk", 100)
     session.disconnected("cut", 1.0)
     assert session.connected((2, 0), 1.1) == [(CONTROL, 3, "three"), (BULK, 1, "bulk")]
-    assert session.kept == (2, 101)
+    assert session.unacked == (2, 101)
 
 
 def test_acks_trim_what_is_kept_and_old_acks_change_nothing() -> None:
     session = make_connected()
     for frame in range(3):
         session.send(CONTROL, frame, 10)
-    assert session.received(BULK, 1, 2, 0, 1.0) is Verdict.DELIVER
-    assert session.kept == (1, 10)
-    assert session.heard(1, 0, 1.0) is Verdict.DELIVER
-    assert session.kept == (1, 10)
+    assert session.received(BULK, 1, 2, 0, 1.0) is Disposition.DELIVER
+    assert session.unacked == (1, 10)
+    assert session.heard(1, 0, 1.0) is Disposition.DELIVER
+    assert session.unacked == (1, 10)
     session.heard(3, 0, 1.0)
-    assert session.kept == (0, 0)
+    assert session.unacked == (0, 0)
 
 
 def test_a_repeated_frame_is_a_duplicate_and_a_skipped_one_a_gap() -> None:
     session = make_connected()
-    assert session.received(CONTROL, 1, 0, 0, 1.0) is Verdict.DELIVER
-    assert session.received(CONTROL, 1, 0, 0, 1.0) is Verdict.DUPLICATE
-    assert session.received(CONTROL, 3, 0, 0, 1.0) is Verdict.GAP
+    assert session.received(CONTROL, 1, 0, 0, 1.0) is Disposition.DELIVER
+    assert session.received(CONTROL, 1, 0, 0, 1.0) is Disposition.DUPLICATE
+    assert session.received(CONTROL, 3, 0, 0, 1.0) is Disposition.GAP
     assert session.received_up_to() == (1, 0)
 
 
@@ -533,8 +533,8 @@ def test_a_repeated_frame_is_a_duplicate_and_a_skipped_one_a_gap() -> None:
 def test_a_ping_shows_that_a_frame_before_it_is_missing(sent_up_to: tuple[int, int]) -> None:
     session = make_connected()
     session.received(CONTROL, 1, 0, 0, 1.0)
-    assert session.heard(0, 0, 1.0, (1, 0)) is Verdict.DELIVER
-    assert session.heard(0, 0, 1.0, sent_up_to) is Verdict.GAP
+    assert session.heard(0, 0, 1.0, (1, 0)) is Disposition.DELIVER
+    assert session.heard(0, 0, 1.0, sent_up_to) is Disposition.GAP
 
 
 def test_an_ack_is_sent_after_the_delay_unless_another_frame_carried_it() -> None:
@@ -586,23 +586,23 @@ def test_a_ping_pays_an_owed_ack() -> None:
 def test_silence_cuts_the_connection_and_then_loses_the_peer() -> None:
     session = make_connected(initiator=False)
     session.heard(0, 0, 7.0)
-    assert not any(isinstance(effect, Cut) for effect in session.tick(36.9))
+    assert not any(isinstance(effect, CloseConnection) for effect in session.tick(36.9))
     [cut] = session.tick(37.0)
-    assert isinstance(cut, Cut)
-    assert "nothing was heard from worker 'b' for 30 s" in cut.reason
-    assert session.state is State.BROKEN
+    assert isinstance(cut, CloseConnection)
+    assert "worker 'b' sent nothing for 30 s" in cut.reason
+    assert session.state is SessionState.BROKEN
     assert session.next_tick() == 67.0
     assert session.tick(66.9) == []
     [lost] = session.tick(67.0)
-    assert isinstance(lost, Lost)
-    assert "nothing was heard from worker 'b'" in lost.reason
+    assert isinstance(lost, SessionLost)
+    assert "worker 'b' sent nothing" in lost.reason
     assert session.lost_reason == lost.reason
 
 
 def test_an_initiator_that_cuts_reconnects_at_once() -> None:
     session = make_connected()
     effects = session.tick(30.0)
-    assert [type(effect) for effect in effects] == [Cut, Reconnect]
+    assert [type(effect) for effect in effects] == [CloseConnection, OpenConnection]
     assert session.disconnected("the reader saw the end of the connection that was cut", 30.0) == []
 
 
@@ -615,7 +615,7 @@ def test_frames_that_a_speaking_peer_never_acknowledges_cut_the_connection() -> 
     session.heard(0, 0, 11.0)
     assert session.next_tick() == 11.0
     [cut] = session.tick(11.0)
-    assert isinstance(cut, Cut)
+    assert isinstance(cut, CloseConnection)
     assert "acknowledged nothing for 10 s" in cut.reason
 
 
@@ -624,8 +624,8 @@ def test_a_peer_that_is_silent_as_a_whole_gets_the_longer_limit() -> None:
     session.send(BULK, b"", 1)
     session.tick(1.0)
     session.heard(0, 0, 2.0)
-    assert not any(isinstance(effect, Cut) for now in range(3, 32) for effect in session.tick(now))
-    assert isinstance(session.tick(32.0)[0], Cut)
+    assert not any(isinstance(effect, CloseConnection) for now in range(3, 32) for effect in session.tick(now))
+    assert isinstance(session.tick(32.0)[0], CloseConnection)
 
 
 def test_a_slow_lane_that_moves_is_not_cut() -> None:
@@ -634,34 +634,34 @@ def test_a_slow_lane_that_moves_is_not_cut() -> None:
         session.send(BULK, b"", 1)
     for ack in range(1, 20):
         session.heard(0, ack, ack * 9.0)
-        assert not any(isinstance(effect, Cut) for effect in session.tick(ack * 9.0))
+        assert not any(isinstance(effect, CloseConnection) for effect in session.tick(ack * 9.0))
 
 
 def test_attempts_back_off_and_double_up_to_the_limit() -> None:
     session = make_session(limits=PATIENT)
     now, pauses = 0.0, []
-    assert session.tick(now) == [Reconnect()]
+    assert session.tick(now) == [OpenConnection()]
     for _ in range(7):
         assert session.refused("refused", now) == []
         due = session.next_tick()
         assert due is not None
         pauses.append(due - now)
         now = due
-        assert session.tick(now) == [Reconnect()]
+        assert session.tick(now) == [OpenConnection()]
     assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5])
 
 
 def test_refused_connections_lose_the_peer_after_one_second() -> None:
     session = make_connected()
-    assert session.disconnected("end of file", 9.0) == [Reconnect()]
+    assert session.disconnected("end of file", 9.0) == [OpenConnection()]
     now, effects = 9.0, session.refused("connection refused", 9.0)
     while not effects:
         due = session.next_tick()
         assert due is not None
         now = due
-        assert session.tick(now) == [Reconnect()]
+        assert session.tick(now) == [OpenConnection()]
         effects = session.refused("connection refused", now)
-    assert isinstance(effects[0], Lost)
+    assert isinstance(effects[0], SessionLost)
     assert now == pytest.approx(10.0)
     assert "connection refused; worker 'b' refused connections for 1 s" in effects[0].reason
 
@@ -672,7 +672,7 @@ def test_an_attempt_that_got_through_restarts_the_count_of_refusals() -> None:
     session.refused("refused", 9.0)
     session.tick(9.9)
     assert session.disconnected("broke in the handshake", 9.9) == []
-    assert session.tick(10.5) == [Reconnect()]
+    assert session.tick(10.5) == [OpenConnection()]
     assert session.refused("refused", 10.5) == []
 
 
@@ -691,7 +691,7 @@ def test_a_connection_that_lived_resets_the_backoff() -> None:
     session.disconnected("cut", 0.1)
     session.tick(0.2)
     session.connected((0, 0), 0.2)
-    assert session.disconnected("cut", 5.0) == [Reconnect()]
+    assert session.disconnected("cut", 5.0) == [OpenConnection()]
     session.refused("refused", 5.0)
     assert session.next_tick() == pytest.approx(5.0 + DEFAULTS.reconnect_backoff)
 
@@ -702,21 +702,21 @@ def test_a_new_connection_starts_all_clocks_anew() -> None:
     session.tick(1.0)
     session.disconnected("cut", 2.0)
     session.connected((0, 0), 20.0)
-    assert session.heard(0, 0, 20.5) is Verdict.DELIVER
+    assert session.heard(0, 0, 20.5) is Disposition.DELIVER
     assert session.tick(21.0) == []
     assert session.next_tick() == 25.0
     assert session.tick(25.0) == [SendPing()]
     session.disconnected("cut", 25.0)
     session.connected((1, 0), 30.0)
-    assert not any(isinstance(effect, Cut) for effect in session.tick(59.9))
-    assert isinstance(session.tick(60.0)[0], Cut)
+    assert not any(isinstance(effect, CloseConnection) for effect in session.tick(59.9))
+    assert isinstance(session.tick(60.0)[0], CloseConnection)
 
 
 def test_an_attempt_that_is_never_heard_of_again_ends_in_lost() -> None:
     session = make_connected()
-    assert session.disconnected("cut", 1.0) == [Reconnect()]
+    assert session.disconnected("cut", 1.0) == [OpenConnection()]
     assert session.next_tick() == 31.0
-    assert isinstance(session.tick(31.0)[0], Lost)
+    assert isinstance(session.tick(31.0)[0], SessionLost)
 
 
 def test_a_connection_that_breaks_at_once_waits_before_the_next_attempt() -> None:
@@ -729,11 +729,11 @@ def test_resuming_for_ever_with_nothing_getting_through_ends_in_lost() -> None:
     session = make_connected()
     session.send(CONTROL, b"never arrives", 1)
     now, effects = 1.0, session.disconnected("cut", 1.0)
-    while effects == [Reconnect()]:
+    while effects == [OpenConnection()]:
         session.connected((0, 0), now)
         now += 2.0
         effects = session.disconnected("cut", now)
-    assert isinstance(effects[0], Lost)
+    assert isinstance(effects[0], SessionLost)
     assert now == pytest.approx(31.0)
 
 
@@ -751,21 +751,21 @@ def test_an_ack_after_a_resume_starts_the_limit_anew() -> None:
 def test_an_idle_session_may_flap_for_longer_than_the_limit() -> None:
     session = make_connected()
     for now in range(1, 100):
-        assert session.disconnected("cut", float(now)) == [Reconnect()]
+        assert session.disconnected("cut", float(now)) == [OpenConnection()]
         session.connected((0, 0), float(now))
 
 
 def test_on_one_host_the_end_of_the_connection_is_the_end_of_the_peer() -> None:
     session = make_connected(resumable=False)
-    assert session.disconnected("end of file", 1.0) == [Lost("end of file")]
-    assert session.state is State.LOST
+    assert session.disconnected("end of file", 1.0) == [SessionLost("end of file")]
+    assert session.state is SessionState.LOST
 
 
 def test_on_one_host_nothing_is_kept_acknowledged_or_waited_for() -> None:
     session = make_connected(resumable=False)
     session.send(CONTROL, b"", 1)
-    assert session.kept == (0, 0)
-    assert session.received(CONTROL, 1, 0, 0, 1.0) is Verdict.DELIVER
+    assert session.unacked == (0, 0)
+    assert session.received(CONTROL, 1, 0, 0, 1.0) is Disposition.DELIVER
     assert session.acks() == (0, 0)
     assert session.next_tick() is None
     assert session.tick(1e9) == []
@@ -774,27 +774,27 @@ def test_on_one_host_nothing_is_kept_acknowledged_or_waited_for() -> None:
 @pytest.mark.parametrize("sequence", [0, 1, 3])
 def test_on_one_host_any_sequence_but_the_next_is_a_gap(sequence: int) -> None:
     session = make_connected(resumable=False)
-    assert session.received(CONTROL, 1, 0, 0, 1.0) is Verdict.DELIVER
-    assert session.received(CONTROL, sequence, 0, 0, 1.0) is Verdict.GAP
+    assert session.received(CONTROL, 1, 0, 0, 1.0) is Disposition.DELIVER
+    assert session.received(CONTROL, sequence, 0, 0, 1.0) is Disposition.GAP
 
 
 def test_on_one_host_a_handshake_that_breaks_is_tried_again_until_nobody_listens_or_time_is_up() -> None:
     session = make_session(resumable=False)
     session.tick(0.0)
     assert session.refused("no such socket yet", 0.0) == []
-    assert session.tick(0.5) == [Reconnect()]
+    assert session.tick(0.5) == [OpenConnection()]
     assert session.disconnected("the other side has no memory", 0.5) == []
-    assert session.tick(1.0) == [Reconnect()]
+    assert session.tick(1.0) == [OpenConnection()]
     assert session.refused("nobody listens", 1.0) == []
-    assert session.tick(2.0) == [Reconnect()]
+    assert session.tick(2.0) == [OpenConnection()]
     (lost,) = session.refused("nobody listens", 2.0)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, SessionLost)
     endless = make_session(resumable=False)
     limit = DEFAULTS.resume_limit
     endless.tick(0.0)
     assert endless.disconnected("the other side has no memory", 0.1) == []
     (lost,) = endless.tick(limit)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, SessionLost)
 
 
 @pytest.mark.parametrize("resumable", [True, False])
@@ -802,10 +802,9 @@ def test_after_a_goodbye_said_or_heard_the_end_of_the_connection_is_no_loss(resu
     leaving, left = make_connected(resumable), make_connected(resumable)
     assert leaving.say_goodbye(1.0)
     left.hear_goodbye()
-    assert left.goodbye_heard
     for session in (leaving, left):
         assert session.disconnected("end of file", 2.0) == []
-        assert session.state is State.CLOSED
+        assert session.state is SessionState.CLOSED
         assert session.lost_reason is None
         assert session.next_tick() is None
 
@@ -813,21 +812,21 @@ def test_after_a_goodbye_said_or_heard_the_end_of_the_connection_is_no_loss(resu
 def test_frames_are_delivered_after_our_goodbye_until_theirs() -> None:
     session = make_connected()
     session.say_goodbye(1.0)
-    assert session.state is State.CONNECTED
-    assert session.received(CONTROL, 1, 0, 0, 1.0) is Verdict.DELIVER
+    assert session.state is SessionState.CONNECTED
+    assert session.received(CONTROL, 1, 0, 0, 1.0) is Disposition.DELIVER
     session.hear_goodbye()
-    assert session.state is State.CLOSED
-    assert session.received(CONTROL, 2, 0, 0, 1.0) is Verdict.DROP
+    assert session.state is SessionState.CLOSED
+    assert session.received(CONTROL, 2, 0, 0, 1.0) is Disposition.DROP
 
 
 def test_who_heard_a_goodbye_may_still_send_until_its_own() -> None:
     session = make_connected()
     session.hear_goodbye()
     assert session.send(CONTROL, b"a last reply", 12) == 1
-    assert session.received(CONTROL, 1, 0, 0, 1.0) is Verdict.DROP
+    assert session.received(CONTROL, 1, 0, 0, 1.0) is Disposition.DROP
     assert session.say_goodbye(1.0)
-    assert session.state is State.CLOSED
-    assert session.kept == (0, 0)
+    assert session.state is SessionState.CLOSED
+    assert session.unacked == (0, 0)
 
 
 def test_a_goodbye_without_a_connection_closes_at_once_and_is_not_transmitted() -> None:
@@ -835,7 +834,7 @@ def test_a_goodbye_without_a_connection_closes_at_once_and_is_not_transmitted() 
     broken.disconnected("cut", 1.0)
     for session in (fresh, broken):
         assert not session.say_goodbye(2.0)
-        assert session.state is State.CLOSED
+        assert session.state is SessionState.CLOSED
         assert not session.say_goodbye(3.0)
 
 
@@ -845,56 +844,56 @@ def test_a_goodbye_that_is_not_answered_ends_too(resumable: bool) -> None:
     session.say_goodbye(1.0)
     for now in (10.0, 20.0, 30.0):
         session.heard(0, 0, now)
-        assert not any(isinstance(effect, Cut) for effect in session.tick(now))
+        assert not any(isinstance(effect, CloseConnection) for effect in session.tick(now))
     [cut] = session.tick(31.0)
-    assert isinstance(cut, Cut)
-    assert "did not answer our goodbye" in cut.reason
-    assert session.state is State.CLOSED
+    assert isinstance(cut, CloseConnection)
+    assert "did not answer the goodbye" in cut.reason
+    assert session.state is SessionState.CLOSED
 
 
 def test_nothing_can_be_sent_after_the_end_and_the_error_says_why() -> None:
     lost, leaving, left = make_connected(), make_connected(), make_connected()
-    lost.lost("another incarnation came")
-    lost.lost("a second reason")
+    lost.mark_lost("another incarnation came")
+    lost.mark_lost("a second reason")
     with pytest.raises(WorkerLost, match="worker 'b' is lost: another incarnation came") as error:
         lost.send(CONTROL, b"", 0)
     assert error.value.worker == "b"
     leaving.say_goodbye(1.0)
-    with pytest.raises(NotInitialized, match="this worker has said goodbye"):
+    with pytest.raises(NotInitialized, match="this worker is shutting down"):
         leaving.send(CONTROL, b"", 0)
     left.hear_goodbye()
     left.disconnected("end of file", 1.0)
-    with pytest.raises(WorkerLost, match="worker 'b' said goodbye and left"):
+    with pytest.raises(WorkerLost, match="worker 'b' has left"):
         left.send(CONTROL, b"", 0)
 
 
 def test_after_lost_nothing_is_delivered_kept_or_tried() -> None:
     session = make_connected()
     session.send(CONTROL, b"", 1)
-    session.lost("killed")
-    assert session.received(CONTROL, 1, 0, 0, 1.0) is Verdict.DROP
-    assert session.heard(0, 0, 1.0) is Verdict.DROP
-    assert session.kept == (0, 0)
+    session.mark_lost("killed")
+    assert session.received(CONTROL, 1, 0, 0, 1.0) is Disposition.DROP
+    assert session.heard(0, 0, 1.0) is Disposition.DROP
+    assert session.unacked == (0, 0)
     assert session.tick(1e9) == []
     assert session.next_tick() is None
     assert session.disconnected("x", 1.0) == []
     assert session.refused("x", 1.0) == []
     assert not session.say_goodbye(1.0)
     session.hear_goodbye()
-    assert session.state is State.LOST
+    assert session.state is SessionState.LOST
 
 
 def test_a_closed_session_cannot_be_lost_any_more() -> None:
     session = make_session()
     session.say_goodbye(0.0)
-    session.lost("too late")
-    assert session.state is State.CLOSED
+    session.mark_lost("too late")
+    assert session.state is SessionState.CLOSED
 
 
 def test_frames_without_a_connection_are_dropped_so_that_the_hello_stays_true() -> None:
     session = make_connected()
     session.disconnected("cut", 1.0)
-    assert session.received(CONTROL, 1, 0, 0, 1.0) is Verdict.DROP
+    assert session.received(CONTROL, 1, 0, 0, 1.0) is Disposition.DROP
     assert session.received_up_to() == (0, 0)
 
 
@@ -907,10 +906,10 @@ def test_a_peer_that_claims_more_than_was_sent_or_less_than_it_acknowledged_is_n
     session.send(CONTROL, b"", 1)
     session.heard(1, 0, 1.0)
     session.disconnected("cut", 1.0)
-    with pytest.raises(ProtocolError, match="worker 'b' claims to have"):
+    with pytest.raises(ProtocolError, match="worker 'b' says that it received"):
         session.connected(claim, 2.0)
-    assert session.state is State.BROKEN
-    assert session.kept == (1, 1)
+    assert session.state is SessionState.BROKEN
+    assert session.unacked == (1, 1)
 
 
 def test_an_ack_of_what_was_never_sent_is_a_protocol_error() -> None:
@@ -933,17 +932,17 @@ def test_a_connection_for_a_session_that_has_one_or_has_ended_is_a_protocol_erro
     connected, lost = make_connected(), make_connected()
     with pytest.raises(ProtocolError, match="session that is connected"):
         connected.connected((0, 0), 1.0)
-    lost.lost("killed")
+    lost.mark_lost("killed")
     with pytest.raises(ProtocolError, match="session that is lost: killed"):
         lost.connected((0, 0), 1.0)
 
 
 def test_the_table_of_transitions_names_every_state_and_is_enforced() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(SessionState)
     for ended in ENDED:
         assert not TRANSITIONS[ended]
     with pytest.raises(TelegradError, match="cannot go from connecting to broken"):
-        make_session()._move(State.BROKEN)
+        make_session()._move(SessionState.BROKEN)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_the_message_that_engages_is_answered_last() -> None:
     worker.busy()
     worker.sent()
     assert worker.idle() == []
-    assert worker.answered() == ["engages"]
+    assert worker.acknowledged() == ["engages"]
     assert not worker.engaged
 
 
@@ -28,7 +28,7 @@ def test_the_message_that_engages_is_not_answered_while_something_runs() -> None
     worker.received("engages")
     worker.busy()
     worker.sent()
-    assert worker.answered() == []
+    assert worker.acknowledged() == []
     assert worker.idle() == ["engages"]
 
 
@@ -61,10 +61,10 @@ def test_the_start_is_quiet_when_it_does_nothing_and_has_all_its_answers() -> No
     start: Termination[str] = Termination()
     start.start()
     start.sent()
-    assert start.owed == 1
+    assert start.unacknowledged == 1
     assert start.idle() == []
     assert not start.quiet
-    assert start.answered() == []
+    assert start.acknowledged() == []
     assert start.quiet
 
 
@@ -89,10 +89,10 @@ def test_giving_up_answers_what_is_owed_once() -> None:
     worker.received("engages")
     worker.busy()
     worker.sent()
-    assert worker.release() == ["engages"]
-    assert worker.release() == []
+    assert worker.give_up() == ["engages"]
+    assert worker.give_up() == []
     assert worker.idle() == []
-    assert worker.answered() == []
+    assert worker.acknowledged() == []
 
 
 def test_whoever_gave_up_answers_late_messages_at_once_though_it_still_runs() -> None:
@@ -100,7 +100,7 @@ def test_whoever_gave_up_answers_late_messages_at_once_though_it_still_runs() ->
     worker.received("engages")
     worker.busy()
     worker.sent()  # to a worker that is lost: never answered
-    worker.release()
+    worker.give_up()
     assert worker.received("late") == ["late"]
     assert worker.settle() == []
     assert worker.idle() == []
@@ -111,7 +111,7 @@ def test_a_start_that_gave_up_answers_late_messages_at_once() -> None:
     start: Termination[str] = Termination()
     start.start()
     start.sent()
-    assert start.release() == []
+    assert start.give_up() == []
     assert start.received("late") == ["late"]
     assert not start.engaged
 
@@ -182,7 +182,7 @@ class Computation:
 
     def _deliver_answer(self) -> None:
         ticket = self.answers.pop(self.random.randrange(len(self.answers)))
-        self._answer(self.workers[self.sender[ticket]].answered())
+        self._answer(self.workers[self.sender[ticket]].acknowledged())
 
     def _end_task(self) -> None:
         worker = self.running.pop(self.random.randrange(len(self.running)))

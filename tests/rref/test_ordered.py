@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.protocol.ownership import LIFE
+from telegrad.protocol.rref_ids import COUNTER_BITS
 from telegrad.rref.ordered import OrderedQueue, Task
 from telegrad.wire.messages import Turn
 
@@ -62,13 +62,13 @@ def test_a_stream_is_forgotten_when_it_has_ended() -> None:
 def test_calls_of_a_lost_caller_do_not_wait_for_those_that_will_never_come() -> None:
     """Each must be answered, if only to be no longer under way."""
     mailbox, log = OrderedQueue(), []
-    mailbox.put(1, Turn(REF, 5 << LIFE, 2), log_to(log, "third"))
-    mailbox.put(1, Turn(REF, 5 << LIFE, 1), log_to(log, "second"))
-    mailbox.put(1, Turn(REF, 6 << LIFE, 1), log_to(log, "of the next life"))
+    mailbox.put(1, Turn(REF, 5 << COUNTER_BITS, 2), log_to(log, "third"))
+    mailbox.put(1, Turn(REF, 5 << COUNTER_BITS, 1), log_to(log, "second"))
+    mailbox.put(1, Turn(REF, 6 << COUNTER_BITS, 1), log_to(log, "of the next life"))
     mailbox.lost(1, 5)
     assert log == ["second", "third"]
-    mailbox.put(1, Turn(REF, 5 << LIFE, 7), log_to(log, "late"))
-    mailbox.skip(1, Turn(REF, 5 << LIFE, 8), last=True)
+    mailbox.put(1, Turn(REF, 5 << COUNTER_BITS, 7), log_to(log, "late"))
+    mailbox.skip(1, Turn(REF, 5 << COUNTER_BITS, 8), last=True)
     assert log == ["second", "third", "late"]
     assert mailbox.waiting() == 1
 

@@ -35,7 +35,7 @@ from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.transport.buffers import BufferPool
-from telegrad.transport.slabs import SlabPool
+from telegrad.transport.slab_pool import SlabPool
 from telegrad.waiting import Runtime
 from telegrad.wire.frames import Frame, Message
 from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, Visit, decode_head
@@ -228,7 +228,7 @@ class Agent:
         elif isinstance(head, Request):
             if not head.nested:
                 with channel.lock:
-                    channel.credits.arrived(message.size)
+                    channel.credits.admit(message.size)
             self.server.take(channel, head, message)
             return
         elif isinstance(head, Cancel):

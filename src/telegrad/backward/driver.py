@@ -31,7 +31,18 @@ from telegrad.calls.oneway import Wakeup
 from telegrad.connection.channel import Channel
 from telegrad.errors import ResourceExhausted, TelegradError
 from telegrad.interrupts import shielded
-from telegrad.protocol.backward import Answer, Begin, Done, Effect, Pass, Probe, Report, Resume, Start, Stuck
+from telegrad.protocol.backward import (
+    Acknowledge,
+    BackwardPass,
+    BeginPass,
+    IdleReport,
+    PassDone,
+    PassEffect,
+    PassStuck,
+    ResumePass,
+    StartIsland,
+    StartProbe,
+)
 from telegrad.waiting import Event
 from telegrad.wire.messages import (
     GRADIENT,
@@ -46,7 +57,7 @@ from telegrad.wire.messages import (
     ResumeReq,
 )
 
-Answered = Callable[[dict[int, Report], int, int], list[Effect[Ticket]]]
+Answered = Callable[[dict[int, IdleReport], int, int], list[PassEffect[Ticket]]]
 """Tells the protocol that a message was answered: the reports in the answer, by whom, and how many counted messages."""
 
 
@@ -84,10 +95,10 @@ class PassRun:
         self.messaging = self._messaging = postman
         # protects everything below, and failure
         self._lock = lock = threading.Lock()
-        self._state: Pass[Ticket] = Pass(postman.me)
+        self._state: BackwardPass[Ticket] = BackwardPass(postman.me)
         self._graph = PassGraph(context, about, roots, lock, postman.accumulate_through, postman.accumulate_hooks)
         self._gates: dict[int, Event] = {}
-        self._todo: deque[Effect[Ticket]] = deque()
+        self._todo: deque[PassEffect[Ticket]] = deque()
         self._wake: Wakeup | None = None
         self._reader_of: int | None = None  # the worker whose answers the driver reads itself
         self._way_back: Channel | None = None  # where it reads them
@@ -113,7 +124,7 @@ class PassRun:
             return self._graph.captured
         except BaseException as error:
             self.fail(error)  # an interrupt, too: the others must not wait for the rest
-            if self._way_back is not None and self._state.owed:
+            if self._way_back is not None and self._state.unacknowledged:
                 self._way_back.leave_to_poller()
             raise
         finally:
@@ -124,7 +135,7 @@ class PassRun:
             self._begin()
         else:
             with self._lock:
-                self._state.survey()
+                self._state.probe_first()
             self._begin_probe("surveys")
         wake = Wakeup()
         while True:
@@ -135,12 +146,12 @@ class PassRun:
                         break
                     wake.raised = False  # who raises it late, for something that is done, wakes us for nothing
                     self._wake = wake
-            if type(effect) is Start:
+            if type(effect) is StartIsland:
                 self._run_island(effect)
             elif effect is not None:
                 self._do_here(effect)
             elif not self._messaging.agent.oneway.wait(wake, self._way_back, deadline):
-                self.fail(self._messaging.too_late(self.about, self._state.owed))
+                self.fail(self._messaging.too_late(self.about, self._state.unacknowledged))
         if self.failure is not None:
             raise self.failure
 
@@ -148,21 +159,21 @@ class PassRun:
         with self._lock:
             self._state.plan(self._graph.plan(set()))
             effects = self._state.begin()
-            if effects and type(effects[0]) is Start:
+            if effects and type(effects[0]) is StartIsland:
                 self._todo.extend(effects)
                 effects = []
         if effects:
             self._carry_out(effects)
 
-    def _do_here(self, effect: Effect[Ticket]) -> None:
-        if isinstance(effect, Probe):
+    def _do_here(self, effect: PassEffect[Ticket]) -> None:
+        if isinstance(effect, StartProbe):
             self._begin_probe("probes")
-        elif isinstance(effect, Begin):
+        elif isinstance(effect, BeginPass):
             self._begin()
-        elif isinstance(effect, Resume):
+        elif isinstance(effect, ResumePass):
             self._resume_everybody(effect.workers)
 
-    def _for_the_caller(self, effect: Effect[Ticket]) -> None:
+    def _for_the_caller(self, effect: PassEffect[Ticket]) -> None:
         with self._lock:
             self._todo.append(effect)
             wake = self._wake
@@ -171,10 +182,10 @@ class PassRun:
 
     # -- effects ------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, effects: Iterable[Effect[Ticket]]) -> None:
-        run_here: Start | None = None
+    def _carry_out(self, effects: Iterable[PassEffect[Ticket]]) -> None:
+        run_here: StartIsland | None = None
         for effect in effects:
-            if isinstance(effect, Start):
+            if isinstance(effect, StartIsland):
                 if effect.waiting:
                     try:
                         self._messaging.start_thread("gated island", partial(self._run_island, effect))
@@ -188,11 +199,11 @@ class PassRun:
                     run_here = effect
                 else:
                     self._messaging.submit(partial(self._run_island, effect))
-            elif isinstance(effect, Answer):
+            elif isinstance(effect, Acknowledge):
                 self._answer(effect.ticket)
-            elif isinstance(effect, Done):
+            elif isinstance(effect, PassDone):
                 self._finish()
-            elif isinstance(effect, Stuck):
+            elif isinstance(effect, PassStuck):
                 names = ", ".join(map(repr, map(self._messaging.name_of, effect.workers)))
                 self.fail(
                     TelegradError(
@@ -249,18 +260,18 @@ class PassRun:
                 reached = [index for index in reached if index in needed]
             if self.failure is not None or message in graph.fed:
                 self._messaging.count("late gradient messages")
-                effects = state.nothing_new(ticket, sender)
+                effects = state.late_message(ticket, sender)
             else:
                 graph.fed[message] = Fed(grads, reached)
                 if back is not None:
                     self._ways_back[sender] = back
                 effects = []
-                if request.known and not state.known:
+                if request.known and not state.liveness_known:
                     effects = self._learn()
                 elif not state.planned:
                     state.plan(graph.plan(set()))
-                if not state.has(message):
-                    state.grow(graph.grow(message), [message])
+                if not state.has_entry(message):
+                    state.add_island(graph.grow(message), [message])
                 effects += state.gradient(ticket, message, sender)
                 if request.answer is not None:
                     effects += self._settle(sender, request.answer)
@@ -279,13 +290,13 @@ class PassRun:
     def late(self, ticket: Ticket | None, sender: int) -> None:
         """A message came that changes nothing."""
         with self._lock:
-            effects = self._state.nothing_new(ticket, sender)
+            effects = self._state.late_message(ticket, sender)
         self._carry_out(effects)
 
     def probed(self, ticket: Ticket, request: ProbeReq) -> None:
         """The probe reached tensors of one of our sends."""
         with self._lock:
-            effects = self._state.probed(ticket)
+            effects = self._state.probe_received(ticket)
         self._carry_out(effects)
         with self.context.lock:
             send = self.context.sends.get(request.message)
@@ -294,7 +305,7 @@ class PassRun:
     def told(self, ticket: Ticket, request: LeadsReq) -> None:
         """The sender of a message that came says that tensors of it lead to an input of the pass."""
         with self._lock:
-            effects = self._state.probed(ticket)
+            effects = self._state.probe_received(ticket)
         self._carry_out(effects)
         needs = self._graph.needs
         self._probe_on(lambda: needs.told(request.message, request.tensors) if needs is not None else Found())
@@ -302,14 +313,14 @@ class PassRun:
     def resumed(self, ticket: Ticket) -> None:
         """Word came that the probe is over."""
         with self._lock:
-            effects = [] if self._state.known else self._learn()
-            effects += self._state.resumed(ticket)
+            effects = [] if self._state.liveness_known else self._learn()
+            effects += self._state.resume_received(ticket)
         self._carry_out(effects)
 
-    def _learn(self) -> list[Effect[Ticket]]:
+    def _learn(self) -> list[PassEffect[Ticket]]:
         """The probe is over: plan what waits again, over live tensors only. Called with the lock held."""
         self._graph.known = True
-        return self._state.learn(self._graph.plan(self._state.started_entries()))
+        return self._state.replan(self._graph.plan(self._state.started_entries()))
 
     # -- the probe ----------------------------------------------------------------------------------------------
 
@@ -324,10 +335,10 @@ class PassRun:
             for _ in range(len(found.ask) + len(found.tell)):
                 self._state.probe_sent()
         for recv, indices in found.ask.items():
-            number = self._ask(self._state.probe_answered)
+            number = self._ask(self._state.probe_acknowledged)
             self._send(recv.source, ProbeReq(number, self.about, recv.message, tuple(sorted(indices))))
         for send, indices in found.tell.items():
-            number = self._ask(self._state.probe_answered)
+            number = self._ask(self._state.probe_acknowledged)
             self._send(send.target, LeadsReq(number, self.about, send.message, tuple(sorted(indices))))
         with self._lock:
             effects = self._state.probe_walked()
@@ -339,15 +350,15 @@ class PassRun:
             for _ in workers:
                 self._state.sent()
         for worker in workers:
-            self._send(worker, ResumeReq(self._ask(self._state.answered), self.about))
+            self._send(worker, ResumeReq(self._ask(self._state.acknowledged), self.about))
         self._carry_out(effects)
         with self._lock:
-            effects = self._state.resumed_here()
+            effects = self._state.resume_sent()
         self._carry_out(effects)
 
     # -- islands ------------------------------------------------------------------------------------------------
 
-    def _run_island(self, start: Start) -> None:
+    def _run_island(self, start: StartIsland) -> None:
         graph = self._graph
         island = graph.islands[start.island]
         interrupt: BaseException | None = None
@@ -400,7 +411,7 @@ class PassRun:
         letter = self._last.pop(island.last, None) if island.last else None
         word: LastWord | None = None
         with self._lock:
-            effects = self._state.ended()
+            effects = self._state.island_finished()
             if letter is not None and len(effects) == 1 and self.failure is None:
                 word = self._last_word(letter, effects[0])
         if letter is not None and self._post(letter, word) and word is not None:
@@ -408,9 +419,9 @@ class PassRun:
         if effects:
             self._carry_out(effects)
 
-    def _last_word(self, letter: _Letter, effect: Effect[Ticket]) -> LastWord | None:
+    def _last_word(self, letter: _Letter, effect: PassEffect[Ticket]) -> LastWord | None:
         """The answer that can ride on a gradient, if it goes to the same worker. Called with the lock held."""
-        if not isinstance(effect, Answer) or effect.ticket[0] != letter.to:
+        if not isinstance(effect, Acknowledge) or effect.ticket[0] != letter.to:
             return None
         reports = self._messaging.pack_reports(self._state.reports())
         return LastWord(effect.ticket[1], self._state.count_for(letter.to), reports)
@@ -436,7 +447,7 @@ class PassRun:
                 self._slot_waits[thread] = event
         try:
             if self.failure is None and not self._messaging.wait(event, self._deadline):
-                self.fail(self._messaging.too_late(self.about, self._state.owed))
+                self.fail(self._messaging.too_late(self.about, self._state.unacknowledged))
         finally:
             self._slot_waits.pop(thread, None)
         if self.failure is not None:
@@ -478,8 +489,8 @@ class PassRun:
             number = 0
             if self._state.sent(recv.source):
                 number = next(self._asking)
-                self._asked[number] = self._state.answered
-            known = self._state.known
+                self._asked[number] = self._state.acknowledged
+            known = self._state.liveness_known
             # Gates need what comes while the driver is at work and reads nothing. There are some after the probe only.
             back = None if known else self._ways_back.get(recv.source)
             reads = on_driver and not known and back is None and self._reader_of in (None, recv.source)
@@ -536,7 +547,7 @@ class PassRun:
             effects = self._settle(sender, answer)
         self._carry_out(effects)
 
-    def _settle(self, sender: int, answer: PropagateGradientsResp | LastWord) -> list[Effect[Ticket]]:
+    def _settle(self, sender: int, answer: PropagateGradientsResp | LastWord) -> list[PassEffect[Ticket]]:
         """Tell the protocol of an answer. Called with the lock held."""
         answered = self._asked.pop(answer.call, None)
         if answered is None:
@@ -595,5 +606,5 @@ class PassRun:
         with self._lock:
             return (
                 f"<pass {self.about.number:#x}: {len(self._graph.islands)} islands, {len(self._graph.fed)} sends fed, "
-                f"{len(self._gates)} gates waiting, {self._state.owed} messages unanswered>"
+                f"{len(self._gates)} gates waiting, {self._state.unacknowledged} messages unanswered>"
             )

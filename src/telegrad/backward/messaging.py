@@ -17,7 +17,7 @@ from telegrad.calls.error_texts import text_of, traceback_of
 from telegrad.calls.exceptions import RemoteTraceback
 from telegrad.connection.channel import Channel
 from telegrad.errors import BackwardError, DeadlineExceeded, PayloadError, TelegradError, WorkerLost
-from telegrad.protocol.backward import Report
+from telegrad.protocol.backward import IdleReport
 from telegrad.waiting import Event, Runtime
 from telegrad.wire import payload
 from telegrad.wire.messages import (
@@ -83,7 +83,7 @@ class PassMessaging:
         about: PassInfo,
         ticket: Ticket,
         count: int,
-        reports: Mapping[int, Report],
+        reports: Mapping[int, IdleReport],
         failure: Exception | None,
     ) -> None:
         worker, call, back = ticket
@@ -102,16 +102,16 @@ class PassMessaging:
         message = self._record(context, target, [grads[index] for index in indices])
         return AutogradMetadata(context.id, message, tuple(indices))
 
-    def pack_reports(self, reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
+    def pack_reports(self, reports: Mapping[int, IdleReport]) -> tuple[WorkerReport, ...]:
         packed = []
         for who, report in reports.items():
             packed.append(WorkerReport(who, report.number, report.partly_fed))  # a comprehension would be one call more
         return tuple(packed)
 
-    def unpack_reports(self, reports: Sequence[WorkerReport]) -> dict[int, Report]:
+    def unpack_reports(self, reports: Sequence[WorkerReport]) -> dict[int, IdleReport]:
         unpacked = {}
         for report in reports:  # not in a comprehension, which is a function: this runs in every pass
-            unpacked[report.worker] = Report(report.number, report.partly_fed)
+            unpacked[report.worker] = IdleReport(report.number, report.partly_fed)
         return unpacked
 
     # -- failure ------------------------------------------------------------------------------------------------

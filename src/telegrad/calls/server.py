@@ -347,7 +347,7 @@ class Server:
                 frames = self._pack_failure(channel, served, failure)
             if served.charge:
                 with channel.lock:
-                    channel.credits.answered(served.charge)
+                    channel.credits.complete(served.charge)
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
             _log.debug("the answer to %s of worker %r has no taker: %s", served.function, served.caller, failure)

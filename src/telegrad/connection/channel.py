@@ -21,9 +21,18 @@ from telegrad.execution.executor import Owed, Timer
 from telegrad.protocol.credits import Credits
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import Session
-from telegrad.protocol.session_events import Cut, Effect, Lost, Reconnect, SendAck, SendPing, State, Verdict
+from telegrad.protocol.session_events import (
+    CloseConnection,
+    Disposition,
+    OpenConnection,
+    SendAck,
+    SendPing,
+    SessionEffect,
+    SessionLost,
+    SessionState,
+)
 from telegrad.transport.base import Link, LinkClosed, Ready
-from telegrad.transport.slabs import SharedMemory
+from telegrad.transport.shared_memory import SharedMemory
 from telegrad.wire.frames import (
     ABOUT_SLABS,
     BULK,
@@ -49,7 +58,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _NONE = (0, 0)
-_DELIVER, _GAP = Verdict.DELIVER, Verdict.GAP
+_DELIVER, _GAP = Disposition.DELIVER, Disposition.GAP
 
 
 class Channel:
@@ -115,7 +124,7 @@ class Channel:
     def room(self, size: int) -> memoryview | Loan:
         """Where the contents of a large message are put: memory that the peer sees, too, or a buffer to send from."""
         memory = self.memory
-        loan = memory.take(size) if memory is not None else None
+        loan = memory.allocate(size) if memory is not None else None
         return self._allocate(size) if loan is None else loan
 
     def post(self, frames: Sequence[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
@@ -127,7 +136,7 @@ class Channel:
         numbered, failed = 0, None
         with self.lock:
             session, link, memory = self.session, self.link, self.memory
-            if charge and not self.credits.ask(charge):
+            if charge and not self.credits.acquire(charge):
                 return False
             try:
                 for frame in frames:
@@ -141,9 +150,9 @@ class Channel:
                         link.send(kind, body, sequence, *session.acks())
                     else:
                         if loan is not None:
-                            memory.hand_over(loan)
-                        given_back = memory.riding() if memory.dead else _NONE
-                        link.send(kind, body, sequence, *given_back)
+                            memory.mark_sent(loan)
+                        releases = memory.take_releases() if memory.unreferenced else _NONE
+                        link.send(kind, body, sequence, *releases)
             except BaseException as error:
                 if not numbered or isinstance(error, TelegradError):
                     raise
@@ -169,12 +178,12 @@ class Channel:
             for frame in frames:
                 self.session.send(lane_of(frame.kind), frame, len(frame.body))
         except MemoryError as error:
-            self.session.lost(f"this worker has no memory to send the rest of a message: {error!r}")
+            self.session.mark_lost(f"this worker has no memory to send the rest of a message: {error!r}")
 
     def take_credit(self, size: int, wake: Callable[[], None]) -> bool:
         """Take credits for a request. If there are none, `wake` is called when there may be."""
         with self.lock:
-            if self.credits.ask(size):
+            if self.credits.acquire(size):
                 return True
             self._starved.append(wake)
             return False
@@ -192,7 +201,7 @@ class Channel:
     def return_credit(self, size: int) -> None:
         """A request was answered, or given up."""
         with self.lock:
-            self.credits.done(size)
+            self.credits.release(size)
             starved = self._starved.popleft() if self._starved else None
         if starved is not None:
             starved()
@@ -307,7 +316,7 @@ class Channel:
         except LinkClosed as error:
             self.link_ended(link, str(error))
         except ProtocolError as error:
-            if self.resumable and self.session.state is State.CONNECTED:  # else the owner says that the peer is lost
+            if self.resumable and self.session.state is SessionState.CONNECTED:  # else the owner reports the loss
                 _log.warning("closed the connection with worker %r (%s): %s", self.peer, link.peer, error)
             self.link_ended(link, f"it broke the protocol: {error}")
         except BaseException as error:
@@ -320,8 +329,8 @@ class Channel:
                 ended, self.ended = self.ended, []
                 self.expect_fewer(len(ended))
                 self.owner.executor.submit_all(ended)
-        if self.memory is not None and self.memory.dead:
-            self.memory.give_back()
+        if self.memory is not None and self.memory.unreferenced:
+            self.memory.send_releases()
         if self.resumable:
             if self.session.ack_urgent:
                 self._on_tick()  # here, and not on another thread: in the middle of a large message that costs
@@ -341,9 +350,9 @@ class Channel:
         now = self.owner.runtime.now() if self.resumable else 0.0
         if memory is not None:
             if ack_control:
-                memory.came_back(ack_control, ack_bulk)
+                memory.apply_releases(ack_control, ack_bulk)
             if kind == BULK_HEAD:  # the peer found no room in shared memory
-                memory.give_back(at_least=1)
+                memory.send_releases(at_least=1)
         if sequence:
             failure: Exception | None = None
             message: Message | None = None
@@ -355,8 +364,8 @@ class Channel:
                 failure = error
             lane = CONTROL if kind == MESSAGE else lane_of(kind)
             with self.lock:
-                verdict = session.received(lane, sequence, ack_control, ack_bulk, now, len(body))
-            if verdict is _DELIVER:
+                disposition = session.received(lane, sequence, ack_control, ack_bulk, now, len(body))
+            if disposition is _DELIVER:
                 try:
                     if failure is not None:
                         raise failure
@@ -371,17 +380,17 @@ class Channel:
                 except ProtocolError as error:
                     # The session counts the frame as received, so it would not come again: there is no way on.
                     with self.lock:
-                        session.lost(f"it broke the protocol: {error}")
+                        session.mark_lost(f"it broke the protocol: {error}")
                     raise
                 except Exception as error:  # noqa: BLE001 - we failed, not the peer
                     self._not_taken(frame, message, error)
-            elif verdict is _GAP:
+            elif disposition is _GAP:
                 raise ProtocolError(f"frame {sequence} of lane {lane} came before those in front of it")
             return
         if kind in ABOUT_SLABS:
             if memory is None:
                 raise ProtocolError(f"a frame of kind {kind}, about shared memory, where none can be shared")
-            memory.heard(kind, body)
+            memory.handle_frame(kind, body)
             return
         sent, cause = None, ""
         if kind == Kind.PING:
@@ -389,10 +398,10 @@ class Channel:
         elif kind == Kind.GOODBYE:
             sent, cause = unpack_goodbye(body)
         with self.lock:
-            verdict = session.heard(ack_control, ack_bulk, now, sent)
-            if verdict is _DELIVER and kind == Kind.GOODBYE:
+            disposition = session.heard(ack_control, ack_bulk, now, sent)
+            if disposition is _DELIVER and kind == Kind.GOODBYE:
                 session.hear_goodbye()
-        if verdict is _GAP:
+        if disposition is _GAP:
             raise ProtocolError("frames that were sent before this one are missing")
         if kind == Kind.GOODBYE:
             self.owner.channel_left(self, cause)
@@ -401,7 +410,7 @@ class Channel:
         """A message came, and this worker could not take it."""
         if not self.owner.undelivered(self, frame, message, error):
             with self.lock:
-                self.session.lost(f"worker {self.owner.me.name!r} could not take a message of it: {error!r}")
+                self.session.mark_lost(f"worker {self.owner.me.name!r} could not take a message of it: {error!r}")
             if self.link is not None:
                 self.link_ended(self.link, "this worker could not take a message")
 
@@ -418,7 +427,7 @@ class Channel:
         link.admit(self.owner.limits, self.place)
         memory = SharedMemory(self.owner.slabs, link) if link.shares_memory else None
         if memory is not None:
-            self._assembler.borrow = memory.region
+            self._assembler.borrow = memory.open_region
         with self.lock:
             again = self.session.connected(peer_received, self.owner.runtime.now())
             self.link, self.memory = link, memory
@@ -447,7 +456,7 @@ class Channel:
         """The link is gone, by itself or by our will."""
         with self.lock:
             ended = self.link is link
-            effects: list[Effect] = []
+            effects: list[SessionEffect] = []
             lost = None
             if ended:
                 self.link = None
@@ -460,7 +469,7 @@ class Channel:
             self.owner.channel_lost(self, lost)
         self._close(link)
         if ended:
-            self._apply([effect for effect in effects if not isinstance(effect, Lost)])
+            self._apply([effect for effect in effects if not isinstance(effect, SessionLost)])
             self._schedule()
 
     def _broken_off(self, link: Link | None, what: str, error: BaseException) -> None:
@@ -493,22 +502,22 @@ class Channel:
         self._apply(effects)
         self._schedule()
 
-    def _apply(self, effects: list[Effect]) -> None:
+    def _apply(self, effects: list[SessionEffect]) -> None:
         for effect in effects:
             match effect:
                 case SendAck():
                     self._send_unsequenced(Kind.ACK)
                 case SendPing():
                     self._send_unsequenced(Kind.PING)
-                case Cut(reason):
+                case CloseConnection(reason):
                     _log.info("cut the connection with worker %r: %s", self.peer, reason)
                     with self.lock:
                         link, self.link, self._armed = self.link, None, False
                     if link is not None:
                         self._close(link)
-                case Reconnect():
+                case OpenConnection():
                     self.owner.reconnect(self)
-                case Lost(reason):
+                case SessionLost(reason):
                     self.owner.channel_lost(self, reason)
 
     def _send_unsequenced(self, kind: Kind) -> None:
@@ -556,7 +565,7 @@ class Channel:
         """Give up the session and the link."""
         with self.lock:
             if not self.session.state.is_over:
-                self.session.lost(reason)
+                self.session.mark_lost(reason)
             link, self.link = self.link, None
             if self._tick is not None:
                 self.owner.executor.cancel(self._tick)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.execution.executor import Executor
 from telegrad.transport.base import Poller
-from telegrad.transport.slabs import SlabPool
+from telegrad.transport.slab_pool import SlabPool
 from telegrad.waiting import Event, Runtime
 from telegrad.wire.frames import Frame, Limits, Message
 

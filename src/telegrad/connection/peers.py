@@ -23,7 +23,7 @@ from telegrad.errors import (
     is_shortage,
 )
 from telegrad.interrupts import shielded
-from telegrad.protocol.session_events import State
+from telegrad.protocol.session_events import SessionState
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.transport.buffers import BufferPool
@@ -179,7 +179,7 @@ class Peers:
                     due = channel.session.next_tick()
                 if self.connect(channel, peer, fresh=True):
                     break
-                if channel.session.state is State.LOST:
+                if channel.session.state is SessionState.LOST:
                     reason = channel.session.lost_reason
                     raise WorkerLost(f"worker {peer.record.name!r} is lost: {reason}", worker=peer.record.name)
                 with channel.lock:

@@ -16,8 +16,19 @@ from telegrad.calls.keeper import Traffic
 from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import ReferenceGone, UnknownWorker
-from telegrad.protocol import ownership as protocol
-from telegrad.protocol.ownership import LIFE, Id, Ref
+from telegrad.protocol.ownership import Ownership
+from telegrad.protocol.ownership_effects import (
+    AcceptChild,
+    AcceptFork,
+    DeleteFork,
+    ForkConfirmed,
+    ForkRefused,
+    OwnershipEffect,
+    RequestFork,
+    ValueFreed,
+    ValueOrphaned,
+)
+from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref.handle import UserRRef
 from telegrad.rref.owner import OwnerValue, show
 from telegrad.wire.frames import Message
@@ -39,17 +50,17 @@ class RRefContext:
         self.me = agent.me.id
         self.life = life_of(agent.me)
         self.lock = threading.Lock()  # protects all below
-        self.rules = protocol.Ownership(self.me, self._is_gone, self.life)
-        self.kept: dict[Ref, OwnerValue] = {}
-        self.uses: dict[Id, UserRRef] = {}
+        self.rules = Ownership(self.me, self._is_gone, self.life)
+        self.kept: dict[RRefId, OwnerValue] = {}
+        self.uses: dict[ForkId, UserRRef] = {}
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._numbers = itertools.count()  # of references and forks
-        self._latest: dict[Id, int] = {}  # by owner and its life: the number of the last reference we created there
+        self._latest: dict[ForkId, int] = {}  # by owner and its life: the number of the last reference we created there
         self._listen(RRefForkRequest, self._requested)
-        self._listen(RRefForkAccept, lambda _, head: self.rules.accepted(head.fork, refused=head.refused))
+        self._listen(RRefForkAccept, lambda _, head: self.rules.fork_accepted(head.fork, refused=head.refused))
         self._listen(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
-        self._listen(RRefUserDelete, lambda sender, head: self.rules.deleted(sender, head.rref, head.fork))
+        self._listen(RRefUserDelete, lambda sender, head: self.rules.fork_deleted(sender, head.rref, head.fork))
         agent.on_lost(self._on_lost)
 
     def _is_gone(self, worker: int) -> bool:
@@ -69,21 +80,21 @@ class RRefContext:
 
     # Both are called with the lock held.
 
-    def new_fork(self) -> Id:
+    def new_fork(self) -> ForkId:
         """An id for a fork."""
-        return self.me, self.life << LIFE | next(self._numbers)
+        return self.me, self.life << COUNTER_BITS | next(self._numbers)
 
-    def new_rref(self, owner: WorkerRecord) -> tuple[Ref, int]:
+    def new_rref(self, owner: WorkerRecord) -> tuple[RRefId, int]:
         """An id for a reference that is to be created, and the number of the one before it on the same owner, or -1."""
         life = life_of(owner)
         number = next(self._numbers)
         after = self._latest.get((owner.id, life), -1)
         self._latest[owner.id, life] = number
-        return (self.me, self.life << LIFE | number, life), after
+        return (self.me, self.life << COUNTER_BITS | number, life), after
 
     # -- values and uses --------------------------------------------------------------------------------------------
 
-    def find(self, rref: Ref) -> OwnerValue:
+    def find(self, rref: RRefId) -> OwnerValue:
         """A value that lives here, or is being made, or is to come."""
         with self.lock:
             kept = self.kept.get(rref)
@@ -91,17 +102,17 @@ class RRefContext:
             raise self._gone(rref)
         return kept
 
-    def _gone(self, rref: Ref) -> ReferenceGone:
+    def _gone(self, rref: RRefId) -> ReferenceGone:
         return ReferenceGone(
             f"{show(rref)} names nothing on worker {self.agent.me.name!r} (any more): it was released, or the workers "
             "that held it are lost"
         )
 
-    def find_for(self, caller: int, rref: Ref) -> OwnerValue:
+    def find_for(self, caller: int, rref: RRefId) -> OwnerValue:
         """The same; but its creator may use a reference before the call that makes the value has come."""
         with self.lock:
             kept = self.kept.get(rref)
-            if kept is None and rref[0] == caller and self.rules.to_come(rref):
+            if kept is None and rref[0] == caller and self.rules.is_pending(rref):
                 kept = self.kept[rref] = OwnerValue()
         if kept is None:
             raise self._gone(rref)
@@ -135,25 +146,25 @@ class RRefContext:
 
     # -- effects ----------------------------------------------------------------------------------------------------
 
-    def carry_out(self, effects: Sequence[protocol.Effect]) -> None:
+    def carry_out(self, effects: Sequence[OwnershipEffect]) -> None:
         """Do what the rules say. The lock is not held."""
         for effect in effects:
             match effect:
-                case protocol.RequestFork(to, rref, fork):
+                case RequestFork(to, rref, fork):
                     self._tell(to, RRefForkRequest(rref, fork))
-                case protocol.AcceptFork(to, fork, refused):
+                case AcceptFork(to, fork, refused):
                     self._tell(to, RRefForkAccept(fork, refused))
-                case protocol.AcceptChild(to, fork):
+                case AcceptChild(to, fork):
                     self._tell(to, RRefChildAccept(fork))
-                case protocol.Delete(to, rref, fork):
+                case DeleteFork(to, rref, fork):
                     self._tell(to, RRefUserDelete(rref, fork))
-                case protocol.Freed(rref):
+                case ValueFreed(rref):
                     with self.lock:
                         kept = self.kept.pop(rref, None)
                     del kept  # not under the lock: it may be the user's, with a destructor
-                case protocol.Orphaned(rref):
+                case ValueOrphaned(rref):
                     self._orphan(rref)
-                case protocol.Confirmed(fork) | protocol.Refused(fork):
+                case ForkConfirmed(fork) | ForkRefused(fork):
                     self._decided(fork, effect)
 
     def _tell(self, to: int, head: Any) -> None:
@@ -161,19 +172,19 @@ class RRefContext:
             self._sent[to] += 1
         self.agent.tell(to, head)
 
-    def _orphan(self, rref: Ref) -> None:
+    def _orphan(self, rref: RRefId) -> None:
         with self.lock:
             kept = self.kept.get(rref)
         if kept is not None:
             text = f"{show(rref)}: its value will never come, because the worker that was to have it made is lost"
             kept.set(None, ReferenceGone(text))
 
-    def _decided(self, fork: Id, effect: protocol.Confirmed | protocol.Refused) -> None:
+    def _decided(self, fork: ForkId, effect: ForkConfirmed | ForkRefused) -> None:
         with self.lock:
             use = self.uses.get(fork)
         if use is None:
             return
-        if isinstance(effect, protocol.Confirmed):
+        if isinstance(effect, ForkConfirmed):
             use.confirmed = True
         elif effect.owner_lost:
             use.lost = True
@@ -183,7 +194,7 @@ class RRefContext:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _listen(self, kind: type, rule: Callable[[int, Any], list[protocol.Effect]]) -> None:
+    def _listen(self, kind: type, rule: Callable[[int, Any], list[OwnershipEffect]]) -> None:
         def heard(channel: Channel, head: Any, message: Message) -> None:
             with self.lock:
                 if channel.session.state.is_over:
@@ -196,8 +207,8 @@ class RRefContext:
 
         self.agent.handle(kind, heard, urgent=True)
 
-    def _requested(self, sender: int, head: RRefForkRequest) -> list[protocol.Effect]:
-        effects = self.rules.requested(sender, head.rref, head.fork)
+    def _requested(self, sender: int, head: RRefForkRequest) -> list[OwnershipEffect]:
+        effects = self.rules.fork_requested(sender, head.rref, head.fork)
         if self.rules.owns(head.rref):
             self.kept.setdefault(head.rref, OwnerValue())
         return effects
@@ -205,11 +216,11 @@ class RRefContext:
     def _on_lost(self, record: WorkerRecord, reason: str) -> None:
         life = life_of(record)
         with self.lock:
-            effects = self.rules.lost(record.id, life)
+            effects = self.rules.worker_lost(record.id, life)
             expected = [
                 rref
                 for rref in self.kept
-                if not self.rules.owns(rref) and (rref[0], rref[1] >> LIFE) == (record.id, life)
+                if not self.rules.owns(rref) and (rref[0], rref[1] >> COUNTER_BITS) == (record.id, life)
             ]
             mailboxes = [kept.mailbox for kept in self.kept.values() if kept.mailbox is not None]
             self._latest.pop((record.id, life), None)

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from telegrad.calls.keeper import Placed, Traffic
 from telegrad.errors import ReferenceGone
-from telegrad.protocol import ownership as protocol
-from telegrad.protocol.ownership import Ref
+from telegrad.protocol.rref_ids import ForkData, RRefId
 from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import RRef, UserRRef
 from telegrad.rref.ordered import OrderedQueue
@@ -23,7 +22,7 @@ from telegrad.wire.payload import Reference
 class Book(Protocol):
     """What makes the handles."""
 
-    def make_handle(self, rref: Ref, use: UserRRef | None, owner: int, ordered: bool) -> Reference:
+    def make_handle(self, rref: RRefId, use: UserRRef | None, owner: int, ordered: bool) -> Reference:
         """A handle of a reference."""
 
     def settled(self) -> bool:
@@ -52,9 +51,9 @@ class RRefExtension:
                 handle = self._own(reference)
                 from_fork = handle._use.fork if handle._use else None
                 with ledger.lock:
-                    if not ledger.rules.has(handle._id, from_fork):  # another thread released it just now
+                    if not ledger.rules.has_handle(handle._id, from_fork):  # another thread released it just now
                         raise handle.released_error()
-                    fork = ledger.rules.pass_on(handle._id, from_fork, to=to, fork=ledger.new_fork())
+                    fork = ledger.rules.prepare_fork(handle._id, from_fork, to=to, fork=ledger.new_fork())
                 forks.append(ForkInfo(position, fork.rref, fork.fork, fork.owner, handle._ordered))
         except BaseException:
             self.not_sent(to, forks)
@@ -75,7 +74,7 @@ class RRefExtension:
         """See `Keeper.not_sent`."""
         for info in forks:
             with self._ledger.lock:
-                effects = self._ledger.rules.not_sent(protocol.Fork(info.rref, info.fork, info.owner), to)
+                effects = self._ledger.rules.cancel_fork(ForkData(info.rref, info.fork, info.owner), to)
             self._ledger.carry_out(effects)
 
     def incoming(self, sender: int, forks: Sequence[ForkInfo]) -> list[Placed]:
@@ -90,7 +89,7 @@ class RRefExtension:
                     ledger.kept.setdefault(info.rref, OwnerValue(info.ordered))
                 else:
                     ledger.uses[info.fork] = use
-                effects = ledger.rules.received(sender, protocol.Fork(info.rref, info.fork, info.owner))
+                effects = ledger.rules.fork_received(sender, ForkData(info.rref, info.fork, info.owner))
                 if use is not None:
                     use.confirmed = use.settled = sender == info.owner
             placed.append((info.position, handle))
@@ -111,7 +110,7 @@ class RRefExtension:
             kept = ledger.kept.setdefault(creation.rref, OwnerValue())
             if creation.ordered and kept.mailbox is None:
                 kept.mailbox = OrderedQueue()
-            ledger.rules.created(creation.rref, creation.fork, caller, creation.after)
+            ledger.rules.creation_received(creation.rref, creation.fork, caller, creation.after)
 
     def computed(self, creation: Creation, value: object, error: BaseException | None) -> None:
         """See `Keeper.computed`."""
@@ -121,7 +120,7 @@ class RRefExtension:
         if kept is not None:
             kept.set(value, None if error is None else to_keep(error, ledger.agent.me.name))
         with ledger.lock:
-            effects = ledger.rules.computed(creation.rref)
+            effects = ledger.rules.value_computed(creation.rref)
         ledger.carry_out(effects)
 
     def not_in_turn(self, turn: Turn, caller: int) -> None:

@@ -13,7 +13,7 @@ from telegrad.default_agent import default_agent
 from telegrad.errors import CallError, DeadlineExceeded, ReferenceGone, TelegradError, WorkerLost
 from telegrad.futures import Future
 from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
-from telegrad.protocol.ownership import LIFE, Id, Ref
+from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.wire.messages import RRefBackwardReq, Visit
 from telegrad.wire.payload import Reference
 from telegrad.worker_info import WorkerInfo
@@ -32,7 +32,7 @@ class UserRRef:
 
     __slots__ = ("confirmed", "creation", "creator", "error", "fork", "given_up", "lost", "settled", "waiters")
 
-    def __init__(self, fork: Id, *, creator: bool = False) -> None:
+    def __init__(self, fork: ForkId, *, creator: bool = False) -> None:
         self.fork = fork
         self.creator = creator
         """This worker made the call that makes the value."""
@@ -60,7 +60,7 @@ class RRef(Reference, Generic[T]):
     __slots__ = ("__weakref__", "_book", "_id", "_ordered", "_owner", "_released", "_use")
 
     _book: RRefManager
-    _id: Ref
+    _id: RRefId
     _use: UserRRef | None
     _owner: int
     _ordered: bool
@@ -70,7 +70,7 @@ class RRef(Reference, Generic[T]):
         return default_agent().references.own(value, ordered=ordered, cls=cls)  # type: ignore[no-any-return]
 
     @classmethod
-    def _make(cls, book: RRefManager, rref: Ref, use: UserRRef | None, owner: int, ordered: bool) -> Self:
+    def _make(cls, book: RRefManager, rref: RRefId, use: UserRRef | None, owner: int, ordered: bool) -> Self:
         made = object.__new__(cls)
         made._book, made._id, made._use, made._owner, made._ordered = book, rref, use, owner, ordered
         made._released = False
@@ -96,7 +96,7 @@ class RRef(Reference, Generic[T]):
 
     def __repr__(self) -> str:
         state = ", released" if self._released else ""
-        return f"RRef({self._id[0]}:{self._id[1] & ((1 << LIFE) - 1)} on worker {self.owner_name()!r}{state})"
+        return f"RRef({self._id[0]}:{self._id[1] & ((1 << COUNTER_BITS) - 1)} on worker {self.owner_name()!r}{state})"
 
     # -- the value ------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from telegrad.errors import CallError, DeadlineExceeded, NotInitialized, Telegra
 from telegrad.execution.executor import Owed
 from telegrad.futures import Future
 from telegrad.options import given_timeout
-from telegrad.protocol.ownership import Id, Ref
+from telegrad.protocol.rref_ids import ForkId, RRefId
 from telegrad.rref.context import RRefContext
 from telegrad.rref.extension import RRefExtension
 from telegrad.rref.finalizer import Finalizer
@@ -26,7 +26,7 @@ from telegrad.rref.turns import Streams
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Creation, RRefSkip, Turn, Visit
 
-Dropped = tuple[Ref, Id | None, int, bool]
+Dropped = tuple[RRefId, ForkId | None, int, bool]
 """What a dead handle leaves behind: reference, fork, owner, and whether it was ordered."""
 
 
@@ -89,7 +89,7 @@ class RRefManager:
                 ledger.rules.own(rref, computing=True)
             else:
                 ledger.uses[fork] = use
-                ledger.rules.creating(rref, fork, owner)
+                ledger.rules.start_creation(rref, fork, owner)
         handle = self.make_handle(rref, use, owner, ordered)
         try:
             self.agent.call_async(
@@ -104,13 +104,13 @@ class RRefManager:
             )
         except BaseException:
             with ledger.lock:
-                ledger.rules.not_created(fork)
-                effects = ledger.rules.computed(rref)
+                ledger.rules.cancel_creation(fork)
+                effects = ledger.rules.value_computed(rref)
             ledger.carry_out(effects)
             raise
         return handle
 
-    def _answered(self, rref: Ref, use: UserRRef | None, keeps: object, call: Call) -> None:
+    def _answered(self, rref: RRefId, use: UserRRef | None, keeps: object, call: Call) -> None:
         """The call that makes a value has ended. Runs on whatever thread read that, so it waits for nothing."""
         ledger = self._ledger
         if use is None:
@@ -125,12 +125,12 @@ class RRefManager:
         use.creation = call
         if call.answer is not None:
             with ledger.lock:
-                effects = ledger.rules.answered(use.fork)
+                effects = ledger.rules.creation_confirmed(use.fork)
             ledger.carry_out(effects)
         ledger.settle(use)
 
     def make_handle(
-        self, rref: Ref, use: UserRRef | None, owner: int, ordered: bool, cls: type[RRef[Any]] | None = None
+        self, rref: RRefId, use: UserRRef | None, owner: int, ordered: bool, cls: type[RRef[Any]] | None = None
     ) -> RRef[Any]:
         """A handle of a reference, which is given up when it dies."""
         self._sweeper.start()
@@ -147,7 +147,7 @@ class RRefManager:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def dropped(self, rref: Ref, fork: Id | None, owner: int, ordered: bool) -> None:
+    def dropped(self, rref: RRefId, fork: ForkId | None, owner: int, ordered: bool) -> None:
         """A handle is gone. Called by destructors: no lock may be taken here."""
         self._sweeper.dropped((rref, fork, owner, ordered))
 
@@ -160,9 +160,9 @@ class RRefManager:
         ledger = self._ledger
         with ledger.lock:
             if fork is None:
-                effects = ledger.rules.released(rref)
+                effects = ledger.rules.release_handle(rref)
             else:
-                effects = ledger.rules.dropped(fork)
+                effects = ledger.rules.drop_fork(fork)
                 ledger.uses.pop(fork, None)
         ledger.carry_out(effects)
 
@@ -197,7 +197,7 @@ class RRefManager:
         """What is kept here for others, and what of others is held here, for people."""
         ledger = self._ledger
         with ledger.lock:
-            owned, held = ledger.rules.owned(), list(ledger.rules.held().values())
+            owned, held = ledger.rules.owned(), list(ledger.rules.held_forks().values())
             kinds = {
                 rref: "a value that is being made"
                 if not kept.ready
@@ -224,7 +224,7 @@ class RRefManager:
                 "owned": len(owned),
                 "shared": sum(bool(users) for users in owned.values()),
                 "forks elsewhere": ledger.rules.fork_count(),
-                "forks": len(ledger.rules.held()),
+                "forks": len(ledger.rules.held_forks()),
                 "uses": len(ledger.uses),
                 "unsettled": sum(not use.settled for use in ledger.uses.values()),
                 "streams": self._streams.count(),
@@ -234,7 +234,7 @@ class RRefManager:
         """Give up all references to values elsewhere, whoever holds them here: for the end of a group."""
         ledger = self._ledger
         with ledger.lock:
-            effects = [effect for fork in ledger.rules.held() for effect in ledger.rules.dropped(fork)]
+            effects = [effect for fork in ledger.rules.held_forks() for effect in ledger.rules.drop_fork(fork)]
             uses, ledger.uses = ledger.uses, {}
         for use in uses.values():
             use.given_up = True
@@ -253,12 +253,12 @@ class RRefManager:
             deadline = served.deadline if deadline is None else min(deadline, served.deadline)
         return deadline
 
-    def value(self, rref: Ref, deadline: float | None) -> Any:
+    def value(self, rref: RRefId, deadline: float | None) -> Any:
         """A value that lives here; waits for it if it is still being made."""
         self.check_open()
         return self._value_of(self._ledger.find(rref), rref, deadline)
 
-    def _value_of(self, kept: OwnerValue, rref: Ref, deadline: float | None) -> Any:
+    def _value_of(self, kept: OwnerValue, rref: RRefId, deadline: float | None) -> Any:
         if not kept.ready:
             event = self.agent.runtime.event()
             if not kept.when_ready(event.set) and not self.agent.executor.wait(event, deadline):
@@ -267,11 +267,11 @@ class RRefManager:
                 )
         return kept.get()
 
-    def find_for(self, caller: int, rref: Ref) -> OwnerValue:
+    def find_for(self, caller: int, rref: RRefId) -> OwnerValue:
         """A value that another worker names. Its creator may do so before the call that makes it has come."""
         return self._ledger.find_for(caller, rref)
 
-    def run_backward(self, caller: int, rref: Ref, context: int, retain_graph: bool) -> None:
+    def run_backward(self, caller: int, rref: RRefId, context: int, retain_graph: bool) -> None:
         """Run a pass from a value that lives here: a distributed one, or, with the context -1, a local one."""
         self.check_open()
         value = self._value_of(self.find_for(caller, rref), rref, None)
@@ -287,7 +287,7 @@ class RRefManager:
 
     # -- turns of ordered objects -------------------------------------------------------------------------------------
 
-    def next_turn(self, owner: int, rref: Ref) -> Turn:
+    def next_turn(self, owner: int, rref: RRefId) -> Turn:
         """The turn of the next call of an ordered object that this worker makes."""
         return self._streams.next_turn(owner, rref)
 
@@ -348,7 +348,7 @@ class RRefManager:
         """A worker's name, as far as it is known."""
         return self._ledger.name_of(worker)
 
-    def owner_lost(self, rref: Ref, owner: int) -> WorkerLost:
+    def owner_lost(self, rref: RRefId, owner: int) -> WorkerLost:
         """The error of a reference whose owner is lost."""
         name = self.name_of(owner)
         return WorkerLost(f"{show(rref)} is gone: worker {name!r}, its owner, is lost", worker=name)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from telegrad.protocol.ownership import LIFE
+from telegrad.protocol.rref_ids import COUNTER_BITS
 from telegrad.wire.messages import Turn
 
 Task = Callable[[Callable[[], None]], None]
@@ -52,7 +52,7 @@ class OrderedQueue:
     def skip(self, caller: int, turn: Turn, *, last: bool = False) -> None:
         """A call will not come. If it is the `last`, none will after it, and the stream ends here."""
         with self._lock:
-            if last and (caller, turn.stream >> LIFE) not in self._lost:
+            if last and (caller, turn.stream >> COUNTER_BITS) not in self._lost:
                 stream = self._streams.setdefault((caller, turn.stream), _Stream())
                 stream.end = turn.number
                 self._tidy(caller, turn.stream, stream)
@@ -64,7 +64,7 @@ class OrderedQueue:
         """A caller is gone: its calls that wait for one that will never come run now (and find that out)."""
         with self._lock:
             self._lost.add((caller, life))
-            for key in [key for key in self._streams if key[0] == caller and key[1] >> LIFE == life]:
+            for key in [key for key in self._streams if key[0] == caller and key[1] >> COUNTER_BITS == life]:
                 stream = self._streams.pop(key)
                 self._due += [task for _, task in sorted(stream.early.items()) if task is not None]
         self._run_next()
@@ -74,7 +74,7 @@ class OrderedQueue:
         return len(self._streams)
 
     def _arrived(self, caller: int, turn: Turn, task: Task | None) -> None:
-        if (caller, turn.stream >> LIFE) in self._lost:
+        if (caller, turn.stream >> COUNTER_BITS) in self._lost:
             if task is not None:
                 self._due.append(task)
             return

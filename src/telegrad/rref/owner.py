@@ -10,7 +10,7 @@ from typing import Any
 from telegrad.calls.exceptions import RemoteTraceback
 from telegrad.calls.reraise import another
 from telegrad.errors import CallError, RemoteError
-from telegrad.protocol.ownership import LIFE, Ref
+from telegrad.protocol.rref_ids import COUNTER_BITS, RRefId
 from telegrad.rref.ordered import OrderedQueue
 
 
@@ -70,6 +70,6 @@ def to_keep(error: BaseException, worker: str) -> Exception:
     return kept
 
 
-def show(rref: Ref) -> str:
+def show(rref: RRefId) -> str:
     """A reference, for people."""
-    return f"reference {rref[0]}:{rref[1] & ((1 << LIFE) - 1)}"
+    return f"reference {rref[0]}:{rref[1] & ((1 << COUNTER_BITS) - 1)}"

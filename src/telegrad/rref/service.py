@@ -16,7 +16,7 @@ from telegrad.connection.channel import Channel
 from telegrad.errors import ProtocolError
 from telegrad.execution.autocast import current as current_autocast
 from telegrad.execution.autocast import entered
-from telegrad.protocol.ownership import Ref
+from telegrad.protocol.rref_ids import RRefId
 from telegrad.rref.handle import FETCH, METHOD, Method, shown
 from telegrad.rref.owner import OwnerValue, show
 from telegrad.wire.frames import Message
@@ -30,10 +30,10 @@ class Host(Protocol):
 
     agent: Agent
 
-    def find_for(self, caller: int, rref: Ref) -> OwnerValue:
+    def find_for(self, caller: int, rref: RRefId) -> OwnerValue:
         """A value that a worker names."""
 
-    def run_backward(self, caller: int, rref: Ref, context: int, retain_graph: bool) -> None:
+    def run_backward(self, caller: int, rref: RRefId, context: int, retain_graph: bool) -> None:
         """Run a pass from a value."""
 
 

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 
 from telegrad.errors import ReferenceGone
-from telegrad.protocol.ownership import LIFE, Ref
+from telegrad.protocol.rref_ids import COUNTER_BITS, RRefId
 from telegrad.rref.owner import show
 from telegrad.wire.messages import Turn
 
@@ -24,10 +24,10 @@ class Streams:
 
     def __init__(self, life: int) -> None:
         self._lock = threading.Lock()  # protects the two below
-        self._numbers = itertools.count(life << LIFE)  # the mark of this life tells the owner what ends with it
-        self._streams: dict[tuple[int, Ref], _Stream] = {}
+        self._numbers = itertools.count(life << COUNTER_BITS)  # the mark of this life tells the owner what ends with it
+        self._streams: dict[tuple[int, RRefId], _Stream] = {}
 
-    def opened(self, owner: int, rref: Ref) -> None:
+    def opened(self, owner: int, rref: RRefId) -> None:
         """There is another handle here."""
         with self._lock:
             stream = self._streams.get((owner, rref))
@@ -35,7 +35,7 @@ class Streams:
                 stream = self._streams[owner, rref] = _Stream(next(self._numbers))
             stream.handles += 1
 
-    def next_turn(self, owner: int, rref: Ref) -> Turn:
+    def next_turn(self, owner: int, rref: RRefId) -> Turn:
         """The turn of the next call."""
         with self._lock:
             stream = self._streams.get((owner, rref))
@@ -44,7 +44,7 @@ class Streams:
             stream.next_call += 1
             return Turn(rref, stream.number, stream.next_call - 1)
 
-    def closed(self, owner: int, rref: Ref) -> Turn | None:
+    def closed(self, owner: int, rref: RRefId) -> Turn | None:
         """A handle is gone. The turn at which the stream ends, if it was the last and calls were made."""
         with self._lock:
             stream = self._streams[owner, rref]

@@ -8,7 +8,8 @@ import time
 
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.base import Link, Listener, Transport
-from telegrad.transport.sockets import SocketLink, SocketListener, connect
+from telegrad.transport.socket_link import SocketLink, connect
+from telegrad.transport.sockets import SocketListener
 
 _BACKLOG = 1024
 

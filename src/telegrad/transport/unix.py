@@ -18,8 +18,10 @@ from pathlib import Path
 
 from telegrad.errors import AuthenticationError, ProtocolError
 from telegrad.transport.base import Link, Listener, Transport
-from telegrad.transport.mapping import IS_POSSIBLE
-from telegrad.transport.sockets import SocketLink, SocketListener, after, connect
+from telegrad.transport.mapping import IS_SUPPORTED
+from telegrad.transport.socket_link import SocketLink, connect
+from telegrad.transport.socket_writer import remaining
+from telegrad.transport.sockets import SocketListener
 from telegrad.wire.frames import Kind, Limits, pack_header
 
 _log = logging.getLogger("telegrad")
@@ -86,7 +88,7 @@ class UnixTransport(Transport):
 class UnixLink(SocketLink):
     """A connected unix socket: file descriptors can be passed through it."""
 
-    shares_memory = IS_POSSIBLE
+    shares_memory = IS_SUPPORTED
 
     def __init__(self, sock: socket.socket, *, peer: str) -> None:
         super().__init__(sock, peer=peer, resumable=False)
@@ -117,8 +119,8 @@ class UnixLink(SocketLink):
             except OSError:  # no room, or closed: then reading will say so
                 return False
             if sent < len(header) + len(body):
-                self._started = after([memoryview(header), memoryview(body)], sent)
-                self._watch()
+                self._started = remaining([memoryview(header), memoryview(body)], sent)
+                self._update_mask()
         return True
 
     def take_fd(self) -> int | None:

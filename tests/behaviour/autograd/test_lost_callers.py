@@ -12,7 +12,7 @@ import torch
 from support.one_process import gradients_on
 from telegrad import autograd
 from telegrad.errors import TelegradError
-from telegrad.protocol.session_events import State
+from telegrad.protocol.session_events import SessionState
 from telegrad.rpc import api
 from telegrad.testing.simulation import Simulation
 from telegrad.wire.messages import CleanupAutogradContextReq
@@ -167,7 +167,7 @@ def test_word_of_its_end_that_is_read_after_the_loss_of_its_sender_ends_it(seed:
         town.call("c")
         contexts = town.sim["b"].autograd.contexts
         town.lose("c")
-        channel = SimpleNamespace(worker=SimpleNamespace(id=2), session=SimpleNamespace(state=State.LOST))
+        channel = SimpleNamespace(worker=SimpleNamespace(id=2), session=SimpleNamespace(state=SessionState.LOST))
         word: Any = CleanupAutogradContextReq(context_id, 1)
         town.sim["b"].autograd._on_cleanup(cast(Any, channel), word, cast(Any, None))
         assert contexts.all() == []

@@ -36,7 +36,7 @@ def memory(field: str) -> int:
 
 def lent() -> int:
     """Bytes that are out."""
-    return sum(slab.arena.in_use for slab in default_agent().slabs.slabs)
+    return sum(slab.allocator.in_use for slab in default_agent().slabs.slabs)
 
 
 # -- what runs in the workers ---------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from telegrad.errors import ProtocolError
-from telegrad.transport import slabs
-from telegrad.transport.slabs import Lender, Loan, SharedMemory, Slab, SlabPool
+from telegrad.transport import slab_sender
+from telegrad.transport.shared_memory import SharedMemory
+from telegrad.transport.slab_pool import Lease, Slab, SlabPool
+from telegrad.transport.slab_sender import SlabSender
 from telegrad.transport.unix import UnixLink
 from telegrad.wire.frames import ABOUT_SLABS, Frame, Kind, Limits
 from telegrad.wire.slab_messages import pack_answer, pack_forget, pack_offer, pack_return
@@ -51,10 +53,10 @@ class End:
         rest = []
         for frame in self.link.receive():
             if frame.kind in ABOUT_SLABS:
-                self.memory.heard(frame.kind, frame.body)
+                self.memory.handle_frame(frame.kind, frame.body)
             else:
                 rest.append(frame)
-        self.memory.give_back()
+        self.memory.send_releases()
         return rest
 
 
@@ -72,42 +74,42 @@ def two_ends(here: int = 64 * MB, there: int = 64 * MB) -> Iterator[tuple[End, E
 
 def agree(lender: End, borrower: End, size: int) -> None:
     """Let the two agree on a slab with room for `size`."""
-    assert lender.memory.take(size) is None
+    assert lender.memory.allocate(size) is None
     borrower.read()
     lender.read()
 
 
-def lend(lender: End, borrower: End, content: bytes) -> tuple[Loan, torch.Tensor]:
-    loan = lender.memory.take(len(content))
-    assert loan is not None
-    loan.view[: len(content)] = content
-    lender.memory.hand_over(loan)
-    view = borrower.memory.region(loan.slab, loan.offset, len(content), loan.number)
-    return loan, torch.frombuffer(view, dtype=torch.uint8)
+def lend(lender: End, borrower: End, content: bytes) -> tuple[Lease, torch.Tensor]:
+    lease = lender.memory.allocate(len(content))
+    assert lease is not None
+    lease.view[: len(content)] = content
+    lender.memory.mark_sent(lease)
+    view = borrower.memory.open_region(lease.slab, lease.offset, len(content), lease.number)
+    return lease, torch.frombuffer(view, dtype=torch.uint8)
 
 
 def give_all_back(lender: End, borrower: End) -> None:
-    while any(numbers := borrower.memory.riding()):
-        lender.memory.came_back(*numbers)
+    while any(numbers := borrower.memory.take_releases()):
+        lender.memory.apply_releases(*numbers)
 
 
 def test_what_is_written_on_one_side_is_seen_on_the_other_without_a_copy() -> None:
     with two_ends() as (a, b):
         agree(a, b, MB)
-        loan, tensor = lend(a, b, b"x" * MB)
+        lease, tensor = lend(a, b, b"x" * MB)
         assert bool((tensor == ord("x")).all())
-        loan.view[0] = ord("y")  # which the sender never does
+        lease.view[0] = ord("y")  # which the sender never does
         assert int(tensor[0]) == ord("y")
 
 
 def test_nothing_is_lent_before_the_peer_has_mapped_it() -> None:
     with two_ends() as (a, b):
-        assert a.memory.take(MB) is None
-        assert a.memory.take(MB) is None
+        assert a.memory.allocate(MB) is None
+        assert a.memory.allocate(MB) is None
         b.read()
-        assert a.memory.take(MB) is None
+        assert a.memory.allocate(MB) is None
         a.read()
-        assert a.memory.take(MB) is not None
+        assert a.memory.allocate(MB) is not None
 
 
 def test_a_region_is_used_again_only_after_it_came_back() -> None:
@@ -116,15 +118,15 @@ def test_a_region_is_used_again_only_after_it_came_back() -> None:
         first, tensor = lend(a, b, b"1" * MB)
         second, other = lend(a, b, b"2" * MB)
         assert first.offset != second.offset
-        assert a.memory.take(MB) is None, "there was room for two"
+        assert a.memory.allocate(MB) is None, "there was room for two"
         part = tensor[5:10]
         del tensor
-        assert b.memory.riding() == (0, 0)
+        assert b.memory.take_releases() == (0, 0)
         assert bytes(part.tolist()) == b"11111"
         del part
-        numbers = b.memory.riding()
+        numbers = b.memory.take_releases()
         assert numbers == (first.number, 0)
-        a.memory.came_back(*numbers)
+        a.memory.apply_releases(*numbers)
         third, _ = lend(a, b, b"3" * MB)
         assert third.offset == first.offset
         assert bytes(other[:3].tolist()) == b"222"
@@ -135,9 +137,9 @@ def test_a_loan_that_is_dropped_before_it_was_handed_over_is_free_again() -> Non
         agree(a, b, MB)
         offsets = set()
         for _ in range(10):
-            loan = a.memory.take(MB)
-            assert loan is not None
-            offsets.add(loan.offset)
+            lease = a.memory.allocate(MB)
+            assert lease is not None
+            offsets.add(lease.offset)
         assert len(offsets) <= 2
 
 
@@ -145,12 +147,12 @@ def test_many_dead_regions_go_back_in_one_frame() -> None:
     with two_ends() as (a, b):
         agree(a, b, 8 * MB)
         kept = [lend(a, b, b"x" * 100_000)[1] for _ in range(10)]
-        assert sum(slab.arena.in_use for slab in a.pool.slabs) == 10 * 114_688
+        assert sum(slab.allocator.in_use for slab in a.pool.slabs) == 10 * 114_688
         kept.clear()
         b.read()
         a.read()
-        assert sum(slab.arena.in_use for slab in a.pool.slabs) == 0
-        assert b.memory.riding() == (0, 0)
+        assert sum(slab.allocator.in_use for slab in a.pool.slabs) == 0
+        assert b.memory.take_releases() == (0, 0)
 
 
 def test_regions_die_in_any_thread() -> None:
@@ -164,22 +166,22 @@ def test_regions_die_in_any_thread() -> None:
             for thread in threads:
                 thread.join(20)
             give_all_back(a, b)
-        assert sum(slab.arena.in_use for slab in a.pool.slabs) == 0
+        assert sum(slab.allocator.in_use for slab in a.pool.slabs) == 0
 
 
 def test_the_bound_is_kept_and_what_does_not_fit_is_not_lent() -> None:
     with two_ends(here=8 * MB) as (a, b):
         kept = []
         for _ in range(100):
-            loan = a.memory.take(MB)
+            lease = a.memory.allocate(MB)
             b.read()
             a.read()
             assert a.pool.total <= 8 * MB
-            if loan is not None:
-                a.memory.hand_over(loan)
-                kept.append(loan)
+            if lease is not None:
+                a.memory.mark_sent(lease)
+                kept.append(lease)
         assert 3 <= len(kept) <= 8
-        assert a.memory.take(9 * MB) is None
+        assert a.memory.allocate(9 * MB) is None
         assert a.pool.total <= 8 * MB
 
 
@@ -190,7 +192,7 @@ def test_an_idle_slab_makes_room_for_one_of_another_size_and_is_forgotten_by_bot
         lend(a, b, b"x" * MB)
         give_all_back(a, b)
         agree(a, b, 12 * MB)
-        assert a.memory.take(12 * MB) is not None
+        assert a.memory.allocate(12 * MB) is not None
         assert len(a.pool.slabs) == 1
         assert mapped() == before + 2
     assert mapped() == before
@@ -201,7 +203,7 @@ def test_a_slab_in_use_is_not_forgotten() -> None:
         agree(a, b, MB)
         _, tensor = lend(a, b, b"x" * MB)
         for _ in range(3):
-            assert a.memory.take(15 * MB) is None
+            assert a.memory.allocate(15 * MB) is None
             b.read()
             a.read()
         assert bool((tensor == ord("x")).all())
@@ -212,7 +214,7 @@ def test_nothing_is_shared_where_one_side_does_not_permit_it(bounds: tuple[int, 
     before, fds = mapped(), descriptors()
     with two_ends(*bounds) as (a, b):
         for _ in range(5):
-            assert a.memory.take(MB) is None
+            assert a.memory.allocate(MB) is None
             b.read()
             a.read()
         assert mapped() == before
@@ -224,10 +226,10 @@ def test_nothing_is_shared_where_the_system_refuses_it(monkeypatch: pytest.Monke
     def refuse(size: int) -> int:
         raise PermissionError("memfd_create is not permitted here")
 
-    monkeypatch.setattr(slabs, "make_memory", refuse)
+    monkeypatch.setattr(slab_sender, "make_memory", refuse)
     with two_ends() as (a, b):
         for _ in range(3):
-            assert a.memory.take(MB) is None
+            assert a.memory.allocate(MB) is None
             assert b.read() == []
         assert a.pool.total == 0
 
@@ -250,12 +252,12 @@ def test_the_end_of_a_connection_leaves_no_memory_and_no_descriptor() -> None:
     with two_ends() as (a, b):
         agree(a, b, MB)
         agree(b, a, MB)
-        a.memory.take(32 * MB)  # an offer that nobody reads
+        a.memory.allocate(32 * MB)  # an offer that nobody reads
         assert mapped() > before
     assert mapped() == before
     assert descriptors() <= fds
     assert a.pool.total == b.pool.total == 0
-    assert a.memory.take(MB) is None
+    assert a.memory.allocate(MB) is None
 
 
 class ToldLock:
@@ -277,7 +279,7 @@ class ToldLock:
 @contextmanager
 def meanwhile(monkeypatch: pytest.MonkeyPatch, pool: SlabPool, other: Callable[[], object]) -> Iterator[None]:
     """When memory is made in the block, `other` runs in a second thread, until it has returned or waits for a lock."""
-    make, went_on = slabs.make_memory, threading.Event()
+    make, went_on = slab_sender.make_memory, threading.Event()
     threads: list[threading.Thread] = []
 
     def run() -> None:
@@ -293,7 +295,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, pool: SlabPool, other: Callable[[
 
     with monkeypatch.context() as patched:
         patched.setattr(pool, "lock", ToldLock(went_on))
-        patched.setattr(slabs, "make_memory", interleaved)
+        patched.setattr(slab_sender, "make_memory", interleaved)
         yield
         for thread in threads:
             thread.join(20)
@@ -302,19 +304,19 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, pool: SlabPool, other: Callable[[
 
 def test_two_threads_that_find_no_room_at_once_make_one_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     with two_ends() as (a, b):
-        with meanwhile(monkeypatch, a.pool, lambda: a.memory.take(MB)):
-            assert a.memory.take(MB) is None
+        with meanwhile(monkeypatch, a.pool, lambda: a.memory.allocate(MB)):
+            assert a.memory.allocate(MB) is None
         b.read()
         a.read()
         assert len(a.pool.slabs) == 1
-        assert a.memory.take(MB) is not None
+        assert a.memory.allocate(MB) is not None
 
 
 def test_the_end_of_a_connection_during_an_offer_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = mapped()
     with two_ends() as (a, _):
         with meanwhile(monkeypatch, a.pool, a.memory.close):
-            assert a.memory.take(MB) is None
+            assert a.memory.allocate(MB) is None
         assert (a.pool.total, a.pool.slabs) == (0, [])
     assert mapped() == before
 
@@ -326,10 +328,10 @@ def test_a_slab_is_forgotten_before_its_peer_can_be_offered_another(monkeypatch:
         c.memory.close()
         c.memory = SharedMemory(a.pool, c.link)
         agree(c, d, 3 * MB)
-        forgot = Lender.forget
+        forgot = SlabSender.forget
 
-        def late(lender: Lender, slab: Slab) -> None:
-            thread = threading.Thread(target=lambda: (c.memory.take(2 * MB), went_on.set()))
+        def late(lender: SlabSender, slab: Slab) -> None:
+            thread = threading.Thread(target=lambda: (c.memory.allocate(2 * MB), went_on.set()))
             thread.start()
             threads.append(thread)
             assert went_on.wait(20)
@@ -338,16 +340,16 @@ def test_a_slab_is_forgotten_before_its_peer_can_be_offered_another(monkeypatch:
         went_on, threads = threading.Event(), list[threading.Thread]()
         with monkeypatch.context() as patched:
             patched.setattr(a.pool, "lock", ToldLock(went_on))
-            patched.setattr(Lender, "forget", late)
-            assert a.memory.take(3 * MB) is None
+            patched.setattr(SlabSender, "forget", late)
+            assert a.memory.allocate(3 * MB) is None
             for thread in threads:
                 thread.join(20)
         assert threads
         for _ in range(2):
             d.read()
             c.read()
-            c.memory.take(MB // 2)
-        assert c.memory.take(MB // 2) is not None, "the peer has refused, for good"
+            c.memory.allocate(MB // 2)
+        assert c.memory.allocate(MB // 2) is not None, "the peer has refused, for good"
 
 
 def test_what_comes_just_after_the_end_of_a_connection_keeps_no_memory() -> None:
@@ -355,14 +357,14 @@ def test_what_comes_just_after_the_end_of_a_connection_keeps_no_memory() -> None
     before = mapped()
     with two_ends() as (a, b):
         agree(a, b, MB)
-        loan = a.memory.take(MB)
-        assert loan is not None
-        assert b.memory.take(MB) is None  # b offers
+        lease = a.memory.allocate(MB)
+        assert lease is not None
+        assert b.memory.allocate(MB) is None  # b offers
         a.memory.close()
-        a.memory.hand_over(loan)
+        a.memory.mark_sent(lease)
         a.read()
         b.memory.close()
-        del loan
+        del lease
         assert mapped() == before
 
 
@@ -376,9 +378,9 @@ def test_what_a_forked_child_can_see_never_comes_back() -> None:
         os.waitpid(child, 0)
         _, later = lend(a, b, b"y" * MB)
         del tensor
-        assert b.memory.riding() == (0, 0)
+        assert b.memory.take_releases() == (0, 0)
         del later
-        assert b.memory.riding() != (0, 0), "what came after the fork does come back"
+        assert b.memory.take_releases() != (0, 0), "what came after the fork does come back"
 
 
 # -- peers that do not keep to it -----------------------------------------------------------------------------
@@ -387,13 +389,13 @@ def test_what_a_forked_child_can_see_never_comes_back() -> None:
 def test_a_region_that_was_not_lent_cannot_come_back() -> None:
     with two_ends() as (a, b):
         agree(a, b, MB)
-        loan, _ = lend(a, b, b"x" * MB)
-        a.memory.came_back(loan.number, 0)
-        for number in (loan.number, 10**6):
-            with pytest.raises(ProtocolError, match="not lent"):
-                a.memory.came_back(number, 0)
-            with pytest.raises(ProtocolError, match="not lent"):
-                a.memory.heard(Kind.RETURN, pack_return([number]))
+        lease, _ = lend(a, b, b"x" * MB)
+        a.memory.apply_releases(lease.number, 0)
+        for number in (lease.number, 10**6):
+            with pytest.raises(ProtocolError, match="not in use"):
+                a.memory.apply_releases(number, 0)
+            with pytest.raises(ProtocolError, match="not in use"):
+                a.memory.handle_frame(Kind.RETURN, pack_return([number]))
 
 
 @pytest.mark.parametrize(
@@ -405,17 +407,17 @@ def test_a_place_outside_of_what_was_offered_is_refused(slab: int, offset: int, 
         agree(a, b, MB)
         offered = a.pool.slabs[0].id
         with pytest.raises(ProtocolError):
-            b.memory.region(offered + slab, offset, size, 1)
+            b.memory.open_region(offered + slab, offset, size, 1)
 
 
 def test_a_number_is_lent_once_at_a_time() -> None:
     with two_ends() as (a, b):
         agree(a, b, MB)
         offered = a.pool.slabs[0].id
-        kept = b.memory.region(offered, 0, 100, 1)
+        kept = b.memory.open_region(offered, 0, 100, 1)
         for number in (0, 1):
-            with pytest.raises(ProtocolError, match="lent before"):
-                b.memory.region(offered, 4096, 100, number)
+            with pytest.raises(ProtocolError, match="already in use"):
+                b.memory.open_region(offered, 4096, 100, number)
         assert len(kept) == 100
 
 
@@ -431,7 +433,7 @@ def test_a_number_is_lent_once_at_a_time() -> None:
 )
 def test_words_about_what_does_not_exist_are_a_protocol_error(kind: Kind, body: bytes) -> None:
     with two_ends() as (a, _), pytest.raises(ProtocolError):
-        a.memory.heard(kind, body)
+        a.memory.handle_frame(kind, body)
 
 
 def test_an_offer_without_memory_behind_it_is_refused_and_does_no_harm(tmp_path: Path) -> None:
