@@ -264,6 +264,25 @@ def test_a_late_probe_message_neither_engages_the_starter_nor_ends_the_probe_aga
     assert state.island_finished() == [PassDone()]
 
 
+def test_a_gradient_whose_entry_is_dead_after_the_probe_is_dropped() -> None:
+    state = make({7: {10, 11}})
+    state.gradient("m10", 10)
+    assert state.replan({8: {11}}) == []
+    assert not state.has_entry(10)
+    assert not state.partly_fed()
+    assert state.gradient("m11", 11) == [StartIsland(8)]
+
+
+def test_the_number_of_running_islands_is_known() -> None:
+    state = make({7: {10}, 8: {11}})
+    assert state.running == 0
+    state.gradient("m10", 10)
+    state.gradient("m11", 11)
+    assert state.running == 2
+    state.island_finished()
+    assert state.running == 1
+
+
 # The model: a graph over workers
 
 

@@ -148,6 +148,76 @@ def test_an_owner_knows_whether_the_call_that_creates_a_reference_is_still_to_co
     assert not owner.is_pending((1, 0, 0))
 
 
+def test_events_about_an_rref_that_is_already_gone_do_nothing() -> None:
+    worker = Ownership(0)
+    assert worker.value_computed((1, 0, 0)) == []
+    assert worker.release_handle((1, 0, 0)) == []
+    assert worker.cancel_fork(ForkData((0, 0, 0), (0, 1), 0), to=1) == []
+    assert worker.fork_accepted((1, 5), refused=False) == []
+    assert worker.creation_confirmed((1, 5)) == []
+    assert worker.child_accepted((1, 5)) == []
+    assert worker.drop_fork((1, 5)) == []
+    assert (worker.owned(), worker.held_forks()) == ({}, {})
+
+
+def test_a_deletion_by_a_lost_worker_is_not_remembered() -> None:
+    lost: set[int] = set()
+    owner = Ownership(0, lost.__contains__)
+    lost.add(1)
+    assert owner.fork_deleted(1, (2, 0, 0), (1, 5)) == []
+    lost.clear()
+    owner.creation_received((2, 0, 0), (1, 5), caller=1)
+    owner.value_computed((2, 0, 0))
+    assert owner.owned() == {(2, 0, 0): [1]}, "the deletion of the lost worker would have cancelled this fork"
+
+
+def test_a_fork_prepared_for_a_lost_worker_is_not_counted() -> None:
+    owner = Ownership(0, {1}.__contains__)
+    owner.own((0, 0, 0))
+    fork = owner.prepare_fork((0, 0, 0), None, to=1, fork=(0, 1))
+    assert fork == ForkData((0, 0, 0), (0, 1), 0)
+    assert owner.fork_count() == 0
+    assert owner.release_handle((0, 0, 0)) == [ValueFreed((0, 0, 0))]
+
+
+def test_a_fork_is_deleted_only_once() -> None:
+    user = Ownership(1)
+    user.start_creation((1, 0, 0), (1, 5), owner=0)
+    user.prepare_fork((1, 0, 0), (1, 5), to=2, fork=(1, 6))
+    assert user.drop_fork((1, 5)) == []
+    assert user.drop_fork((1, 5)) == [], "it waits for its child"
+    assert user.child_accepted((1, 6)) == [DeleteFork(0, (1, 0, 0), (1, 5))]
+
+
+def test_the_reply_to_a_creation_confirms_the_fork_without_a_parent() -> None:
+    user = Ownership(1)
+    user.start_creation((1, 0, 0), (1, 5), owner=0)
+    assert user.fork_accepted((1, 5), refused=False) == [ForkConfirmed((1, 5))]
+    assert user.creation_confirmed((1, 5)) == [], "it is confirmed already"
+
+
+def test_a_fork_that_was_refused_is_not_refused_again_when_its_owner_is_lost() -> None:
+    user = Ownership(2)
+    user.fork_received(1, ForkData((1, 0, 0), (1, 6), 0))
+    assert user.fork_accepted((1, 6), refused=True) == [AcceptChild(1, (1, 6)), ForkRefused((1, 6), False)]
+    assert user.worker_lost(0) == []
+    assert user.drop_fork((1, 6)) == [], "nobody is left to tell"
+
+
+def test_a_worker_can_be_asked_what_it_owns_and_holds() -> None:
+    owner, user = Ownership(0), Ownership(1)
+    owner.own((0, 0, 0))
+    fork = owner.prepare_fork((0, 0, 0), None, to=1, fork=(0, 1))
+    user.fork_received(0, fork)
+    assert owner.owns((0, 0, 0))
+    assert not user.owns((0, 0, 0))
+    assert owner.has_handle((0, 0, 0), None)
+    assert user.has_handle((0, 0, 0), (0, 1))
+    assert not user.has_handle((0, 0, 0), (0, 2))
+    assert owner.fork_count() == 1
+    assert user.held_forks() == {(0, 1): ((0, 0, 0), 0)}
+
+
 # Together
 
 WORKERS = 6

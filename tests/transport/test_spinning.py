@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -99,9 +98,9 @@ def test_a_timeout_passes(world: World) -> None:
     assert world.sleeps == 1
 
 
-@pytest.mark.parametrize("make", [lambda: Spin(0), Spin])
-def test_no_spin_or_no_time_is_one_poll(world: World, make: Callable[[], Spin]) -> None:
-    spin = make()
+@pytest.mark.parametrize(("limit", "timeout"), [(0, 1.0), (MOST, 0)])
+def test_no_spin_or_no_time_is_one_poll(world: World, limit: int, timeout: float) -> None:
+    spin = Spin(limit)
     for _ in range(3):
-        world.wait(spin, after=0.0, timeout=0 if spin._most else 1.0)
+        world.wait(spin, after=0.0, timeout=timeout)
         assert world.looks + world.sleeps == 1

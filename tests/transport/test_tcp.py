@@ -82,7 +82,7 @@ def test_a_host_that_cannot_be_found_is_an_oserror(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_address_that_is_none_is_a_valueerror() -> None:
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="invalid address"):
         TcpTransport().connect("tcp://host", soon())
 
 

@@ -142,13 +142,13 @@ def test_remove_dead_leaves_a_living_process_whose_backlog_is_full(path: Path) -
 def test_a_process_of_another_user_is_refused_by_the_listener(
     listener: Listener, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(unix, "_who", lambda sock: (4711, os.getuid() + 1))
+    monkeypatch.setattr(unix, "_peer_credentials", lambda sock: (4711, os.getuid() + 1))
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(20)
         stranger.connect(str(path))
         assert listener.accept() is None
         assert stranger.recv(1) == b""
-    assert f"process 4711 belongs to user {os.getuid() + 1}" in caplog.text
+    assert f"process 4711 runs as user {os.getuid() + 1}" in caplog.text
 
 
 def test_a_refused_stranger_does_not_hide_the_next_in_line(
@@ -158,7 +158,7 @@ def test_a_refused_stranger_does_not_hide_the_next_in_line(
     with socket.socket(socket.AF_UNIX) as stranger, socket.socket(socket.AF_UNIX) as friend:
         stranger.connect(str(path))
         friend.connect(str(path))
-        monkeypatch.setattr(unix, "_who", lambda sock: (1, next(uids)))
+        monkeypatch.setattr(unix, "_peer_credentials", lambda sock: (1, next(uids)))
         link = listener.accept()
         assert link is not None
         link.close()
@@ -167,12 +167,12 @@ def test_a_refused_stranger_does_not_hide_the_next_in_line(
 def test_a_listener_of_another_user_is_not_talked_to(
     listener: Listener, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unix, "_who", lambda sock: (4711, os.getuid() + 1))
-    with pytest.raises(AuthenticationError, match=f"belongs to user {os.getuid() + 1}"):
+    monkeypatch.setattr(unix, "_peer_credentials", lambda sock: (4711, os.getuid() + 1))
+    with pytest.raises(AuthenticationError, match=f"runs as user {os.getuid() + 1}"):
         connect(path)
 
 
 def test_the_kernel_says_who_is_there() -> None:
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
-        assert unix._who(here) == (os.getpid(), os.getuid())
+        assert unix._peer_credentials(here) == (os.getpid(), os.getuid())

@@ -96,7 +96,7 @@ class SocketWriter(Link):
 
     def _fail(self, error: BaseException) -> None:
         """Make the link unusable: it is unknown how much of a frame was sent. receive() will raise."""
-        self._failure = f"{type(error).__name__} on this worker while sending"
+        self._failure = f"{type(error).__name__} on this worker, in the middle of sending"
         with suppress(OSError):  # it is closed already
             self._socket.shutdown(socket.SHUT_RDWR)
 
