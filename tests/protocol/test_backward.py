@@ -31,7 +31,7 @@ from telegrad.protocol.backward import (
     StartProbe,
 )
 
-# One by one
+# One rule at a time
 
 
 def make(entries: dict[int, set[Entry]], me: int = 1) -> BackwardPass[str]:
@@ -47,7 +47,7 @@ def begun(entries: dict[int, set[Entry]]) -> tuple[BackwardPass[str], list[PassE
 
 def test_an_island_starts_when_all_its_entries_have_arrived() -> None:
     state = make({7: {10, 11}})
-    assert state.gradient("m10", 10) == [Acknowledge("m10")]  # nothing runs, so the engagement ends at once
+    assert state.gradient("m10", 10) == [Acknowledge("m10")]  # nothing runs, so it is acknowledged at once
     assert state.partly_fed()
     assert state.gradient("m11", 11) == [StartIsland(7)]
     assert not state.partly_fed()
@@ -60,13 +60,13 @@ def test_an_island_starts_once() -> None:
     assert state.gradient("second", 10) == [Acknowledge("second")]
 
 
-def test_a_gradient_that_does_not_engage_is_answered_at_once() -> None:
+def test_a_gradient_that_does_not_engage_is_acknowledged_at_once() -> None:
     state = make({7: {10}, 8: {11, 12}})
     state.gradient("engages", 10)
     assert state.gradient("other", 11) == [Acknowledge("other")]
 
 
-def test_the_pass_is_over_when_all_is_quiet_and_nobody_is_partly_fed() -> None:
+def test_the_pass_is_over_when_the_group_is_quiet_and_no_island_is_partly_fed() -> None:
     state, effects = begun({0: {ROOT}})
     assert effects == [StartIsland(0)]
     state.sent()
@@ -75,7 +75,7 @@ def test_the_pass_is_over_when_all_is_quiet_and_nobody_is_partly_fed() -> None:
     assert not state.engaged
 
 
-def test_the_probe_begins_when_all_is_quiet_and_somebody_elsewhere_is_partly_fed() -> None:
+def test_the_probe_starts_when_the_group_is_quiet_and_another_worker_is_partly_fed() -> None:
     state, _ = begun({0: {ROOT}})
     state.sent()
     state.island_finished()
@@ -83,13 +83,13 @@ def test_the_probe_begins_when_all_is_quiet_and_somebody_elsewhere_is_partly_fed
     assert state.engaged
 
 
-def test_the_probe_begins_at_once_when_the_root_itself_must_wait() -> None:
+def test_the_probe_starts_at_once_when_the_root_itself_must_wait() -> None:
     _, effects = begun({0: {ROOT, 10}})
     assert effects == [StartProbe()]
 
 
 def probed_start(entries: dict[int, set[Entry]]) -> BackwardPass[str]:
-    """A starter whose probe is over, and who is about to tell worker 1."""
+    """Return a starter whose probe is over, before it tells worker 1."""
     state, effects = begun(entries)
     assert effects == [StartProbe()]
     state.probe_sent()
@@ -98,7 +98,7 @@ def probed_start(entries: dict[int, set[Entry]]) -> BackwardPass[str]:
     return state
 
 
-def test_when_the_probe_is_over_everybody_who_took_part_is_told() -> None:
+def test_every_worker_that_took_part_is_told_when_the_probe_is_over() -> None:
     state = probed_start({0: {ROOT, 10}})
     assert state.replan({1: {ROOT}}) == [StartIsland(1)]  # 10 was not reached
     state.sent()
@@ -107,14 +107,14 @@ def test_when_the_probe_is_over_everybody_who_took_part_is_told() -> None:
     assert state.acknowledged({1: IdleReport(2, False)}) == [PassDone()]
 
 
-def test_nothing_is_over_before_everybody_has_been_told() -> None:
+def test_the_pass_is_not_over_before_every_worker_is_told() -> None:
     state = probed_start({0: {ROOT, 10}})
     state.replan({1: {ROOT}})
     assert state.island_finished() == []
     assert state.resume_sent() == [PassDone()]
 
 
-def test_after_the_probe_an_island_starts_with_gates_for_what_has_not_arrived() -> None:
+def test_after_the_probe_an_island_starts_with_gates_for_missing_entries() -> None:
     state = probed_start({0: {ROOT, 10, 11}})
     assert state.replan({1: {ROOT, 10}}) == [StartIsland(1, (10,))]
     state.resume_sent()
@@ -122,7 +122,7 @@ def test_after_the_probe_an_island_starts_with_gates_for_what_has_not_arrived() 
     assert state.island_finished() == [PassDone()]
 
 
-def test_after_the_probe_an_island_that_nothing_arrived_for_waits_for_its_first_gradient() -> None:
+def test_after_the_probe_an_island_without_gradients_waits_for_the_first() -> None:
     state = make({7: {10, 11, 12}})
     assert state.replan({8: {10, 11}}) == []
     assert not state.has_entry(12)
@@ -130,13 +130,13 @@ def test_after_the_probe_an_island_that_nothing_arrived_for_waits_for_its_first_
     assert state.gradient("m10", 10) == [StartIsland(8, (11,))]
 
 
-def test_what_arrived_before_a_new_plan_is_kept() -> None:
+def test_gradients_that_arrived_before_a_new_plan_are_kept() -> None:
     state = make({7: {10, 11}})
     state.gradient("m10", 10)
     assert state.replan({8: {10}}) == [StartIsland(8)]
 
 
-def test_an_island_that_has_started_stays_as_it_was_planned() -> None:
+def test_an_island_that_has_started_is_not_planned_again() -> None:
     state = make({7: {10}, 8: {11, 12}})
     state.gradient("m10", 10)
     assert state.started_entries() == {10}
@@ -145,19 +145,19 @@ def test_an_island_that_has_started_stays_as_it_was_planned() -> None:
     assert state.has_entry(10)
 
 
-def test_the_plan_grows_by_entries_that_were_made_later() -> None:
+def test_islands_of_later_entries_can_be_added() -> None:
     state = make({7: {10}})
     assert not state.has_entry(20)
     state.add_island(8, [20])
     assert state.gradient("m20", 20) == [StartIsland(8)]
 
 
-def test_a_gradient_for_an_entry_of_no_island_is_answered_and_starts_nothing() -> None:
+def test_a_gradient_for_an_unknown_entry_is_acknowledged_and_starts_nothing() -> None:
     state = make({7: {10}})
     assert state.gradient("m99", 99) == [Acknowledge("m99")]
 
 
-def test_islands_that_are_partly_fed_after_the_probe_are_a_fault_that_is_told() -> None:
+def test_islands_that_are_partly_fed_after_the_probe_are_reported_as_stuck() -> None:
     state = probed_start({0: {ROOT, 10}})
     state.replan({1: {ROOT}})
     state.sent()
@@ -166,7 +166,7 @@ def test_islands_that_are_partly_fed_after_the_probe_are_a_fault_that_is_told() 
     assert state.acknowledged({1: IdleReport(2, True), 4: IdleReport(1, True)}) == [PassStuck((1, 4))]
 
 
-def test_a_probe_message_that_engages_is_answered_when_its_walk_and_all_that_it_sent_are_done() -> None:
+def test_a_probe_that_engages_is_acknowledged_after_its_walk_and_the_probes_that_it_sent() -> None:
     state = make({7: {10}})
     assert state.probe_received("p1") == []
     assert state.probe_received("p2") == [Acknowledge("p2")]
@@ -177,7 +177,7 @@ def test_a_probe_message_that_engages_is_answered_when_its_walk_and_all_that_it_
     assert state.probe_acknowledged({}) == [Acknowledge("p1")]
 
 
-def test_the_flow_and_the_probe_are_answered_each_by_itself() -> None:
+def test_gradients_and_probes_are_acknowledged_independently() -> None:
     state = make({7: {10}})
     state.gradient("gradient", 10)
     state.probe_received("probe")
@@ -195,7 +195,7 @@ def test_an_old_report_never_replaces_a_newer_one(reports: list[IdleReport]) -> 
     assert state.island_finished() == [StartProbe()]
 
 
-def test_a_report_says_how_it_is_now_and_passes_on_what_is_known_of_others() -> None:
+def test_a_report_has_the_current_state_and_the_reports_of_others() -> None:
     state = make({7: {10, 11}}, me=3)
     first = state.reports()
     state.gradient("m10", 10)
@@ -208,7 +208,7 @@ def test_a_report_says_how_it_is_now_and_passes_on_what_is_known_of_others() -> 
     assert second[5] == IdleReport(4, True)
 
 
-def test_a_failure_answers_what_both_the_flow_and_the_probe_owe() -> None:
+def test_a_failure_acknowledges_both_the_gradient_and_the_probe_that_engaged() -> None:
     state = make({7: {10}})
     state.gradient("gradient", 10)
     state.probe_received("probe")
@@ -217,10 +217,10 @@ def test_a_failure_answers_what_both_the_flow_and_the_probe_owe() -> None:
     assert state.abort() == []
 
 
-def test_after_a_failure_late_messages_are_answered_though_an_island_runs_and_answers_are_missing() -> None:
+def test_after_a_failure_late_messages_are_acknowledged_while_an_island_runs() -> None:
     state = make({7: {10}, 8: {11}})
     state.gradient("m10", 10)
-    state.sent()  # to a worker that is lost: never answered
+    state.sent()  # to a lost worker: never acknowledged
     state.abort()
     assert state.late_message("late") == [Acknowledge("late")]
     assert state.gradient("m11", 11) == [Acknowledge("m11")]  # and its island does not start
@@ -230,7 +230,7 @@ def test_after_a_failure_late_messages_are_answered_though_an_island_runs_and_an
     assert state.island_finished() == []
 
 
-def test_after_a_failure_the_starter_answers_late_messages_and_says_neither_probe_nor_done() -> None:
+def test_after_a_failure_the_starter_acknowledges_late_messages_and_does_not_continue() -> None:
     state, _ = begun({0: {ROOT}})
     state.sent()
     assert state.abort() == []
@@ -239,23 +239,23 @@ def test_after_a_failure_the_starter_answers_late_messages_and_says_neither_prob
     assert state.acknowledged({1: IdleReport(1, True)}) == []
 
 
-def test_after_a_failure_in_the_probe_it_does_not_end() -> None:
+def test_a_probe_that_failed_does_not_end() -> None:
     state, _ = begun({0: {ROOT, 10}})
     state.abort()
     assert state.probe_walked() == []
     assert state.replan({1: {ROOT}}) == []
 
 
-def test_after_the_end_late_messages_are_answered_and_start_nothing() -> None:
+def test_after_the_end_late_messages_are_acknowledged_and_start_nothing() -> None:
     state, _ = begun({0: {ROOT}, 1: {10}})
     assert state.island_finished() == [PassDone()]
     assert state.late_message("late") == [Acknowledge("late")]
     assert state.gradient("m10", 10) == [Acknowledge("m10")]
 
 
-def test_a_late_probe_message_neither_engages_the_starter_nor_ends_the_probe_again() -> None:
+def test_a_late_probe_neither_engages_the_starter_nor_ends_the_probe_again() -> None:
     state = probed_start({0: {ROOT, 10}})
-    assert state.probe_received("before it has learned") == [Acknowledge("before it has learned")]
+    assert state.probe_received("before replanning") == [Acknowledge("before replanning")]
     assert state.probe_walked() == []
     state.replan({1: {ROOT}})
     assert state.probe_received("after") == [Acknowledge("after")]
@@ -288,7 +288,7 @@ def test_the_number_of_running_islands_is_known() -> None:
 
 @dataclass(frozen=True)
 class Message:
-    """One send: what it carried was made of messages that its sender had received, through nodes of the sender's."""
+    """One send. Its sender computed it from messages that it had received, through its nodes."""
 
     sender: int
     receiver: int
@@ -298,13 +298,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Graph:
-    """Messages in the order in which they were sent, and the root, which is worker 0's."""
+    """Messages in the order in which they were sent, and the root, which belongs to worker 0."""
 
     workers: int
     messages: tuple[Message, ...]
     root: Message
     order: tuple[int, ...]
-    """The record number of each message. Whatever a message uses has a smaller one."""
+    """The record number of each message. Messages that it uses have smaller numbers."""
 
     def at(self, entry: Entry) -> Message:
         return self.root if entry == ROOT else self.messages[entry]  # type: ignore[call-overload]  # the others are numbers
@@ -314,7 +314,7 @@ class Graph:
         return sent | {ROOT} if worker == 0 else sent
 
     def reached(self) -> set[Entry]:
-        """What one process would run."""
+        """Return what a single process would run."""
         found: set[Entry] = {ROOT}
         stack = [self.root]
         while stack:
@@ -324,7 +324,7 @@ class Graph:
         return found
 
     def islands(self, entries: Iterable[Entry]) -> list[set[Entry]]:
-        """Entries of one worker, united where they share a node or a recv."""
+        """Group the entries of one worker that share a node or a recv."""
         found: list[tuple[set[Entry], set[object]]] = []
         for entry in entries:
             message = self.at(entry)
@@ -359,7 +359,7 @@ def graphs(draw: st.DrawFn, *, shared: bool = True) -> Graph:
     length = draw(st.integers(0, 20))
     here = draw(st.integers(0, workers - 1))
     for number in range(length):
-        # Whoever got the last message most often sends the next: long chains, which end where the pass begins.
+        # The receiver of the last message usually sends the next: long chains, which end where the pass begins.
         sender = draw(st.sampled_from([here, here, here, *range(workers)]))
         here = draw(st.integers(0, workers - 1)) if number + 1 < length else 0
         messages.append(Message(sender, here, uses(sender), nodes()))
@@ -368,7 +368,7 @@ def graphs(draw: st.DrawFn, *, shared: bool = True) -> Graph:
 
 
 def record_order(messages: list[Message], seed: int) -> tuple[int, ...]:
-    """Any order that causality allows."""
+    """Return a random order that respects causality."""
     random = Random(seed)
     missing = {number: len(message.uses) for number, message in enumerate(messages)}
     ready = [(random.random(), number) for number, uses in missing.items() if not uses]
@@ -385,7 +385,7 @@ def record_order(messages: list[Message], seed: int) -> tuple[int, ...]:
     return tuple(order[number] for number in range(len(messages)))
 
 
-# The model: what agents do
+# The model: the agents
 
 
 NOBODY = -1
@@ -393,7 +393,7 @@ NOBODY = -1
 
 @dataclass
 class Asked:
-    """A message that is to be answered. Those of `kind` "late" come from nobody that waits."""
+    """A message that must be acknowledged. Nobody waits for those of `kind` "late"."""
 
     kind: str
     sender: int
@@ -404,7 +404,7 @@ class Asked:
 
 @dataclass
 class Running:
-    """An island in the engine: it does what it can, then waits at the next gate."""
+    """An island in the engine. It runs until the next gate."""
 
     worker: int
     entries: set[Entry]
@@ -415,7 +415,7 @@ class Running:
 
 @dataclass
 class Step:
-    """Something that is under way: `kind` says in which of the two diffusions, `worker` who carries it out."""
+    """Something in progress: `kind` is the computation that it belongs to, `worker` carries it out."""
 
     kind: str
     worker: int
@@ -443,8 +443,8 @@ class World:
         self.probes = self.resumes = self.done = 0
 
     def run(self, *disturbances: Callable[[], None]) -> None:
-        """Carry out everything; each disturbance comes at some time in between."""
-        # Most passes take less than a hundred steps; early ones are the more interesting.
+        """Carry out all steps, with each disturbance at a random time."""
+        # Most passes take less than a hundred steps, and early disturbances are more interesting.
         times = [(self.random.randrange(2 ** self.random.randint(0, 7)), disturb) for disturb in disturbances]
         times.sort(key=lambda time: time[0])
         self.begin_here()
@@ -454,7 +454,7 @@ class World:
             if not self.steps:
                 return
             self.steps.pop(self.random.randrange(len(self.steps))).act()
-        raise AssertionError("it never ends")
+        raise AssertionError("the pass never ends")
 
     def begin_here(self) -> None:
         self._plan(0)
@@ -475,7 +475,7 @@ class World:
             match effect:
                 case Acknowledge(ticket):
                     asked = self.asked[ticket]
-                    assert not asked.given, "answered twice"
+                    assert not asked.given, "acknowledged twice"
                     assert asked.receiver == worker
                     asked.given = True
                     self._later(asked.kind, worker, partial(self._answer, worker, ticket))
@@ -489,7 +489,7 @@ class World:
                     self._later("probe", worker, partial(self._walk, worker, ROOT))
                 case ResumePass(workers):
                     assert worker == 0
-                    assert not self._under_way("probe"), "the probe was ended while it was under way"
+                    assert not self._under_way("probe"), "the probe ended while it was in progress"
                     self.resumes += 1
                     assert self.resumes == 1, "the probe ended twice"
                     self._later("flow", worker, partial(self._resume, workers))
@@ -502,9 +502,9 @@ class World:
                     raise AssertionError(f"{workers} are stuck")
 
     def _check_quiet(self, worker: int) -> None:
-        assert worker == 0, "quiet is for the starter to say"
-        assert not self._under_way("flow"), "quiet, with something under way"
-        assert not self.blocked, "quiet, with an island in a gate"
+        assert worker == 0, "only the starter can be quiet"
+        assert not self._under_way("flow"), "quiet, with something in progress"
+        assert not self.blocked, "quiet, with an island at a gate"
         assert not self.failed & {0}, "the end of a pass that has failed"
 
     def _ask(self, kind: str, sender: int, receiver: int, deliver: Callable[[int], None]) -> None:
@@ -522,7 +522,7 @@ class World:
         self._later(asked.kind, asked.sender, partial(self._take_answer, asked, reports, failed, worker, number))
 
     def _take_answer(self, asked: Asked, reports: dict[int, IdleReport], failed: bool, by: int, number: int) -> None:
-        assert not asked.arrived, "an answer came twice"
+        assert not asked.arrived, "an acknowledgement arrived twice"
         asked.arrived = True
         if asked.kind == "late":
             return
@@ -532,7 +532,7 @@ class World:
         answered = state.acknowledged if asked.kind == "flow" else state.probe_acknowledged
         self._carry_out(asked.sender, answered(reports, by, number))
 
-    # the flow of gradients
+    # gradients
 
     def _number(self, islands: list[set[Entry]]) -> dict[int, set[Entry]]:
         made = {next(self.numbers): island for island in islands}
@@ -545,14 +545,14 @@ class World:
     def _entries_of(self, worker: int) -> set[Entry]:
         return self.graph.entries_of(worker)
 
-    def _learn(self, worker: int) -> list[PassEffect[int]]:
+    def _replan(self, worker: int) -> list[PassEffect[int]]:
         state = self.passes[worker]
         alive = self._entries_of(worker) & (self.arrived | self.live) - state.started_entries()
         return state.replan(self._number(self.graph.islands(alive)))
 
     def _start_island(self, worker: int, number: int, waiting: tuple[Entry, ...]) -> None:
         entries = self.islands[number]
-        assert entries - set(waiting) <= self.arrived, "an island runs without a gradient, and without a gate for it"
+        assert entries - set(waiting) <= self.arrived, "an island runs without a gradient or a gate for it"
         gates = sorted(
             (entry for entry in waiting if isinstance(entry, int)), key=self.graph.order.__getitem__, reverse=True
         )
@@ -602,7 +602,7 @@ class World:
         self.arrived.add(number)
         effects: list[PassEffect[int]] = []
         if known and not state.liveness_known:
-            effects += self._learn(worker)
+            effects += self._replan(worker)
         elif not state.planned:
             self._plan(worker)
         assert state.has_entry(number)
@@ -631,7 +631,7 @@ class World:
         self._later(self.asked[ticket].kind, worker, partial(self._walk, worker, number))
 
     def _resume(self, workers: tuple[int, ...]) -> None:
-        effects = self._learn(0)
+        effects = self._replan(0)
         for worker in workers:
             self.passes[0].sent()
             self._ask("flow", 0, worker, partial(self._take_resume, worker))
@@ -643,20 +643,20 @@ class World:
 
     def _take_resume(self, worker: int, ticket: int) -> None:
         state = self.passes[worker]
-        effects = [] if state.liveness_known else self._learn(worker)
+        effects = [] if state.liveness_known else self._replan(worker)
         self._carry_out(worker, [*effects, *state.resume_received(ticket)])
 
     # disturbances
 
     def send_late_message(self) -> None:
-        """A gradient that came before comes once more."""
+        """Deliver a gradient again."""
         worker = self.random.randrange(self.graph.workers)
         self._ask(
             "late", NOBODY, worker, lambda ticket: self._carry_out(worker, self.passes[worker].late_message(ticket))
         )
 
     def send_late_probe(self) -> None:
-        """A message of the probe comes once more, when the probe is over."""
+        """Deliver a probe again, when the probe is over."""
         worker = self.random.randrange(self.graph.workers)
 
         def deliver(ticket: int) -> None:
@@ -672,7 +672,7 @@ class World:
         self.fail(self.random.randrange(self.graph.workers))
 
     def fail(self, worker: int) -> None:
-        """An error at a worker that still has part in the pass, or word of one."""
+        """Fail at a worker that takes part in the pass, or learn of a failure there."""
         if worker in self.failed or worker in self.dead or (worker == 0 and self.done):
             return
         self.failed.add(worker)
@@ -685,8 +685,8 @@ class World:
             self._later("failure", other, partial(self.fail, other))
 
     def lose_somebody(self) -> None:
-        """A worker dies: what it was about to do is not done, and those that wait for it are told so."""
-        # The hard case is a chain: somebody waits for the dead, and others wait for that one.
+        """Kill a worker: its steps are dropped, and the workers that wait for it are notified."""
+        # The hard case is a chain: a worker waits for the dead one, and others wait for that worker.
         chained = {asked.receiver for asked in self.asked if not asked.arrived and asked.sender > 0}
         if not chained and self.steps and not self.done:
             self._later("disturbance", NOBODY, self.lose_somebody)
@@ -695,18 +695,18 @@ class World:
         self.dead.add(worker)
         self.steps = [step for step in self.steps if step.worker != worker]
         self.blocked = {entry: island for entry, island in self.blocked.items() if island.worker != worker}
-        # An answer that has left comes all the same: it is a step of the one who asked.
+        # An acknowledgement that was sent still arrives: it is a step of its receiver.
         waiting = {asked.sender for asked in self.asked if asked.receiver == worker and not asked.arrived}
         engaged = {other for other in self.graph.neighbours(worker) if self.passes[other].engaged}
         for other in sorted((waiting | engaged) - {NOBODY, worker}):
             self._later("failure", other, partial(self.fail, other))
 
     def check_nobody_waits(self) -> None:
-        """What must hold at the end of every pass, however it ended."""
+        """Check what must hold at the end of every pass, however it ended."""
         for number, asked in enumerate(self.asked):
             if not {asked.sender, asked.receiver} & self.dead:
-                assert asked.arrived, f"message {number} was not answered: {asked}"
-        assert not self.blocked, "an island waits for ever"
+                assert asked.arrived, f"message {number} was not acknowledged: {asked}"
+        assert not self.blocked, "an island waits forever"
         for worker, state in enumerate(self.passes):
             if worker not in self.dead:
                 assert not state.engaged
@@ -717,7 +717,7 @@ SEEDS = st.integers(0, 2**32)
 
 @given(graphs(), SEEDS)
 @settings(max_examples=200, deadline=None)
-def test_every_reached_island_runs_once_and_the_end_is_told_once(graph: Graph, seed: int) -> None:
+def test_every_reached_island_runs_once_and_the_pass_ends_once(graph: Graph, seed: int) -> None:
     world = World(graph, seed)
     world.run()
     event(f"{world.probes} probes")
@@ -736,7 +736,7 @@ def test_a_pass_whose_islands_have_one_entry_each_needs_no_probe(graph: Graph, s
 
 @given(graphs(), SEEDS)
 @settings(max_examples=150, deadline=None)
-def test_late_and_repeated_messages_change_nothing_and_are_answered(graph: Graph, seed: int) -> None:
+def test_late_and_repeated_messages_are_acknowledged_and_change_nothing(graph: Graph, seed: int) -> None:
     world = World(graph, seed)
     world.run(*[world.send_late_message] * 3, *[world.send_late_probe] * 3)
     assert world.done == 1
@@ -745,7 +745,7 @@ def test_late_and_repeated_messages_change_nothing_and_are_answered(graph: Graph
 
 @given(graphs(), SEEDS)
 @settings(max_examples=150, deadline=None)
-def test_after_a_failure_everybody_gets_an_answer_and_nobody_success(graph: Graph, seed: int) -> None:
+def test_after_a_failure_every_message_is_acknowledged_and_no_worker_sees_success(graph: Graph, seed: int) -> None:
     world = World(graph, seed)
     world.run(world.fail_somewhere, world.send_late_message, world.send_late_probe)
     event("done before" if world.done else "failed")
@@ -755,7 +755,7 @@ def test_after_a_failure_everybody_gets_an_answer_and_nobody_success(graph: Grap
 
 @given(graphs(), SEEDS)
 @settings(max_examples=150, deadline=None)
-def test_after_the_loss_of_a_worker_nobody_waits(graph: Graph, seed: int) -> None:
+def test_after_the_loss_of_a_worker_nobody_waits_forever(graph: Graph, seed: int) -> None:
     world = World(graph, seed)
     world.run(world.lose_somebody, world.send_late_message, world.send_late_probe)
     event("done" if world.done else "failed")

@@ -1,4 +1,4 @@
-"""What a pass with inputs needs: the rules one by one, and together on random graphs, in any order of delivery."""
+"""Paths to the inputs of a pass: one rule at a time, and on random graphs with any order of delivery."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from telegrad.protocol.backward import (
 )
 from telegrad.protocol.input_paths import InputPaths, Origin, Vertex
 
-# One by one
+# One rule at a time
 
 
 def make_paths(graph: dict[str, list[Vertex]], wanted: set[Vertex]) -> InputPaths:
     return InputPaths(lambda place: graph[place], wanted)  # type: ignore[index]  # only nodes are asked for
 
 
-def test_what_leads_to_an_input_is_needed_and_nothing_else() -> None:
+def test_only_nodes_that_lead_to_an_input_are_needed() -> None:
     paths = make_paths({"loss": ["y", "other"], "y": ["x"], "other": ["z"], "x": [], "z": []}, {"x"})
     assert paths.walk([("root", "loss")]) == ([], ["root"])
     assert paths.needed == {"loss", "y", "x"}
 
 
-def test_the_walk_goes_on_behind_an_input() -> None:
+def test_the_walk_continues_behind_an_input() -> None:
     paths = make_paths({"loss": ["y"], "y": ["x"], "x": []}, {"x", "y"})
     paths.walk([("root", "loss")])
     assert paths.needed == {"loss", "y", "x"}
 
 
-def test_received_tensors_are_asked_about_once_and_needed_when_their_sender_says_so() -> None:
+def test_received_tensors_are_asked_about_once_and_needed_if_their_sender_reports_a_path() -> None:
     paths = make_paths({"loss": [(7, 0), (7, 1)], "sent": [(7, 1)]}, set())
     asked, told = paths.walk([("root", "loss")])
     assert (sorted(asked), told) == ([(7, 0), (7, 1)], [])
@@ -53,13 +53,13 @@ def test_received_tensors_are_asked_about_once_and_needed_when_their_sender_says
     assert (7, 0) not in paths.needed
 
 
-def test_a_received_tensor_that_is_an_input_is_needed_though_nothing_behind_it_is() -> None:
+def test_a_received_tensor_that_is_an_input_is_needed_even_if_nothing_behind_it_is() -> None:
     paths = make_paths({"loss": [(7, 0)]}, {(7, 0)})
     assert paths.walk([("root", "loss")]) == ([(7, 0)], ["root"])
     assert not paths.leading
 
 
-def test_a_tensor_that_is_asked_about_when_it_is_known_to_lead_to_an_input_is_told_of_at_once() -> None:
+def test_a_tensor_that_is_known_to_lead_to_an_input_is_reported_at_once() -> None:
     paths = make_paths({"sent": ["x"], "above": ["sent"], "x": []}, {"x"})
     assert paths.walk([((7, 0), "sent")]) == ([], [(7, 0)])
     assert paths.walk([((8, 0), "sent")]) == ([], [(8, 0)])
@@ -72,7 +72,7 @@ def probing_first() -> BackwardPass[str]:
     return state
 
 
-def test_the_pass_begins_when_the_survey_is_over() -> None:
+def test_the_pass_begins_when_the_search_is_over() -> None:
     state = probing_first()
     state.probe_sent()
     assert state.probe_walked() == []
@@ -80,14 +80,14 @@ def test_the_pass_begins_when_the_survey_is_over() -> None:
     assert state.probe_received("leads") == [Acknowledge("leads")]
     assert state.probe_acknowledged({1: IdleReport(1, False)}) == []
     assert state.probe_walked() == [BeginPass()]
-    assert state.engaged  # so that a loss is noticed
+    assert state.engaged  # so that a lost worker is noticed
     state.plan({0: {ROOT}})
     assert state.begin() == [StartIsland(0)]
     assert state.island_finished() == [PassDone()]
     assert not state.engaged
 
 
-def test_after_a_survey_an_island_that_is_partly_fed_needs_no_probe() -> None:
+def test_after_the_search_an_island_that_is_partly_fed_needs_no_probe() -> None:
     state = probing_first()
     assert state.probe_walked() == [BeginPass()]
     state.plan({0: {ROOT, 10}})
@@ -95,7 +95,7 @@ def test_after_a_survey_an_island_that_is_partly_fed_needs_no_probe() -> None:
     assert state.replan({1: {ROOT, 10}}) == [StartIsland(1, (10,))]
 
 
-def test_after_a_failure_in_the_survey_the_pass_does_not_begin() -> None:
+def test_a_pass_does_not_begin_after_a_failure_in_the_search() -> None:
     state = probing_first()
     state.probe_sent()
     state.abort()
@@ -104,7 +104,7 @@ def test_after_a_failure_in_the_survey_the_pass_does_not_begin() -> None:
     assert not state.engaged
 
 
-def test_a_pass_without_inputs_does_not_survey() -> None:
+def test_a_pass_without_inputs_does_not_search() -> None:
     state, effects = begun({0: {ROOT}})
     assert effects == [StartIsland(0)]
     assert state.engaged
@@ -114,7 +114,7 @@ def test_a_pass_without_inputs_does_not_survey() -> None:
 
 
 class InputsWorld(World):
-    """A pass that first finds out what is needed for inputs of worker 0, and then runs no more than that."""
+    """A pass that first searches for the paths to inputs of worker 0, and then runs only what is on them."""
 
     def __init__(self, graph: Graph, seed: int, inputs: frozenset[int]) -> None:
         super().__init__(graph, seed)
@@ -128,9 +128,9 @@ class InputsWorld(World):
         self.begun = 0
 
     def expected(self) -> set[Entry]:
-        """The needed entries, as one process sees them."""
+        """Return the needed entries, computed in one process."""
         leads = set(self.inputs)
-        for number, message in enumerate(self.whole.messages):  # what a message uses was sent before it
+        for number, message in enumerate(self.whole.messages):  # messages that it uses were sent before it
             if message.uses & leads:
                 leads.add(number)
         return {entry for entry in self.whole.reached() if entry in leads}
@@ -148,7 +148,7 @@ class InputsWorld(World):
         if BeginPass() in there:
             there.remove(BeginPass())
             assert worker == 0
-            assert not self._under_way("probe"), "the paths was ended while it was under way"
+            assert not self._under_way("probe"), "the search ended while it was in progress"
             self.begun += 1
             assert self.begun == 1
             self._later("flow", 0, self._begin)
@@ -187,7 +187,7 @@ class InputsWorld(World):
             for origin in told:
                 if origin != ROOT:
                     number = origin[0]  # type: ignore[index]
-                    assert number not in self.needed, "told twice"
+                    assert number not in self.needed, "reported twice"
                     self.needed.add(number)
                     self.passes[worker].probe_sent()
                     receiver = self.whole.messages[number].receiver
@@ -200,7 +200,7 @@ class InputsWorld(World):
 
 
 class Node:
-    """What made one entry."""
+    """The node that produced one entry."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -217,7 +217,7 @@ INPUTS = st.frozensets(st.integers(0, 19), min_size=1, max_size=6)
 
 @given(graphs(), SEEDS, INPUTS)
 @settings(max_examples=150, deadline=None)
-def test_exactly_what_leads_to_inputs_runs_and_the_end_is_told_once(
+def test_exactly_the_paths_to_inputs_run_and_the_pass_ends_once(
     graph: Graph, seed: int, inputs: frozenset[int]
 ) -> None:
     world = InputsWorld(graph, seed, inputs)
@@ -231,7 +231,7 @@ def test_exactly_what_leads_to_inputs_runs_and_the_end_is_told_once(
 
 @given(graphs(), SEEDS, INPUTS)
 @settings(max_examples=100, deadline=None)
-def test_a_pass_with_inputs_that_fails_answers_everybody(graph: Graph, seed: int, inputs: frozenset[int]) -> None:
+def test_a_failed_pass_with_inputs_acknowledges_every_message(graph: Graph, seed: int, inputs: frozenset[int]) -> None:
     world = InputsWorld(graph, seed, inputs)
     world.run(world.fail_somewhere, world.send_late_message)
     event("done before" if world.done else "failed")
@@ -241,7 +241,7 @@ def test_a_pass_with_inputs_that_fails_answers_everybody(graph: Graph, seed: int
 
 @given(graphs(), SEEDS, INPUTS)
 @settings(max_examples=100, deadline=None)
-def test_a_pass_with_inputs_that_loses_a_worker_keeps_nobody_waiting(
+def test_a_pass_with_inputs_that_loses_a_worker_leaves_nobody_waiting(
     graph: Graph, seed: int, inputs: frozenset[int]
 ) -> None:
     world = InputsWorld(graph, seed, inputs)
