@@ -1,4 +1,4 @@
-"""A region belongs to its receiver until it comes back; what cannot be shared is not shared, and nothing is lost."""
+"""A region belongs to its receiver until it is released, and no memory or file descriptor leaks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def mapped() -> int:
 
 
 def descriptors() -> set[tuple[str, str]]:
-    """What is open. Threads of earlier tests may close theirs at any time, so tests look for what has come."""
+    """Return the open descriptors. Threads of earlier tests may close theirs at any time, so look for new ones."""
     gc.collect()
     found = set()
     for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the one that lists them is closed by now
+        with suppress(OSError):  # the descriptor that listed them is closed by now
             found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
     return found
 
@@ -49,7 +49,7 @@ class End:
         self.memory = SharedMemory(self.pool, self.link)
 
     def read(self) -> list[Frame]:
-        """Take what came about slabs, and return the rest."""
+        """Handle the received frames about slabs, and return the rest."""
         rest = []
         for frame in self.link.receive():
             if frame.kind in ABOUT_SLABS:
@@ -72,37 +72,37 @@ def two_ends(here: int = 64 * MB, there: int = 64 * MB) -> Iterator[tuple[End, E
             end.link.close()
 
 
-def agree(lender: End, borrower: End, size: int) -> None:
-    """Let the two agree on a slab with room for `size`."""
-    assert lender.memory.allocate(size) is None
-    borrower.read()
-    lender.read()
+def share_slab(sender: End, receiver: End, size: int) -> None:
+    """Share a slab with room for `size` bytes."""
+    assert sender.memory.allocate(size) is None
+    receiver.read()
+    sender.read()
 
 
-def lend(lender: End, borrower: End, content: bytes) -> tuple[Lease, torch.Tensor]:
-    lease = lender.memory.allocate(len(content))
+def send(sender: End, receiver: End, content: bytes) -> tuple[Lease, torch.Tensor]:
+    lease = sender.memory.allocate(len(content))
     assert lease is not None
     lease.view[: len(content)] = content
-    lender.memory.mark_sent(lease)
-    view = borrower.memory.open_region(lease.slab, lease.offset, len(content), lease.number)
+    sender.memory.mark_sent(lease)
+    view = receiver.memory.open_region(lease.slab, lease.offset, len(content), lease.number)
     return lease, torch.frombuffer(view, dtype=torch.uint8)
 
 
-def give_all_back(lender: End, borrower: End) -> None:
-    while any(numbers := borrower.memory.take_releases()):
-        lender.memory.apply_releases(*numbers)
+def release_all(sender: End, receiver: End) -> None:
+    while any(numbers := receiver.memory.take_releases()):
+        sender.memory.apply_releases(*numbers)
 
 
-def test_what_is_written_on_one_side_is_seen_on_the_other_without_a_copy() -> None:
+def test_the_receiver_sees_what_the_sender_writes_without_a_copy() -> None:
     with two_ends() as (a, b):
-        agree(a, b, MB)
-        lease, tensor = lend(a, b, b"x" * MB)
+        share_slab(a, b, MB)
+        lease, tensor = send(a, b, b"x" * MB)
         assert bool((tensor == ord("x")).all())
-        lease.view[0] = ord("y")  # which the sender never does
+        lease.view[0] = ord("y")  # telegrad never does this
         assert int(tensor[0]) == ord("y")
 
 
-def test_nothing_is_lent_before_the_peer_has_mapped_it() -> None:
+def test_no_region_is_leased_before_the_peer_has_mapped_the_slab() -> None:
     with two_ends() as (a, b):
         assert a.memory.allocate(MB) is None
         assert a.memory.allocate(MB) is None
@@ -112,11 +112,11 @@ def test_nothing_is_lent_before_the_peer_has_mapped_it() -> None:
         assert a.memory.allocate(MB) is not None
 
 
-def test_a_region_is_used_again_only_after_it_came_back() -> None:
+def test_a_region_is_reused_only_after_it_was_released() -> None:
     with two_ends() as (a, b):
-        agree(a, b, MB)
-        first, tensor = lend(a, b, b"1" * MB)
-        second, other = lend(a, b, b"2" * MB)
+        share_slab(a, b, MB)
+        first, tensor = send(a, b, b"1" * MB)
+        second, other = send(a, b, b"2" * MB)
         assert first.offset != second.offset
         assert a.memory.allocate(MB) is None, "there was room for two"
         part = tensor[5:10]
@@ -127,14 +127,14 @@ def test_a_region_is_used_again_only_after_it_came_back() -> None:
         numbers = b.memory.take_releases()
         assert numbers == (first.number, 0)
         a.memory.apply_releases(*numbers)
-        third, _ = lend(a, b, b"3" * MB)
+        third, _ = send(a, b, b"3" * MB)
         assert third.offset == first.offset
         assert bytes(other[:3].tolist()) == b"222"
 
 
-def test_a_loan_that_is_dropped_before_it_was_handed_over_is_free_again() -> None:
+def test_a_lease_that_is_dropped_before_it_was_sent_is_free_again() -> None:
     with two_ends() as (a, b):
-        agree(a, b, MB)
+        share_slab(a, b, MB)
         offsets = set()
         for _ in range(10):
             lease = a.memory.allocate(MB)
@@ -143,10 +143,10 @@ def test_a_loan_that_is_dropped_before_it_was_handed_over_is_free_again() -> Non
         assert len(offsets) <= 2
 
 
-def test_many_dead_regions_go_back_in_one_frame() -> None:
+def test_many_regions_are_released_in_one_frame() -> None:
     with two_ends() as (a, b):
-        agree(a, b, 8 * MB)
-        kept = [lend(a, b, b"x" * 100_000)[1] for _ in range(10)]
+        share_slab(a, b, 8 * MB)
+        kept = [send(a, b, b"x" * 100_000)[1] for _ in range(10)]
         assert sum(slab.allocator.in_use for slab in a.pool.slabs) == 10 * 114_688
         kept.clear()
         b.read()
@@ -155,21 +155,21 @@ def test_many_dead_regions_go_back_in_one_frame() -> None:
         assert b.memory.take_releases() == (0, 0)
 
 
-def test_regions_die_in_any_thread() -> None:
+def test_regions_can_become_unused_in_any_thread() -> None:
     with two_ends() as (a, b):
-        agree(a, b, 16 * MB)
+        share_slab(a, b, 16 * MB)
         for _ in range(50):
-            tensors = [lend(a, b, b"x" * 100_000)[1] for _ in range(8)]
+            tensors = [send(a, b, b"x" * 100_000)[1] for _ in range(8)]
             threads = [threading.Thread(target=tensors.pop) for _ in range(8)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join(20)
-            give_all_back(a, b)
+            release_all(a, b)
         assert sum(slab.allocator.in_use for slab in a.pool.slabs) == 0
 
 
-def test_the_bound_is_kept_and_what_does_not_fit_is_not_lent() -> None:
+def test_the_limit_is_respected_and_a_region_that_does_not_fit_is_not_leased() -> None:
     with two_ends(here=8 * MB) as (a, b):
         kept = []
         for _ in range(100):
@@ -185,23 +185,23 @@ def test_the_bound_is_kept_and_what_does_not_fit_is_not_lent() -> None:
         assert a.pool.total <= 8 * MB
 
 
-def test_an_idle_slab_makes_room_for_one_of_another_size_and_is_forgotten_by_both() -> None:
+def test_an_idle_slab_is_replaced_by_one_of_another_size_on_both_sides() -> None:
     before = mapped()
     with two_ends(here=13 * MB) as (a, b):
-        agree(a, b, MB)
-        lend(a, b, b"x" * MB)
-        give_all_back(a, b)
-        agree(a, b, 12 * MB)
+        share_slab(a, b, MB)
+        send(a, b, b"x" * MB)
+        release_all(a, b)
+        share_slab(a, b, 12 * MB)
         assert a.memory.allocate(12 * MB) is not None
         assert len(a.pool.slabs) == 1
         assert mapped() == before + 2
     assert mapped() == before
 
 
-def test_a_slab_in_use_is_not_forgotten() -> None:
+def test_a_slab_in_use_is_not_replaced() -> None:
     with two_ends(here=16 * MB) as (a, b):
-        agree(a, b, MB)
-        _, tensor = lend(a, b, b"x" * MB)
+        share_slab(a, b, MB)
+        _, tensor = send(a, b, b"x" * MB)
         for _ in range(3):
             assert a.memory.allocate(15 * MB) is None
             b.read()
@@ -210,7 +210,7 @@ def test_a_slab_in_use_is_not_forgotten() -> None:
 
 
 @pytest.mark.parametrize("bounds", [(0, 64 * MB), (64 * MB, 0), (64 * MB, MB // 2)])
-def test_nothing_is_shared_where_one_side_does_not_permit_it(bounds: tuple[int, int]) -> None:
+def test_nothing_is_shared_if_one_side_does_not_permit_it(bounds: tuple[int, int]) -> None:
     before, fds = mapped(), descriptors()
     with two_ends(*bounds) as (a, b):
         for _ in range(5):
@@ -222,7 +222,7 @@ def test_nothing_is_shared_where_one_side_does_not_permit_it(bounds: tuple[int, 
     assert descriptors() <= fds
 
 
-def test_nothing_is_shared_where_the_system_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shared_if_the_system_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(size: int) -> int:
         raise PermissionError("memfd_create is not permitted here")
 
@@ -237,8 +237,8 @@ def test_nothing_is_shared_where_the_system_refuses_it(monkeypatch: pytest.Monke
 def test_a_tensor_outlives_the_connection_and_the_sender() -> None:
     before = mapped()
     with two_ends() as (a, b):
-        agree(a, b, MB)
-        tensor = lend(a, b, b"x" * MB)[1]
+        share_slab(a, b, MB)
+        tensor = send(a, b, b"x" * MB)[1]
     del a, b
     assert mapped() == before + 1
     tensor.add_(1)
@@ -247,12 +247,12 @@ def test_a_tensor_outlives_the_connection_and_the_sender() -> None:
     assert mapped() == before
 
 
-def test_the_end_of_a_connection_leaves_no_memory_and_no_descriptor() -> None:
+def test_closing_a_connection_leaks_no_memory_and_no_descriptor() -> None:
     before, fds = mapped(), descriptors()
     with two_ends() as (a, b):
-        agree(a, b, MB)
-        agree(b, a, MB)
-        a.memory.allocate(32 * MB)  # an offer that nobody reads
+        share_slab(a, b, MB)
+        share_slab(b, a, MB)
+        a.memory.allocate(32 * MB)  # an offer that is never read
         assert mapped() > before
     assert mapped() == before
     assert descriptors() <= fds
@@ -260,8 +260,8 @@ def test_the_end_of_a_connection_leaves_no_memory_and_no_descriptor() -> None:
     assert a.memory.allocate(MB) is None
 
 
-class ToldLock:
-    """A lock that says when a thread has to wait for it."""
+class ObservedLock:
+    """A lock that sets an event when a thread has to wait for it."""
 
     def __init__(self, contended: threading.Event) -> None:
         self._lock = threading.Lock()
@@ -278,7 +278,7 @@ class ToldLock:
 
 @contextmanager
 def meanwhile(monkeypatch: pytest.MonkeyPatch, pool: SlabPool, other: Callable[[], object]) -> Iterator[None]:
-    """When memory is made in the block, `other` runs in a second thread, until it has returned or waits for a lock."""
+    """While memory is allocated in the block, run `other` in a second thread until it returns or waits for the lock."""
     make, went_on = slab_sender.make_memory, threading.Event()
     threads: list[threading.Thread] = []
 
@@ -294,7 +294,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, pool: SlabPool, other: Callable[[
         return make(size)
 
     with monkeypatch.context() as patched:
-        patched.setattr(pool, "lock", ToldLock(went_on))
+        patched.setattr(pool, "lock", ObservedLock(went_on))
         patched.setattr(slab_sender, "make_memory", interleaved)
         yield
         for thread in threads:
@@ -302,7 +302,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, pool: SlabPool, other: Callable[[
         assert threads
 
 
-def test_two_threads_that_find_no_room_at_once_make_one_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_that_find_no_room_at_the_same_time_make_one_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     with two_ends() as (a, b):
         with meanwhile(monkeypatch, a.pool, lambda: a.memory.allocate(MB)):
             assert a.memory.allocate(MB) is None
@@ -312,7 +312,7 @@ def test_two_threads_that_find_no_room_at_once_make_one_offer(monkeypatch: pytes
         assert a.memory.allocate(MB) is not None
 
 
-def test_the_end_of_a_connection_during_an_offer_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_connection_during_an_offer_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = mapped()
     with two_ends() as (a, _):
         with meanwhile(monkeypatch, a.pool, a.memory.close):
@@ -322,24 +322,24 @@ def test_the_end_of_a_connection_during_an_offer_leaves_nothing(monkeypatch: pyt
 
 
 def test_a_slab_is_forgotten_before_its_peer_can_be_offered_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread drops a slab of the second peer, for the first; another offers that peer a new one meanwhile."""
+    """One thread replaces a slab of the second peer while another offers that peer a new one."""
     with two_ends(here=8 * MB) as (a, _), two_ends(there=8 * MB) as (c, d):
         c.pool = a.pool
         c.memory.close()
         c.memory = SharedMemory(a.pool, c.link)
-        agree(c, d, 3 * MB)
+        share_slab(c, d, 3 * MB)
         forgot = SlabSender.forget
 
-        def late(lender: SlabSender, slab: Slab) -> None:
+        def late(sender: SlabSender, slab: Slab) -> None:
             thread = threading.Thread(target=lambda: (c.memory.allocate(2 * MB), went_on.set()))
             thread.start()
             threads.append(thread)
             assert went_on.wait(20)
-            forgot(lender, slab)
+            forgot(sender, slab)
 
         went_on, threads = threading.Event(), list[threading.Thread]()
         with monkeypatch.context() as patched:
-            patched.setattr(a.pool, "lock", ToldLock(went_on))
+            patched.setattr(a.pool, "lock", ObservedLock(went_on))
             patched.setattr(SlabSender, "forget", late)
             assert a.memory.allocate(3 * MB) is None
             for thread in threads:
@@ -349,14 +349,14 @@ def test_a_slab_is_forgotten_before_its_peer_can_be_offered_another(monkeypatch:
             d.read()
             c.read()
             c.memory.allocate(MB // 2)
-        assert c.memory.allocate(MB // 2) is not None, "the peer has refused, for good"
+        assert c.memory.allocate(MB // 2) is not None, "the peer has refused shared memory permanently"
 
 
-def test_what_comes_just_after_the_end_of_a_connection_keeps_no_memory() -> None:
-    """One thread ends the connection while another is about to hand a region over, or has just read an offer."""
+def test_events_just_after_the_end_of_a_connection_keep_no_memory() -> None:
+    """One thread closes the connection while another is about to send a region, or has just read an offer."""
     before = mapped()
     with two_ends() as (a, b):
-        agree(a, b, MB)
+        share_slab(a, b, MB)
         lease = a.memory.allocate(MB)
         assert lease is not None
         assert b.memory.allocate(MB) is None  # b offers
@@ -368,28 +368,28 @@ def test_what_comes_just_after_the_end_of_a_connection_keeps_no_memory() -> None
         assert mapped() == before
 
 
-def test_what_a_forked_child_can_see_never_comes_back() -> None:
+def test_a_region_that_a_forked_child_can_see_is_never_released() -> None:
     with two_ends() as (a, b):
-        agree(a, b, MB)
-        _, tensor = lend(a, b, b"x" * MB)
+        share_slab(a, b, MB)
+        _, tensor = send(a, b, b"x" * MB)
         child = os.fork()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-        _, later = lend(a, b, b"y" * MB)
+        _, later = send(a, b, b"y" * MB)
         del tensor
         assert b.memory.take_releases() == (0, 0)
         del later
-        assert b.memory.take_releases() != (0, 0), "what came after the fork does come back"
+        assert b.memory.take_releases() != (0, 0), "regions received after the fork are released"
 
 
-# -- peers that do not keep to it -----------------------------------------------------------------------------
+# -- peers that violate the protocol--------------------------------------------------------------------------
 
 
-def test_a_region_that_was_not_lent_cannot_come_back() -> None:
+def test_releasing_a_region_that_is_not_in_use_is_a_protocol_error() -> None:
     with two_ends() as (a, b):
-        agree(a, b, MB)
-        lease, _ = lend(a, b, b"x" * MB)
+        share_slab(a, b, MB)
+        lease, _ = send(a, b, b"x" * MB)
         a.memory.apply_releases(lease.number, 0)
         for number in (lease.number, 10**6):
             with pytest.raises(ProtocolError, match="not in use"):
@@ -402,17 +402,17 @@ def test_a_region_that_was_not_lent_cannot_come_back() -> None:
     ("slab", "offset", "size"),
     [(9, 0, MB), (0, -16, MB), (0, 8, MB), (0, 0, 0), (0, 0, -1), (0, 0, 3 * MB), (0, 2 * MB, MB), (0, 2**63, MB)],
 )
-def test_a_place_outside_of_what_was_offered_is_refused(slab: int, offset: int, size: int) -> None:
+def test_a_region_outside_of_the_offered_slabs_is_a_protocol_error(slab: int, offset: int, size: int) -> None:
     with two_ends() as (a, b):
-        agree(a, b, MB)
+        share_slab(a, b, MB)
         offered = a.pool.slabs[0].id
         with pytest.raises(ProtocolError):
             b.memory.open_region(offered + slab, offset, size, 1)
 
 
-def test_a_number_is_lent_once_at_a_time() -> None:
+def test_a_region_number_that_is_in_use_is_a_protocol_error() -> None:
     with two_ends() as (a, b):
-        agree(a, b, MB)
+        share_slab(a, b, MB)
         offered = a.pool.slabs[0].id
         kept = b.memory.open_region(offered, 0, 100, 1)
         for number in (0, 1):
@@ -431,12 +431,12 @@ def test_a_number_is_lent_once_at_a_time() -> None:
         (Kind.RETURN, b"short"),
     ],
 )
-def test_words_about_what_does_not_exist_are_a_protocol_error(kind: Kind, body: bytes) -> None:
+def test_invalid_frames_about_slabs_are_protocol_errors(kind: Kind, body: bytes) -> None:
     with two_ends() as (a, _), pytest.raises(ProtocolError):
         a.memory.handle_frame(kind, body)
 
 
-def test_an_offer_without_memory_behind_it_is_refused_and_does_no_harm(tmp_path: Path) -> None:
+def test_an_offer_without_sealed_memory_is_refused(tmp_path: Path) -> None:
     with two_ends() as (a, b):
         a.link.send(Kind.OFFER, pack_offer(5, MB), 0, 0, 0)  # without a file descriptor
         plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
