@@ -56,3 +56,4 @@ def test_exactly_the_calls_that_have_not_arrived_are_pending(numbers: list[int],
         for waiting, _ in calls:
             assert creations.is_pending((1, waiting, 0))
         assert not creations.is_pending((1, number, 0))
+    assert creations.gaps() == {(1, 0): 0}

@@ -539,8 +539,8 @@ class World(RuleBasedStateMachine):
             assert rules.held_forks() == {}
             assert not rules._parents
             assert not rules._early
-            for incarnation, arrived in rules._creations._arrived.items():
-                assert not arrived.gaps() or (incarnation, worker.me) in self.unsent
+            for incarnation, gaps in rules.creations.gaps().items():
+                assert not gaps or (incarnation, worker.me) in self.unsent
         assert not self.values
         assert not self.orphans
 

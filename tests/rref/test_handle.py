@@ -289,7 +289,7 @@ def test_ten_thousand_references_leave_nothing(group: Group) -> None:
     del batch
     assert becomes_true(lambda: group["b"].references.counts()["values"] == 1)
     ledger = group["b"].references._ledger
-    assert [arrivals.gaps() for arrivals in ledger.rules._arrivals.values()] == [0]
+    assert list(ledger.rules.creations.gaps().values()) == [0]
     assert not ledger.rules._early
 
 

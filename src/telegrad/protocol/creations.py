@@ -45,3 +45,7 @@ class Creations:
         """Record that nothing more will arrive from this incarnation."""
         self._lost.add(creator)
         self._arrived.pop(creator, None)
+
+    def gaps(self) -> dict[Incarnation, int]:
+        """Return the number of gaps in what has arrived, by creator: the memory that it takes."""
+        return {creator: arrived.gaps() for creator, arrived in self._arrived.items()}

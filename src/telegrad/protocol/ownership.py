@@ -81,12 +81,12 @@ class Ownership:
     ) -> None:
         self._me = me
         self._is_lost = is_lost  # whether a worker is lost now; one that was restarted is not
-        self._creations = Creations(me, incarnation)
+        self.creations = Creations(me, incarnation)
         self._owned: dict[RRefId, _OwnedValue] = {}
         self._held: dict[ForkId, _HeldFork] = {}
         self._parents: dict[ForkId, ForkId] = {}  # fork that we sent -> the fork of ours that it was made from
         self._early: dict[tuple[RRefId, ForkId], WorkerId] = {}  # deletions that arrived before their fork
-        self.is_pending = self._creations.is_pending
+        self.is_pending = self.creations.is_pending
 
     # -- values owned here --------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Ownership:
         """
         owned = self._owned.setdefault(rref, _OwnedValue(created=True))
         owned.created = owned.computing = True
-        self._creations.arrived(rref, after)
+        self.creations.arrived(rref, after)
         self._add_fork(owned, rref, fork, caller)
 
     def value_computed(self, rref: RRefId) -> list[OwnershipEffect]:
@@ -262,7 +262,7 @@ class Ownership:
     def worker_lost(self, worker: WorkerId, incarnation: int = 0) -> list[OwnershipEffect]:
         """Drop the forks of an incarnation that is lost, and void our forks of its values."""
         creator = worker, incarnation
-        self._creations.creator_lost(creator)
+        self.creations.creator_lost(creator)
         effects: list[OwnershipEffect] = []
         for rref, owned in list(self._owned.items()):
             forks = [fork for fork, holder in owned.forks.items() if holder == worker]
