@@ -31,7 +31,7 @@ from pairs import CALLEE, CALLER
 
 from telegrad import autograd, rpc
 from telegrad.execution import watchdog
-from telegrad.transport.sockets import SocketLink
+from telegrad.transport.socket_link import SocketLink
 
 COMMITTED = Path(__file__).parent / "counts.json"
 ROUNDS = 5

@@ -1,4 +1,4 @@
-"""After an interrupt the call is over, and the agent works as before: wherever it strikes."""
+"""After an interrupt at any point the call is over, and the agent works as before."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from tests.support.signals import interrupted, press, run_as, wrapped_sigint
 
 from telegrad import autograd as dist_autograd
 from telegrad import rpc
@@ -28,7 +29,7 @@ from telegrad.rpc.signals import Installation
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.testing.interruption import PATIENCE, interrupt, places_of, sweep, target
-from telegrad.transport.sockets import SocketLink
+from telegrad.transport.socket_link import SocketLink
 
 pytestmark = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="signals are handled in the main thread"
@@ -38,7 +39,7 @@ _may_end = threading.Event()
 
 
 def never() -> bool:
-    """Runs on the callee, until the test lets it end."""
+    """Run on the callee until the test lets it end."""
     return _may_end.wait(PATIENCE)
 
 
@@ -51,43 +52,21 @@ def functions_end() -> Iterator[None]:
 
 @pytest.fixture
 def handled() -> Iterator[Installation]:
-    """Python's own handler, wrapped as init_rpc wraps it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    installation = Installation()
-    yield installation
-    installation.undo()
-    signal.signal(signal.SIGINT, before)
-
-
-def run_as(module: str, body: str, **names: Any) -> Callable[..., Any]:
-    """A function `run` that is, to all appearance, of that module."""
-    scope: dict[str, Any] = {"__name__": module, **names}
-    exec(body, scope)
-    return scope["run"]  # type: ignore[no-any-return]
-
-
-def press() -> None:
-    signal.raise_signal(signal.SIGINT)
-
-
-def interrupted(function: Callable[..., object], *args: Any) -> NoReturn:
-    """Call it; if it is not interrupted itself, what came meanwhile is raised here."""
-    function(*args)
-    threading.Event().wait(PATIENCE)
-    raise AssertionError("the signal was lost")
+    with wrapped_sigint() as installation:
+        yield installation
 
 
 # -- the rules ----------------------------------------------------------------------------------------------
 
 
 def frames_of(body: str, module: str, **names: Any) -> bool:
-    """Whether a signal would be deferred in `look`, which `body` calls in that module."""
-    answers: list[bool] = []
-    run_as(module, body, look=lambda: answers.append(is_protected(sys._getframe())), **names)()
-    return answers[0]
+    """Return whether a signal would be deferred in `look`, which `body` calls in `module`."""
+    results: list[bool] = []
+    run_as(module, body, look=lambda: results.append(is_protected(sys._getframe())), **names)()
+    return results[0]
 
 
-def test_the_innermost_function_that_has_a_rule_decides() -> None:
+def test_the_innermost_function_with_a_rule_decides() -> None:
     plain = "def run():\n    look()\n"
     assert not frames_of(plain, "users.module")
     assert not frames_of(plain, "telegrad.launch.local")
@@ -103,14 +82,17 @@ def test_the_innermost_function_that_has_a_rule_decides() -> None:
         waits=waits,
         protected=protected,
     )
-    tidies = shielded(run_as("telegrad.calls.client", "def run(then):\n    then()\n"))
+    cleans_up = shielded(run_as("telegrad.calls.client", "def run(then):\n    then()\n"))
     assert frames_of(
-        "def run():\n    tidies(lambda: waits(look))\n", "telegrad.connection.channel", waits=waits, tidies=tidies
+        "def run():\n    cleans_up(lambda: waits(look))\n",
+        "telegrad.connection.channel",
+        waits=waits,
+        cleans_up=cleans_up,
     )
 
 
-def threads_but_runners() -> list[str]:
-    """There may be more runners than before: those that rest end after a while."""
+def threads_except_workers() -> list[str]:
+    """Return the names of other threads: idle worker threads of the executor end only after a while."""
     return sorted(thread.name for thread in threading.enumerate() if "runner" not in thread.name)
 
 
@@ -129,16 +111,16 @@ def test_after_an_interrupt_at_any_line_the_next_call_works(
     transport: str, shared_memory: bool, names: tuple[str, ...]
 ) -> None:
     with target(transport, shared_memory=shared_memory) as there:
-        threads = threads_but_runners()
+        threads = threads_except_workers()
         for name in names:
             counts = sweep(there, name)
             assert counts["during it"] + counts["after it"] > 100
-        assert threads_but_runners() == threads
+        assert threads_except_workers() == threads
 
 
 @contextmanager
 def caller_in(transport: str) -> Iterator[Agent]:
-    """A worker that has no connection yet."""
+    """Return a worker without a connection."""
     with local_group(["a", "b"], transport=transport) as agents:
         installation = Installation()
         try:
@@ -148,7 +130,7 @@ def caller_in(transport: str) -> Iterator[Agent]:
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_the_first_call_can_be_interrupted_anywhere_while_it_connects(transport: str) -> None:
+def test_the_first_call_can_be_interrupted_at_any_point_while_it_connects(transport: str) -> None:
     def call(caller: Agent) -> None:
         assert caller.call("b", operator.add, (2, 3)) == 5
 
@@ -166,7 +148,7 @@ def test_the_first_call_can_be_interrupted_anywhere_while_it_connects(transport:
 
 
 def press_when(condition: Callable[[], bool]) -> None:
-    """Press Ctrl-C, in another thread, when it holds."""
+    """Send SIGINT from another thread when `condition` holds."""
 
     def run() -> None:
         deadline = time.monotonic() + PATIENCE
@@ -183,10 +165,10 @@ WAITS: dict[str, Callable[[], object]] = {
     "a future with a timeout": lambda: rpc.rpc_async("b", never).wait(PATIENCE),
     "to_here": lambda: rpc.remote("b", never).to_here(),
     "a barrier": rpc.barrier,
-    "a future of nobody": lambda: rpc.Future().wait(PATIENCE),
+    "a future without a call": lambda: rpc.Future().wait(PATIENCE),
 }
-LOCAL = ("a future of nobody",)
-"""Waits for nothing that runs on a worker."""
+LOCAL = ("a future without a call",)
+"""Waits that do not involve a worker."""
 
 
 @pytest.mark.parametrize("name", WAITS)
@@ -215,7 +197,7 @@ def test_a_thread_that_waits_while_another_reads_can_be_interrupted() -> None:
         there.settle()
 
 
-def test_who_waits_for_credits_and_is_interrupted_does_not_keep_others_waiting() -> None:
+def test_an_interrupted_wait_for_credits_does_not_block_others() -> None:
     settings = AgentSettings(session=SessionSettings(request_credits=1))
     with local_group(["a", "b"], settings=settings) as agents:
         a = agents["a"]
@@ -236,12 +218,12 @@ def test_who_waits_for_credits_and_is_interrupted_does_not_keep_others_waiting()
             installation.undo()
 
 
-def test_the_wake_of_one_that_gave_up_goes_to_another_that_waits_for_credits() -> None:
+def test_a_wakeup_of_a_waiter_that_gave_up_goes_to_the_next_waiter_for_credits() -> None:
     with local_group(["a", "b"]) as agents:
         channel = channel_of(agents["a"])
         woken: list[str] = []
         channel.credits._max_requests = 1
-        assert channel.credits.ask(1)
+        assert channel.credits.acquire(1)
         first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))
         assert not channel.credit_window.acquire(1, first)
         assert not channel.credit_window.acquire(1, second)
@@ -268,7 +250,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class Presses(torch.autograd.Function):
-    """Ctrl-C in its backward: in the user's code, inside of a pass."""
+    """Sends SIGINT in its backward: in user code, inside a pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -280,7 +262,7 @@ class Presses(torch.autograd.Function):
         return grad
 
 
-def test_an_interrupted_pass_is_over_on_all_workers_and_the_next_one_works() -> None:
+def test_an_interrupted_pass_ends_on_all_workers_and_the_next_one_works() -> None:
     weight = torch.ones(3, requires_grad=True)
     with target("unix") as there:
         with dist_autograd.context() as context_id:
@@ -291,8 +273,8 @@ def test_an_interrupted_pass_is_over_on_all_workers_and_the_next_one_works() -> 
         there.settle()
 
 
-def test_ctrl_c_in_an_island_that_the_main_thread_runs_for_somebody_else_is_not_lost() -> None:
-    # The pass that it belongs to fails, and says why.
+def test_an_interrupt_in_an_island_that_the_main_thread_runs_for_another_worker_is_not_lost() -> None:
+    # The pass of the island fails, with the interrupt as its reason.
     run = SimpleNamespace(
         graph=SimpleNamespace(islands={0: SimpleNamespace(direct=False, last=0)}),
         engine=SimpleNamespace(
@@ -320,7 +302,7 @@ def test_ctrl_c_in_an_island_that_the_main_thread_runs_for_somebody_else_is_not_
 # -- futures --------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_while_a_result_is_read_leaves_the_future_its_result() -> None:
+def test_an_interrupt_while_a_result_is_unpickled_does_not_lose_the_result() -> None:
     with target("unix"):
         future = rpc.rpc_async("b", PressesWhenRead)
         with pytest.raises(KeyboardInterrupt):
@@ -337,7 +319,7 @@ class PressesWhenRead:
         return {"something": True}
 
 
-def test_an_interrupt_in_a_callback_is_raised_after_it_and_its_future_fails(handled: Installation) -> None:
+def test_an_interrupt_in_a_callback_is_raised_afterwards_and_fails_its_future(handled: Installation) -> None:
     done: rpc.Future[int] = rpc.Future()
     done.set_result(1)
     following: list[Any] = []
@@ -346,24 +328,25 @@ def test_an_interrupt_in_a_callback_is_raised_after_it_and_its_future_fails(hand
         press()
         raise AssertionError("it was not interrupted")
 
+    # Protected like telegrad's own code, so that the future is stored before the interrupt is raised again.
+    store = run_as("telegrad.connection.channel", "def run():\n    following.append(done.then(callback))\n", **locals())
     with pytest.raises(KeyboardInterrupt):
-        interrupted(lambda: following.append(done.then(callback)))
-    if following:
-        with pytest.raises(CallCancelled, match="callback was interrupted"):
-            following[0].wait()
+        interrupted(store)
+    with pytest.raises(CallCancelled, match="callback was interrupted"):
+        following[0].wait()
     with pytest.raises(KeyboardInterrupt):
         interrupted(done.add_done_callback, callback)
 
 
-# -- what breaks through --------------------------------------------------------------------------------------
+# -- unwrapped handlers ----------------------------------------------------------------------------------------
 
 
-def break_off(*_: object) -> NoReturn:
+def raise_interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
 class BrokenSocket:
-    send = staticmethod(break_off)
+    send = staticmethod(raise_interrupt)
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
@@ -374,10 +357,10 @@ class BrokenSocket:
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
 @pytest.mark.parametrize("where", ["send", "receive"])
-def test_an_exception_that_breaks_through_closes_the_connection_and_says_so(
+def test_an_exception_of_an_unwrapped_handler_closes_the_connection_with_a_reason(
     transport: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As of a handler that was installed later and is not wrapped. On tcp the session goes on all the same."""
+    """The handler was installed after init_rpc, so it is not wrapped. On tcp the session resumes."""
     with local_group(["a", "b"], transport=transport) as agents:
         a = agents["a"]
         link = channel_of(a).link
@@ -385,7 +368,7 @@ def test_an_exception_that_breaks_through_closes_the_connection_and_says_so(
 
         with monkeypatch.context() as patched:
             if where == "receive":
-                patched.setattr(link._reader, "only", break_off)
+                patched.setattr(link._reader, "only", raise_interrupt)
             else:
                 patched.setattr(link, "_socket", BrokenSocket(link._socket))
             with pytest.raises(KeyboardInterrupt):

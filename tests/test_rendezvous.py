@@ -220,7 +220,7 @@ def test_a_record_that_is_no_record_is_reported_with_its_rank(bad: str, reason: 
         ({"id": 7}, "that of rank 7"),
         ({"name": "a b"}, "invalid worker name"),
         ({"incarnation": -1}, "does not fit in 64 bits"),
-        ({"addresses": ("http://a:1",)}, "is no address"),
+        ({"addresses": ("http://a:1",)}, "invalid address"),
     ],
 )
 def test_a_record_that_breaks_the_rules_is_reported_with_its_rank(change: dict[str, object], reason: str) -> None:

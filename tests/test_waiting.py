@@ -1,4 +1,4 @@
-"""The waiting primitive: every wait ends when the flag is raised, or at its deadline, and never otherwise."""
+"""Events: every wait ends when the event is set or at its deadline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def soon() -> float:
     return time.monotonic() + PATIENCE
 
 
-def test_a_raised_flag_ends_every_wait_at_once(runtime: RealRuntime) -> None:
+def test_waiting_for_an_event_that_is_set_returns_at_once(runtime: RealRuntime) -> None:
     event = runtime.event()
     assert not event.is_set()
     event.set()
@@ -32,7 +32,7 @@ def test_a_raised_flag_ends_every_wait_at_once(runtime: RealRuntime) -> None:
     assert event.wait(runtime.now() - 1)
 
 
-def test_raising_the_flag_again_does_nothing(runtime: RealRuntime) -> None:
+def test_setting_an_event_again_does_nothing(runtime: RealRuntime) -> None:
     event = runtime.event()
     for _ in range(3):
         event.set()
@@ -40,7 +40,7 @@ def test_raising_the_flag_again_does_nothing(runtime: RealRuntime) -> None:
     assert event.wait(None)
 
 
-def test_a_wait_for_nothing_ends_at_its_deadline_and_not_before(runtime: RealRuntime) -> None:
+def test_a_wait_ends_at_its_deadline_and_not_before(runtime: RealRuntime) -> None:
     event = runtime.event()
     for seconds in (-1.0, 0.0, 0.02):
         deadline = runtime.now() + seconds
@@ -49,7 +49,7 @@ def test_a_wait_for_nothing_ends_at_its_deadline_and_not_before(runtime: RealRun
     assert not event.is_set()
 
 
-def test_a_deadline_beyond_what_locks_can_count_is_no_error(runtime: RealRuntime) -> None:
+def test_a_deadline_beyond_the_maximum_of_locks_is_no_error(runtime: RealRuntime) -> None:
     event = runtime.event()
     thread = runtime.start_thread("setter", event.set)
     assert event.wait(runtime.now() + threading.TIMEOUT_MAX * 10)
@@ -71,7 +71,7 @@ def test_one_set_ends_the_waits_of_many_threads(runtime: RealRuntime) -> None:
     assert ended == [True] * 20
 
 
-def test_many_threads_that_raise_one_flag_do_not_disturb_each_other(runtime: RealRuntime) -> None:
+def test_many_threads_can_set_one_event_at_the_same_time(runtime: RealRuntime) -> None:
     for _ in range(50):
         event = runtime.event()
         together = threading.Barrier(4)
@@ -85,10 +85,10 @@ def test_many_threads_that_raise_one_flag_do_not_disturb_each_other(runtime: Rea
 
         threads = [runtime.start_thread("racer", race) for _ in range(4)]
         assert all(thread.join(soon()) for thread in threads)
-        assert ended == [True] * 4, "a thread that ended with an error has noted nothing"
+        assert ended == [True] * 4, "a thread that failed has recorded nothing"
 
 
-def test_join_says_whether_the_thread_has_ended(runtime: RealRuntime) -> None:
+def test_join_returns_whether_the_thread_has_ended(runtime: RealRuntime) -> None:
     go_on = runtime.event()
 
     def hold() -> None:
@@ -100,18 +100,18 @@ def test_join_says_whether_the_thread_has_ended(runtime: RealRuntime) -> None:
     assert thread.join(None)
 
 
-def test_threads_carry_their_name_and_do_not_keep_the_interpreter_alive(runtime: RealRuntime) -> None:
+def test_threads_have_their_name_and_are_daemons(runtime: RealRuntime) -> None:
     seen: list[threading.Thread] = []
     assert runtime.start_thread("telegrad:a:runner", lambda: seen.append(threading.current_thread())).join(soon())
     assert [(thread.name, thread.daemon) for thread in seen] == [("telegrad:a:runner", True)]
 
 
-def test_the_clock_never_goes_back(runtime: RealRuntime) -> None:
+def test_the_clock_is_monotonic(runtime: RealRuntime) -> None:
     times = [runtime.now() for _ in range(100)]
     assert times == sorted(times)
 
 
-def test_random_bits_are_below_their_bound_and_differ(runtime: RealRuntime) -> None:
+def test_random_bits_are_in_range_and_differ(runtime: RealRuntime) -> None:
     drawn = [runtime.random_bits(63) for _ in range(100)]
     assert len(set(drawn)) == 100
     assert all(0 <= number < 2**63 for number in drawn)

@@ -17,9 +17,9 @@ from telegrad.rref.manager import RRefManager
 from telegrad.transport.addresses import (
     choose_addresses,
     host_identity,
+    remove_dead_sockets,
     runtime_directory,
     socket_path,
-    sweep_dead_sockets,
 )
 from telegrad.transport.base import Transport
 from telegrad.transport.sockets import SocketPoller
@@ -79,7 +79,7 @@ def _make_agent(
     host = ""
     if "unix" in allowed:
         directory = runtime_directory()
-        sweep_dead_sockets(directory)
+        remove_dead_sockets(directory)
         host = host_identity(directory)
         transports.append((UnixTransport(), f"unix://{socket_path(directory, name, incarnation)}"))
     if "tcp" in allowed and token is not None:

@@ -1,33 +1,33 @@
-"""Every exception that telegrad raises.
+"""The exceptions that telegrad raises.
 
-All of them are RuntimeErrors, because programs written for PyTorch's RPC catch that::
+All of them are RuntimeErrors, because programs written for PyTorch's RPC catch RuntimeError::
 
     TelegradError (RuntimeError)
     ├── NotInitialized              init_rpc was not called, or the agent has been shut down
-    ├── UnknownWorker (ValueError)  no worker of that name or id
-    ├── InvalidName (ValueError)    a worker cannot be called so
+    ├── UnknownWorker (ValueError)  no worker has that name or id
+    ├── InvalidName (ValueError)    the name of a worker is invalid
     ├── CallError                   one call failed; carries worker, function, call id, context, elapsed time
-    │   ├── WorkerLost              its worker died, left, or fell silent (also a ConnectionError)
+    │   ├── WorkerLost              its worker died, left, or stopped responding (also a ConnectionError)
     │   ├── DeadlineExceeded        its deadline passed (also a TimeoutError)
-    │   ├── CallCancelled           somebody cancelled it
-    │   ├── FunctionNotFound        the callee has no such function
-    │   ├── ResourceExhausted       this worker was short of memory, threads or file descriptors; the peer lives
-    │   ├── RemoteError             the callee raised something that cannot be rebuilt here
-    │   └── BackwardError           a backward pass failed; its cause says where and why
-    ├── WorkersFailed               what several workers were asked to do failed on more than one of them
-    ├── ReferenceGone               a reference was released, or names nothing any more
-    ├── ReferencesHeld              references were held at shutdown, and that was to be an error
-    ├── PayloadError                a value cannot be sent, or what came cannot be read
-    ├── ProtocolError               a peer broke the rules of the wire or of the session
-    │   ├── LimitExceeded           ... by announcing more than the limit
-    │   └── OtherVersion            ... by speaking another version of it
-    ├── AuthenticationError         a peer could not prove that it belongs to the group, or we could not
+    │   ├── CallCancelled           it was cancelled
+    │   ├── FunctionNotFound        the callee cannot find the function
+    │   ├── ResourceExhausted       a worker ran out of memory, threads or file descriptors
+    │   ├── RemoteError             the callee raised an exception that cannot be rebuilt here
+    │   └── BackwardError           a backward pass failed; the cause says where and why
+    ├── WorkersFailed               an operation on several workers failed on more than one
+    ├── ReferenceGone               an RRef was released, or its value is gone
+    ├── ReferencesHeld              RRefs were held at shutdown, and the options make that an error
+    ├── PayloadError                a value cannot be serialized, or received bytes cannot be read
+    ├── ProtocolError               a peer violated the protocol
+    │   ├── LimitExceeded           ... by announcing more than a limit allows
+    │   └── OtherVersion            ... by using another version of it
+    ├── AuthenticationError         a peer or this worker could not prove that it knows the token
     ├── TokenError (ValueError)     the group token is missing or too short
-    ├── RendezvousError             the group did not come together
-    │   ├── DuplicateWorker         two workers claim one name or one rank
-    │   └── RendezvousTimeout       somebody never came (also a TimeoutError)
-    ├── launch.WorkerFailed         a process that launch started failed
-    └── launch.GroupTimeout         ... or did not end in time (also a TimeoutError)
+    ├── RendezvousError             the group could not be formed
+    │   ├── DuplicateWorker         two workers have the same name or rank
+    │   └── RendezvousTimeout       not all workers joined in time (also a TimeoutError)
+    ├── launch.WorkerFailed         a process started by launch failed
+    └── launch.GroupTimeout         the processes did not end in time (also a TimeoutError)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Whether an exception says that this process or its host is short of memory, threads or file descriptors.
+    """Return whether an exception means that this process or host is out of memory, threads or file descriptors.
 
     Such an error says nothing about the peer.
 
@@ -48,18 +48,18 @@ def is_shortage(error: BaseException | None) -> bool:
     """
     if isinstance(error, OSError):
         return error.errno in _SHORTAGES
-    # CPython has no class of its own for a thread that could not be started.
+    # CPython has no separate class for a thread that could not be started.
     return isinstance(error, MemoryError | ResourceExhausted) or (
         isinstance(error, RuntimeError) and "new thread" in str(error)
     )
 
 
 class TelegradError(RuntimeError):
-    """Anything that telegrad itself reports."""
+    """The base class of all errors that telegrad raises."""
 
 
 class NotInitialized(TelegradError):
-    """There is no agent to act on: init_rpc was not called, or the agent has been shut down."""
+    """There is no agent: init_rpc was not called, or the agent has been shut down."""
 
 
 class UnknownWorker(TelegradError, ValueError):
@@ -67,11 +67,11 @@ class UnknownWorker(TelegradError, ValueError):
 
 
 class InvalidName(TelegradError, ValueError):
-    """A worker cannot be called so."""
+    """Invalid worker name."""
 
 
 class CallError(TelegradError):
-    """One call failed. The attributes say which; what is not known is None."""
+    """One call failed. The attributes identify it; unknown ones are None."""
 
     def __init__(
         self,
@@ -95,15 +95,15 @@ class CallError(TelegradError):
 
 
 class WorkerLost(CallError, ConnectionError):
-    """The worker died, left the group, or was silent for too long."""
+    """The worker died, left the group, or did not respond for too long."""
 
 
 class DeadlineExceeded(CallError, TimeoutError):
-    """The call was not answered before its deadline. The callee has been told."""
+    """The call did not finish before its deadline. The callee was told to cancel it."""
 
 
 class CallCancelled(CallError):
-    """The call was cancelled before it was answered. The callee has been told."""
+    """The call was cancelled before it finished. The callee was told to cancel it."""
 
 
 class FunctionNotFound(CallError):
@@ -111,13 +111,13 @@ class FunctionNotFound(CallError):
 
 
 class ResourceExhausted(CallError):
-    """A worker was short of memory, threads or file descriptors. Its cause says of what; the next call may succeed."""
+    """A worker ran out of memory, threads or file descriptors; the cause says which. The next call may succeed."""
 
 
 class RemoteError(CallError):
     """The callee raised an exception whose class cannot be rebuilt here.
 
-    ``type_name`` and ``remote_traceback`` say all that is known of it.
+    ``type_name`` and ``remote_traceback`` describe it.
     """
 
     type_name: str = ""
@@ -125,11 +125,11 @@ class RemoteError(CallError):
 
 
 class BackwardError(CallError):
-    """A backward pass failed on some worker. The text keeps PyTorch's "Error on Node N:"."""
+    """A backward pass failed on a worker. The text keeps PyTorch's "Error on Node N:"."""
 
 
 class WorkersFailed(TelegradError):
-    """Something that was asked of several workers at once failed on more than one. ``errors`` has each, by worker."""
+    """An operation on several workers failed on more than one. ``errors`` has the exceptions by worker."""
 
     def __init__(self, message: str, *, errors: dict[str, Exception] | None = None) -> None:
         super().__init__(message)
@@ -137,27 +137,27 @@ class WorkersFailed(TelegradError):
 
 
 class ReferenceGone(TelegradError):
-    """A reference was released, or the value that it names is gone."""
+    """An RRef was released, or its value is gone."""
 
 
 class ReferencesHeld(TelegradError):
-    """References were still held when this worker left; all else of the shutdown went well. The text lists them."""
+    """RRefs were still held at shutdown, which otherwise succeeded. The text lists them."""
 
 
 class PayloadError(TelegradError):
-    """A value cannot be turned into bytes, or bytes cannot be turned back."""
+    """A value cannot be serialized, or received bytes cannot be deserialized."""
 
 
 class ProtocolError(TelegradError):
-    """A peer sent what the protocol does not allow."""
+    """A peer violated the protocol."""
 
 
 class LimitExceeded(ProtocolError):
-    """A peer announced something larger than the limit; no memory was taken for it."""
+    """A peer announced something larger than the limit. No memory was allocated for it."""
 
 
 class OtherVersion(ProtocolError):
-    """A peer speaks another version of the protocol."""
+    """A peer uses another version of the protocol."""
 
 
 class AuthenticationError(TelegradError):
@@ -165,19 +165,19 @@ class AuthenticationError(TelegradError):
 
 
 class TokenError(TelegradError, ValueError):
-    """The group token is missing where it is needed, or too short."""
+    """The group token is missing or too short."""
 
 
 class RendezvousError(TelegradError):
-    """The group did not come together."""
+    """The group could not be formed."""
 
 
 class DuplicateWorker(RendezvousError):
-    """Two workers claim the same name or the same rank."""
+    """Two workers have the same name or rank."""
 
 
 class RendezvousTimeout(RendezvousError, TimeoutError):
-    """Not every worker came in time. The message lists who came and who did not."""
+    """Not all workers joined in time. The message lists which did and which did not."""
 
 
 def _rebuild_call_error(cls: type[CallError], message: str, attributes: dict[str, object]) -> CallError:

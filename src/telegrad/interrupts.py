@@ -1,15 +1,15 @@
-"""Where an exception that a signal handler raises, KeyboardInterrupt above all, may strike in telegrad's code.
+"""Where a signal handler may raise an exception, such as KeyboardInterrupt, in telegrad's code.
 
-It could strike between any two bytecodes: after a frame was numbered and before it was sent, say. So telegrad's signal
-handler (`telegrad.rpc.signals`) looks at the stack that it interrupts, and waits if a state may be half changed. To
-protect code costs nothing: what counts is where it is, and nothing is set when it is entered. Three rules:
+A signal can arrive between any two bytecodes: for example, after a frame was numbered and before it was sent. So
+telegrad's signal handler (`telegrad.rpc.signals`) inspects the interrupted stack and defers the exception if state may
+be half changed. Protection costs nothing at run time: it depends on the module of the code. Three rules:
 
-1. Code of the packages in `_PROTECTED` is not interrupted, nor is what it calls.
-2. A function marked `interruptible` is: it waits for something, or runs the user's code, and whoever calls it is
-   prepared for any exception. Of a stack, the innermost function that is one or the other decides.
-3. A function marked `shielded` is not interrupted even where it calls an interruptible one: it tidies up.
+1. Code of the modules in `_PROTECTED` is not interrupted, nor is the code that it calls.
+2. A function marked `interruptible` is interrupted: it waits, or runs user code, and its callers are prepared for any
+   exception. The innermost function on the stack with one of these rules decides.
+3. A function marked `shielded` is not interrupted, even if it calls an interruptible function: it cleans up.
 
-Destructors run in the middle of anything; they are above what they interrupt on the stack, and the rules cover them.
+Destructors can run at any time. They are on top of the stack that they interrupt, so the rules cover them, too.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _PROTECTED = (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# By identity, since equal code may stand in two places. Filled when modules are imported, and never changed.
+# By identity, because equal code may exist twice. Filled when modules are imported, and never changed afterwards.
 _INTERRUPTIBLE: dict[int, CodeType] = {}
 _SHIELDED: dict[int, CodeType] = {}
 
 
 def interruptible(function: F) -> F:
-    """Mark a function that may be interrupted: it waits, or runs the user's code, and nothing is half done there."""
+    """Mark a function that may be interrupted: it waits, or runs user code, and no state is half changed."""
     code = function.__code__
     _INTERRUPTIBLE[id(code)] = code
     return function
 
 
 def shielded(function: F) -> F:
-    """Mark a function that is interrupted nowhere, whatever it calls. It waits for nothing that may take long."""
+    """Mark a function that is never interrupted, whatever it calls. It must not wait for long."""
     code = function.__code__
     _SHIELDED[id(code)] = code
     return function
 
 
 def is_protected(frame: FrameType | None) -> bool:
-    """Whether an exception raised in `frame` now could leave something half done."""
+    """Return whether an exception raised in `frame` now could leave state half changed."""
     decided: bool | None = None
     while frame is not None:
         code = id(frame.f_code)

@@ -1,8 +1,7 @@
-"""The one waiting primitive, and the clock and threads that go with it.
+"""Events, the clock and threads, behind one interface.
 
-Everything in telegrad that waits, waits for an `Event` made by a `Runtime` (or for a socket, through a transport that
-the runtime's owner chose). So the simulation in `telegrad.testing` can take the place of time and threads by giving
-agents another runtime, and nothing else has to know.
+All waiting in telegrad is for an `Event` made by a `Runtime`, or for a socket through a transport. So the simulation in
+`telegrad.testing` replaces the clock and threads by giving agents another runtime; no other code changes.
 """
 
 from __future__ import annotations
@@ -18,53 +17,53 @@ from telegrad.interrupts import interruptible
 
 
 class Event(Protocol):
-    """A flag that is raised once, by anybody, and waited for by anybody."""
+    """A flag that any thread can set once and any thread can wait for."""
 
     def set(self) -> None:
-        """Raise the flag; raising it again does nothing."""
+        """Set the flag. Setting it again does nothing."""
 
     def is_set(self) -> bool:
-        """Say whether the flag is up."""
+        """Return whether the flag is set."""
 
     def wait(self, deadline: float | None) -> bool:
-        """Wait for the flag, until `deadline` on the runtime's clock (None: for as long as it takes)."""
+        """Wait for the flag until `deadline` on the runtime's clock (None: forever). Return whether it is set."""
 
 
 class Thread(Protocol):
-    """A thread that was started by a runtime."""
+    """A thread started by a runtime."""
 
     def join(self, deadline: float | None) -> bool:
-        """Wait for its end; say whether it has ended."""
+        """Wait for its end until `deadline`. Return whether it has ended."""
 
 
 class Runtime(Protocol):
-    """Time, threads and chance, as an agent sees them."""
+    """Clock, threads and randomness."""
 
     preemptive: bool
-    """Whether threads run at the same time. If not, a thread that does not wait takes no time."""
+    """Whether threads run concurrently. If not, a thread that does not wait takes no time."""
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return the seconds of a monotonic clock."""
 
     def event(self) -> Event:
-        """A flag that is down."""
+        """Return a new event that is not set."""
 
     def start_thread(self, name: str, target: Callable[[], None]) -> Thread:
-        """Run `target` on a thread of its own."""
+        """Run `target` in a new thread."""
 
     def random_bits(self, count: int) -> int:
-        """An unpredictable whole number below 2**count."""
+        """Return an unpredictable integer in the range [0, 2**count)."""
 
 
 class _LockEvent:
-    """An Event in one lock: waiting is one acquire, which is the cheapest wait that Python has."""
+    """An Event made of one lock: waiting is one acquire, the cheapest wait in Python."""
 
     __slots__ = ("_lock", "_unset")
 
     def __init__(self) -> None:
         self._lock = allocate_lock()
         self._lock.acquire()
-        self._unset = [True]  # popped by the one set() that counts; list.pop is atomic
+        self._unset = [True]  # popped by the first set(); list.pop is atomic
 
     def set(self) -> None:
         if self._unset:
@@ -89,17 +88,18 @@ class _LockEvent:
                 return self._lock.acquire()
             return self._lock.acquire(timeout=min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
         finally:
-            # Once it is set, the lock is free, but for the moment in which one that waited has it. Who was interrupted
-            # cannot know whether it got it: so all let go of it, and to let go once too often does no harm.
+            # Once the event is set, the lock is free, except while a waiter briefly holds it. A waiter that was
+            # interrupted cannot know whether it acquired the lock. So all waiters release it; an extra release is
+            # harmless.
             if not self._unset:
                 try:  # noqa: SIM105 - suppress() is three Python functions, in every wait
                     self._lock.release()
-                except RuntimeError:  # somebody else did
+                except RuntimeError:  # another thread released it
                     pass
 
 
 class _DaemonThread:
-    """A daemon: interpreter exit must not wait for it. Agents join theirs before that."""
+    """A daemon thread, so that interpreter exit does not wait for it. Agents join their threads before that."""
 
     __slots__ = ("_thread",)
 

@@ -13,7 +13,7 @@ import torch
 from telegrad.calls.undelivered import Undeliverable
 from telegrad.errors import ResourceExhausted
 from telegrad.testing.group import local_group
-from telegrad.transport.sockets import SocketLink
+from telegrad.transport.socket_link import SocketLink
 from telegrad.transport.unix import UnixTransport
 from telegrad.wire.frames import BULK_CHUNK, BULK_HEAD
 from telegrad.wire.messages import (

@@ -14,7 +14,7 @@ from tests.support.executors import ExecutorHarness, sequence, simulate, soon
 
 from telegrad.execution.runner_loop import IDLE_TIMEOUT
 from telegrad.testing.scheduler import Scheduler
-from telegrad.transport.sockets import SocketLink
+from telegrad.transport.socket_link import SocketLink
 
 
 def test_a_task_runs_on_a_runner_thread(harness: ExecutorHarness) -> None:

@@ -1,8 +1,8 @@
-"""The rules of a backward pass, one by one, and together on random graphs: any order of delivery, and failures.
+"""The rules of a backward pass, one at a time, and together on random graphs with any order of delivery and failures.
 
-The property tests drive one `Pass` per worker as `telegrad.backward.driver` does, but every effect, message, answer and
-step of an island is put off and carried out in an order that a seed decides. So whatever threads and networks can do to
-each other happens here, too.
+The property tests drive one `BackwardPass` per worker as `telegrad.backward.driver` does, but every effect, message,
+acknowledgement and step of an island is delayed and carried out in an order that a seed decides. So every interleaving
+of threads and networks can happen here, too.
 """
 
 from __future__ import annotations
@@ -19,249 +19,268 @@ from hypothesis import strategies as st
 
 from telegrad.protocol.backward import (
     ROOT,
-    Answer,
-    Done,
-    Effect,
+    Acknowledge,
+    BackwardPass,
     Entry,
-    Pass,
-    Probe,
-    Report,
-    Resume,
-    Start,
-    Stuck,
+    IdleReport,
+    PassDone,
+    PassEffect,
+    PassStuck,
+    ResumePass,
+    StartIsland,
+    StartProbe,
 )
 
-# One by one
+# One rule at a time
 
 
-def make(entries: dict[int, set[Entry]], me: int = 1) -> Pass[str]:
-    state: Pass[str] = Pass(me)
+def make(entries: dict[int, set[Entry]], me: int = 1) -> BackwardPass[str]:
+    state: BackwardPass[str] = BackwardPass(me)
     state.plan(entries)
     return state
 
 
-def begun(entries: dict[int, set[Entry]]) -> tuple[Pass[str], list[Effect[str]]]:
+def begun(entries: dict[int, set[Entry]]) -> tuple[BackwardPass[str], list[PassEffect[str]]]:
     state = make(entries, 0)
     return state, state.begin()
 
 
 def test_an_island_starts_when_all_its_entries_have_arrived() -> None:
     state = make({7: {10, 11}})
-    assert state.gradient("m10", 10) == [Answer("m10")]  # nothing runs, so the engagement ends at once
+    assert state.gradient("m10", 10) == [Acknowledge("m10")]  # nothing runs, so it is acknowledged at once
     assert state.partly_fed()
-    assert state.gradient("m11", 11) == [Start(7)]
+    assert state.gradient("m11", 11) == [StartIsland(7)]
     assert not state.partly_fed()
-    assert state.ended() == [Answer("m11")]
+    assert state.island_finished() == [Acknowledge("m11")]
 
 
 def test_an_island_starts_once() -> None:
     state = make({7: {10}})
-    assert state.gradient("first", 10) == [Start(7)]
-    assert state.gradient("second", 10) == [Answer("second")]
+    assert state.gradient("first", 10) == [StartIsland(7)]
+    assert state.gradient("second", 10) == [Acknowledge("second")]
 
 
-def test_a_gradient_that_does_not_engage_is_answered_at_once() -> None:
+def test_a_gradient_that_does_not_engage_is_acknowledged_at_once() -> None:
     state = make({7: {10}, 8: {11, 12}})
     state.gradient("engages", 10)
-    assert state.gradient("other", 11) == [Answer("other")]
+    assert state.gradient("other", 11) == [Acknowledge("other")]
 
 
-def test_the_pass_is_over_when_all_is_quiet_and_nobody_is_partly_fed() -> None:
+def test_the_pass_is_over_when_the_group_is_quiet_and_no_island_is_partly_fed() -> None:
     state, effects = begun({0: {ROOT}})
-    assert effects == [Start(0)]
+    assert effects == [StartIsland(0)]
     state.sent()
-    assert state.ended() == []
-    assert state.answered({1: Report(1, False)}) == [Done()]
+    assert state.island_finished() == []
+    assert state.acknowledged({1: IdleReport(1, False)}) == [PassDone()]
     assert not state.engaged
 
 
-def test_the_probe_begins_when_all_is_quiet_and_somebody_elsewhere_is_partly_fed() -> None:
+def test_the_probe_starts_when_the_group_is_quiet_and_another_worker_is_partly_fed() -> None:
     state, _ = begun({0: {ROOT}})
     state.sent()
-    state.ended()
-    assert state.answered({1: Report(1, True)}) == [Probe()]
+    state.island_finished()
+    assert state.acknowledged({1: IdleReport(1, True)}) == [StartProbe()]
     assert state.engaged
 
 
-def test_the_probe_begins_at_once_when_the_root_itself_must_wait() -> None:
+def test_the_probe_starts_at_once_when_the_root_itself_must_wait() -> None:
     _, effects = begun({0: {ROOT, 10}})
-    assert effects == [Probe()]
+    assert effects == [StartProbe()]
 
 
-def probed_start(entries: dict[int, set[Entry]]) -> Pass[str]:
-    """A starter whose probe is over, and who is about to tell worker 1."""
+def probed_start(entries: dict[int, set[Entry]]) -> BackwardPass[str]:
+    """Return a starter whose probe is over, before it tells worker 1."""
     state, effects = begun(entries)
-    assert effects == [Probe()]
+    assert effects == [StartProbe()]
     state.probe_sent()
     assert state.probe_walked() == []
-    assert state.probe_answered({1: Report(1, False)}) == [Resume((1,))]
+    assert state.probe_acknowledged({1: IdleReport(1, False)}) == [ResumePass((1,))]
     return state
 
 
-def test_when_the_probe_is_over_everybody_who_took_part_is_told() -> None:
+def test_every_worker_that_took_part_is_told_when_the_probe_is_over() -> None:
     state = probed_start({0: {ROOT, 10}})
-    assert state.learn({1: {ROOT}}) == [Start(1)]  # 10 was not reached
+    assert state.replan({1: {ROOT}}) == [StartIsland(1)]  # 10 was not reached
     state.sent()
-    assert state.resumed_here() == []
-    assert state.ended() == []
-    assert state.answered({1: Report(2, False)}) == [Done()]
+    assert state.resume_sent() == []
+    assert state.island_finished() == []
+    assert state.acknowledged({1: IdleReport(2, False)}) == [PassDone()]
 
 
-def test_nothing_is_over_before_everybody_has_been_told() -> None:
+def test_the_pass_is_not_over_before_every_worker_is_told() -> None:
     state = probed_start({0: {ROOT, 10}})
-    state.learn({1: {ROOT}})
-    assert state.ended() == []
-    assert state.resumed_here() == [Done()]
+    state.replan({1: {ROOT}})
+    assert state.island_finished() == []
+    assert state.resume_sent() == [PassDone()]
 
 
-def test_after_the_probe_an_island_starts_with_gates_for_what_has_not_arrived() -> None:
+def test_after_the_probe_an_island_starts_with_gates_for_missing_entries() -> None:
     state = probed_start({0: {ROOT, 10, 11}})
-    assert state.learn({1: {ROOT, 10}}) == [Start(1, (10,))]
-    state.resumed_here()
-    assert state.gradient("m10", 10) == [Answer("m10")]  # it opens the gate, and starts nothing
-    assert state.ended() == [Done()]
+    assert state.replan({1: {ROOT, 10}}) == [StartIsland(1, (10,))]
+    state.resume_sent()
+    assert state.gradient("m10", 10) == [Acknowledge("m10")]  # it opens the gate, and starts nothing
+    assert state.island_finished() == [PassDone()]
 
 
-def test_after_the_probe_an_island_that_nothing_arrived_for_waits_for_its_first_gradient() -> None:
+def test_after_the_probe_an_island_without_gradients_waits_for_the_first() -> None:
     state = make({7: {10, 11, 12}})
-    assert state.learn({8: {10, 11}}) == []
-    assert not state.has(12)
-    assert state.resumed("resume") == [Answer("resume")]
-    assert state.gradient("m10", 10) == [Start(8, (11,))]
+    assert state.replan({8: {10, 11}}) == []
+    assert not state.has_entry(12)
+    assert state.resume_received("resume") == [Acknowledge("resume")]
+    assert state.gradient("m10", 10) == [StartIsland(8, (11,))]
 
 
-def test_what_arrived_before_a_new_plan_is_kept() -> None:
+def test_gradients_that_arrived_before_a_new_plan_are_kept() -> None:
     state = make({7: {10, 11}})
     state.gradient("m10", 10)
-    assert state.learn({8: {10}}) == [Start(8)]
+    assert state.replan({8: {10}}) == [StartIsland(8)]
 
 
-def test_an_island_that_has_started_stays_as_it_was_planned() -> None:
+def test_an_island_that_has_started_is_not_planned_again() -> None:
     state = make({7: {10}, 8: {11, 12}})
     state.gradient("m10", 10)
     assert state.started_entries() == {10}
-    assert state.learn({9: {11}}) == []
-    assert state.gradient("again", 10) == [Answer("again")]
-    assert state.has(10)
+    assert state.replan({9: {11}}) == []
+    assert state.gradient("again", 10) == [Acknowledge("again")]
+    assert state.has_entry(10)
 
 
-def test_the_plan_grows_by_entries_that_were_made_later() -> None:
+def test_islands_of_later_entries_can_be_added() -> None:
     state = make({7: {10}})
-    assert not state.has(20)
-    state.grow(8, [20])
-    assert state.gradient("m20", 20) == [Start(8)]
+    assert not state.has_entry(20)
+    state.add_island(8, [20])
+    assert state.gradient("m20", 20) == [StartIsland(8)]
 
 
-def test_a_gradient_for_an_entry_of_no_island_is_answered_and_starts_nothing() -> None:
+def test_a_gradient_for_an_unknown_entry_is_acknowledged_and_starts_nothing() -> None:
     state = make({7: {10}})
-    assert state.gradient("m99", 99) == [Answer("m99")]
+    assert state.gradient("m99", 99) == [Acknowledge("m99")]
 
 
-def test_islands_that_are_partly_fed_after_the_probe_are_a_fault_that_is_told() -> None:
+def test_islands_that_are_partly_fed_after_the_probe_are_reported_as_stuck() -> None:
     state = probed_start({0: {ROOT, 10}})
-    state.learn({1: {ROOT}})
+    state.replan({1: {ROOT}})
     state.sent()
-    state.resumed_here()
-    state.ended()
-    assert state.answered({1: Report(2, True), 4: Report(1, True)}) == [Stuck((1, 4))]
+    state.resume_sent()
+    state.island_finished()
+    assert state.acknowledged({1: IdleReport(2, True), 4: IdleReport(1, True)}) == [PassStuck((1, 4))]
 
 
-def test_a_probe_message_that_engages_is_answered_when_its_walk_and_all_that_it_sent_are_done() -> None:
+def test_a_probe_that_engages_is_acknowledged_after_its_walk_and_the_probes_that_it_sent() -> None:
     state = make({7: {10}})
-    assert state.probed("p1") == []
-    assert state.probed("p2") == [Answer("p2")]
+    assert state.probe_received("p1") == []
+    assert state.probe_received("p2") == [Acknowledge("p2")]
     state.probe_sent()
     assert state.probe_walked() == []
     assert state.probe_walked() == []
-    assert state.owed == 1
-    assert state.probe_answered({}) == [Answer("p1")]
+    assert state.unacknowledged == 1
+    assert state.probe_acknowledged({}) == [Acknowledge("p1")]
 
 
-def test_the_flow_and_the_probe_are_answered_each_by_itself() -> None:
+def test_gradients_and_probes_are_acknowledged_independently() -> None:
     state = make({7: {10}})
     state.gradient("gradient", 10)
-    state.probed("probe")
-    assert state.probe_walked() == [Answer("probe")]
-    assert state.ended() == [Answer("gradient")]
+    state.probe_received("probe")
+    assert state.probe_walked() == [Acknowledge("probe")]
+    assert state.island_finished() == [Acknowledge("gradient")]
 
 
-@given(st.permutations([Report(number, number % 2 == 1) for number in range(1, 6)]))
-def test_an_old_report_never_replaces_a_newer_one(reports: list[Report]) -> None:
+@given(st.permutations([IdleReport(number, number % 2 == 1) for number in range(1, 6)]))
+def test_an_old_report_never_replaces_a_newer_one(reports: list[IdleReport]) -> None:
     state, _ = begun({0: {ROOT}})
     for report in reports:
         state.sent()
-        state.answered({1: report})
-    assert state.reports()[1] == Report(5, True)
-    assert state.ended() == [Probe()]
+        state.acknowledged({1: report})
+    assert state.reports()[1] == IdleReport(5, True)
+    assert state.island_finished() == [StartProbe()]
 
 
-def test_a_report_says_how_it_is_now_and_passes_on_what_is_known_of_others() -> None:
+def test_a_report_has_the_current_state_and_the_reports_of_others() -> None:
     state = make({7: {10, 11}}, me=3)
     first = state.reports()
     state.gradient("m10", 10)
     state.sent()
-    state.answered({5: Report(4, True)})
+    state.acknowledged({5: IdleReport(4, True)})
     second = state.reports()
     assert not first[3].partly_fed
     assert second[3].partly_fed
     assert second[3].number > first[3].number
-    assert second[5] == Report(4, True)
+    assert second[5] == IdleReport(4, True)
 
 
-def test_a_failure_answers_what_both_the_flow_and_the_probe_owe() -> None:
+def test_a_failure_acknowledges_both_the_gradient_and_the_probe_that_engaged() -> None:
     state = make({7: {10}})
     state.gradient("gradient", 10)
-    state.probed("probe")
-    assert state.abort() == [Answer("gradient"), Answer("probe")]
+    state.probe_received("probe")
+    assert state.abort() == [Acknowledge("gradient"), Acknowledge("probe")]
     assert not state.engaged
     assert state.abort() == []
 
 
-def test_after_a_failure_late_messages_are_answered_though_an_island_runs_and_answers_are_missing() -> None:
+def test_after_a_failure_late_messages_are_acknowledged_while_an_island_runs() -> None:
     state = make({7: {10}, 8: {11}})
     state.gradient("m10", 10)
-    state.sent()  # to a worker that is lost: never answered
+    state.sent()  # to a lost worker: never acknowledged
     state.abort()
-    assert state.nothing_new("late") == [Answer("late")]
-    assert state.gradient("m11", 11) == [Answer("m11")]  # and its island does not start
-    assert state.probed("probe") == [Answer("probe")]
+    assert state.late_message("late") == [Acknowledge("late")]
+    assert state.gradient("m11", 11) == [Acknowledge("m11")]  # and its island does not start
+    assert state.probe_received("probe") == [Acknowledge("probe")]
     assert state.probe_walked() == []
-    assert state.resumed("resume") == [Answer("resume")]
-    assert state.ended() == []
+    assert state.resume_received("resume") == [Acknowledge("resume")]
+    assert state.island_finished() == []
 
 
-def test_after_a_failure_the_starter_answers_late_messages_and_says_neither_probe_nor_done() -> None:
+def test_after_a_failure_the_starter_acknowledges_late_messages_and_does_not_continue() -> None:
     state, _ = begun({0: {ROOT}})
     state.sent()
     assert state.abort() == []
-    assert state.nothing_new("late") == [Answer("late")]
-    assert state.ended() == []
-    assert state.answered({1: Report(1, True)}) == []
+    assert state.late_message("late") == [Acknowledge("late")]
+    assert state.island_finished() == []
+    assert state.acknowledged({1: IdleReport(1, True)}) == []
 
 
-def test_after_a_failure_in_the_probe_it_does_not_end() -> None:
+def test_a_probe_that_failed_does_not_end() -> None:
     state, _ = begun({0: {ROOT, 10}})
     state.abort()
     assert state.probe_walked() == []
-    assert state.learn({1: {ROOT}}) == []
+    assert state.replan({1: {ROOT}}) == []
 
 
-def test_after_the_end_late_messages_are_answered_and_start_nothing() -> None:
+def test_after_the_end_late_messages_are_acknowledged_and_start_nothing() -> None:
     state, _ = begun({0: {ROOT}, 1: {10}})
-    assert state.ended() == [Done()]
-    assert state.nothing_new("late") == [Answer("late")]
-    assert state.gradient("m10", 10) == [Answer("m10")]
+    assert state.island_finished() == [PassDone()]
+    assert state.late_message("late") == [Acknowledge("late")]
+    assert state.gradient("m10", 10) == [Acknowledge("m10")]
 
 
-def test_a_late_probe_message_neither_engages_the_starter_nor_ends_the_probe_again() -> None:
+def test_a_late_probe_neither_engages_the_starter_nor_ends_the_probe_again() -> None:
     state = probed_start({0: {ROOT, 10}})
-    assert state.probed("before it has learned") == [Answer("before it has learned")]
+    assert state.probe_received("before replanning") == [Acknowledge("before replanning")]
     assert state.probe_walked() == []
-    state.learn({1: {ROOT}})
-    assert state.probed("after") == [Answer("after")]
+    state.replan({1: {ROOT}})
+    assert state.probe_received("after") == [Acknowledge("after")]
     assert state.probe_walked() == []
-    state.resumed_here()
-    assert state.ended() == [Done()]
+    state.resume_sent()
+    assert state.island_finished() == [PassDone()]
+
+
+def test_a_gradient_whose_entry_is_dead_after_the_probe_is_dropped() -> None:
+    state = make({7: {10, 11}})
+    state.gradient("m10", 10)
+    assert state.replan({8: {11}}) == []
+    assert not state.has_entry(10)
+    assert not state.partly_fed()
+    assert state.gradient("m11", 11) == [StartIsland(8)]
+
+
+def test_the_number_of_running_islands_is_known() -> None:
+    state = make({7: {10}, 8: {11}})
+    assert state.running == 0
+    state.gradient("m10", 10)
+    state.gradient("m11", 11)
+    assert state.running == 2
+    state.island_finished()
+    assert state.running == 1
 
 
 # The model: a graph over workers
@@ -269,7 +288,7 @@ def test_a_late_probe_message_neither_engages_the_starter_nor_ends_the_probe_aga
 
 @dataclass(frozen=True)
 class Message:
-    """One send: what it carried was made of messages that its sender had received, through nodes of the sender's."""
+    """One send. Its sender computed it from messages that it had received, through its nodes."""
 
     sender: int
     receiver: int
@@ -279,13 +298,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Graph:
-    """Messages in the order in which they were sent, and the root, which is worker 0's."""
+    """Messages in the order in which they were sent, and the root, which belongs to worker 0."""
 
     workers: int
     messages: tuple[Message, ...]
     root: Message
     order: tuple[int, ...]
-    """The record number of each message. Whatever a message uses has a smaller one."""
+    """The record number of each message. Messages that it uses have smaller numbers."""
 
     def at(self, entry: Entry) -> Message:
         return self.root if entry == ROOT else self.messages[entry]  # type: ignore[call-overload]  # the others are numbers
@@ -295,7 +314,7 @@ class Graph:
         return sent | {ROOT} if worker == 0 else sent
 
     def reached(self) -> set[Entry]:
-        """What one process would run."""
+        """Return what a single process would run."""
         found: set[Entry] = {ROOT}
         stack = [self.root]
         while stack:
@@ -305,7 +324,7 @@ class Graph:
         return found
 
     def islands(self, entries: Iterable[Entry]) -> list[set[Entry]]:
-        """Entries of one worker, united where they share a node or a recv."""
+        """Group the entries of one worker that share a node or a recv."""
         found: list[tuple[set[Entry], set[object]]] = []
         for entry in entries:
             message = self.at(entry)
@@ -340,7 +359,7 @@ def graphs(draw: st.DrawFn, *, shared: bool = True) -> Graph:
     length = draw(st.integers(0, 20))
     here = draw(st.integers(0, workers - 1))
     for number in range(length):
-        # Whoever got the last message most often sends the next: long chains, which end where the pass begins.
+        # The receiver of the last message usually sends the next: long chains, which end where the pass begins.
         sender = draw(st.sampled_from([here, here, here, *range(workers)]))
         here = draw(st.integers(0, workers - 1)) if number + 1 < length else 0
         messages.append(Message(sender, here, uses(sender), nodes()))
@@ -349,7 +368,7 @@ def graphs(draw: st.DrawFn, *, shared: bool = True) -> Graph:
 
 
 def record_order(messages: list[Message], seed: int) -> tuple[int, ...]:
-    """Any order that causality allows."""
+    """Return a random order that respects causality."""
     random = Random(seed)
     missing = {number: len(message.uses) for number, message in enumerate(messages)}
     ready = [(random.random(), number) for number, uses in missing.items() if not uses]
@@ -366,7 +385,7 @@ def record_order(messages: list[Message], seed: int) -> tuple[int, ...]:
     return tuple(order[number] for number in range(len(messages)))
 
 
-# The model: what agents do
+# The model: the agents
 
 
 NOBODY = -1
@@ -374,7 +393,7 @@ NOBODY = -1
 
 @dataclass
 class Asked:
-    """A message that is to be answered. Those of `kind` "late" come from nobody that waits."""
+    """A message that must be acknowledged. Nobody waits for those of `kind` "late"."""
 
     kind: str
     sender: int
@@ -385,7 +404,7 @@ class Asked:
 
 @dataclass
 class Running:
-    """An island in the engine: it does what it can, then waits at the next gate."""
+    """An island in the engine. It runs until the next gate."""
 
     worker: int
     entries: set[Entry]
@@ -396,7 +415,7 @@ class Running:
 
 @dataclass
 class Step:
-    """Something that is under way: `kind` says in which of the two diffusions, `worker` who carries it out."""
+    """Something in progress: `kind` is the computation that it belongs to, `worker` carries it out."""
 
     kind: str
     worker: int
@@ -409,7 +428,7 @@ class World:
     def __init__(self, graph: Graph, seed: int) -> None:
         self.graph = graph
         self.random = Random(seed)
-        self.passes: list[Pass[int]] = [Pass(worker) for worker in range(graph.workers)]
+        self.passes: list[BackwardPass[int]] = [BackwardPass(worker) for worker in range(graph.workers)]
         self.steps: list[Step] = []
         self.asked: list[Asked] = []
         self.numbers = count()
@@ -424,8 +443,8 @@ class World:
         self.probes = self.resumes = self.done = 0
 
     def run(self, *disturbances: Callable[[], None]) -> None:
-        """Carry out everything; each disturbance comes at some time in between."""
-        # Most passes take less than a hundred steps; early ones are the more interesting.
+        """Carry out all steps, with each disturbance at a random time."""
+        # Most passes take less than a hundred steps, and early disturbances are more interesting.
         times = [(self.random.randrange(2 ** self.random.randint(0, 7)), disturb) for disturb in disturbances]
         times.sort(key=lambda time: time[0])
         self.begin_here()
@@ -435,7 +454,7 @@ class World:
             if not self.steps:
                 return
             self.steps.pop(self.random.randrange(len(self.steps))).act()
-        raise AssertionError("it never ends")
+        raise AssertionError("the pass never ends")
 
     def begin_here(self) -> None:
         self._plan(0)
@@ -451,41 +470,41 @@ class World:
 
     # effects
 
-    def _carry_out(self, worker: int, effects: Iterable[Effect[int]]) -> None:
+    def _carry_out(self, worker: int, effects: Iterable[PassEffect[int]]) -> None:
         for effect in effects:
             match effect:
-                case Answer(ticket):
+                case Acknowledge(ticket):
                     asked = self.asked[ticket]
-                    assert not asked.given, "answered twice"
+                    assert not asked.given, "acknowledged twice"
                     assert asked.receiver == worker
                     asked.given = True
                     self._later(asked.kind, worker, partial(self._answer, worker, ticket))
-                case Start(number, waiting):
+                case StartIsland(number, waiting):
                     assert worker not in self.failed, "an island starts after a failure"
                     self._later("flow", worker, partial(self._start_island, worker, number, waiting))
-                case Probe():
+                case StartProbe():
                     self._check_quiet(worker)
                     self.probes += 1
                     assert self.probes == 1, "a second probe"
                     self._later("probe", worker, partial(self._walk, worker, ROOT))
-                case Resume(workers):
+                case ResumePass(workers):
                     assert worker == 0
-                    assert not self._under_way("probe"), "the probe was ended while it was under way"
+                    assert not self._under_way("probe"), "the probe ended while it was in progress"
                     self.resumes += 1
                     assert self.resumes == 1, "the probe ended twice"
                     self._later("flow", worker, partial(self._resume, workers))
-                case Done():
+                case PassDone():
                     self._check_quiet(worker)
                     self.done += 1
                     assert self.done == 1
                     assert sorted(self.completed, key=str) == sorted(self.graph.reached(), key=str)
-                case Stuck(workers):
+                case PassStuck(workers):
                     raise AssertionError(f"{workers} are stuck")
 
     def _check_quiet(self, worker: int) -> None:
-        assert worker == 0, "quiet is for the starter to say"
-        assert not self._under_way("flow"), "quiet, with something under way"
-        assert not self.blocked, "quiet, with an island in a gate"
+        assert worker == 0, "only the starter can be quiet"
+        assert not self._under_way("flow"), "quiet, with something in progress"
+        assert not self.blocked, "quiet, with an island at a gate"
         assert not self.failed & {0}, "the end of a pass that has failed"
 
     def _ask(self, kind: str, sender: int, receiver: int, deliver: Callable[[int], None]) -> None:
@@ -502,18 +521,18 @@ class World:
         number = self.passes[worker].count_for(asked.sender)
         self._later(asked.kind, asked.sender, partial(self._take_answer, asked, reports, failed, worker, number))
 
-    def _take_answer(self, asked: Asked, reports: dict[int, Report], failed: bool, by: int, number: int) -> None:
-        assert not asked.arrived, "an answer came twice"
+    def _take_answer(self, asked: Asked, reports: dict[int, IdleReport], failed: bool, by: int, number: int) -> None:
+        assert not asked.arrived, "an acknowledgement arrived twice"
         asked.arrived = True
         if asked.kind == "late":
             return
         if failed:
             self.fail(asked.sender)
         state = self.passes[asked.sender]
-        answered = state.answered if asked.kind == "flow" else state.probe_answered
+        answered = state.acknowledged if asked.kind == "flow" else state.probe_acknowledged
         self._carry_out(asked.sender, answered(reports, by, number))
 
-    # the flow of gradients
+    # gradients
 
     def _number(self, islands: list[set[Entry]]) -> dict[int, set[Entry]]:
         made = {next(self.numbers): island for island in islands}
@@ -526,14 +545,14 @@ class World:
     def _entries_of(self, worker: int) -> set[Entry]:
         return self.graph.entries_of(worker)
 
-    def _learn(self, worker: int) -> list[Effect[int]]:
+    def _replan(self, worker: int) -> list[PassEffect[int]]:
         state = self.passes[worker]
         alive = self._entries_of(worker) & (self.arrived | self.live) - state.started_entries()
-        return state.learn(self._number(self.graph.islands(alive)))
+        return state.replan(self._number(self.graph.islands(alive)))
 
     def _start_island(self, worker: int, number: int, waiting: tuple[Entry, ...]) -> None:
         entries = self.islands[number]
-        assert entries - set(waiting) <= self.arrived, "an island runs without a gradient, and without a gate for it"
+        assert entries - set(waiting) <= self.arrived, "an island runs without a gradient or a gate for it"
         gates = sorted(
             (entry for entry in waiting if isinstance(entry, int)), key=self.graph.order.__getitem__, reverse=True
         )
@@ -549,7 +568,7 @@ class World:
             if all(number not in self.graph.at(entry).uses for entry in island.entries - island.opened)
         ]
         if island.worker in self.failed:
-            self._carry_out(island.worker, self.passes[island.worker].ended())
+            self._carry_out(island.worker, self.passes[island.worker].island_finished())
         elif ready:
             island.sent.add(number := self.random.choice(ready))
             self._send_gradient(island.worker, number)
@@ -561,14 +580,14 @@ class World:
             self.blocked[island.gates[0]] = island
         else:
             self.completed += island.entries
-            self._carry_out(island.worker, self.passes[island.worker].ended())
+            self._carry_out(island.worker, self.passes[island.worker].island_finished())
 
     def _send_gradient(self, worker: int, number: int) -> None:
         assert number not in self.sent, "a gradient is sent twice"
         self.sent.append(number)
         state = self.passes[worker]
         receiver = self.graph.messages[number].sender
-        take = partial(self._take_gradient, receiver, number, state.known, worker)
+        take = partial(self._take_gradient, receiver, number, state.liveness_known, worker)
         if state.sent(receiver):
             self._ask("flow", worker, receiver, take)
         else:
@@ -578,15 +597,15 @@ class World:
     def _take_gradient(self, worker: int, number: int, known: bool, sender: int, ticket: int | None) -> None:
         state = self.passes[worker]
         if worker in self.failed:
-            self._carry_out(worker, state.nothing_new(ticket, sender))
+            self._carry_out(worker, state.late_message(ticket, sender))
             return
         self.arrived.add(number)
-        effects: list[Effect[int]] = []
-        if known and not state.known:
-            effects += self._learn(worker)
+        effects: list[PassEffect[int]] = []
+        if known and not state.liveness_known:
+            effects += self._replan(worker)
         elif not state.planned:
             self._plan(worker)
-        assert state.has(number)
+        assert state.has_entry(number)
         effects += state.gradient(ticket, number, sender)
         if number in self.blocked:
             self._later("flow", worker, partial(self._advance, self.blocked.pop(number)))
@@ -608,11 +627,11 @@ class World:
         self._carry_out(worker, self.passes[worker].probe_walked())
 
     def _take_probe(self, worker: int, number: int, ticket: int) -> None:
-        self._carry_out(worker, self.passes[worker].probed(ticket))
+        self._carry_out(worker, self.passes[worker].probe_received(ticket))
         self._later(self.asked[ticket].kind, worker, partial(self._walk, worker, number))
 
     def _resume(self, workers: tuple[int, ...]) -> None:
-        effects = self._learn(0)
+        effects = self._replan(0)
         for worker in workers:
             self.passes[0].sent()
             self._ask("flow", 0, worker, partial(self._take_resume, worker))
@@ -620,29 +639,29 @@ class World:
         self._later("flow", 0, self._resumed_here)
 
     def _resumed_here(self) -> None:
-        self._carry_out(0, self.passes[0].resumed_here())
+        self._carry_out(0, self.passes[0].resume_sent())
 
     def _take_resume(self, worker: int, ticket: int) -> None:
         state = self.passes[worker]
-        effects = [] if state.known else self._learn(worker)
-        self._carry_out(worker, [*effects, *state.resumed(ticket)])
+        effects = [] if state.liveness_known else self._replan(worker)
+        self._carry_out(worker, [*effects, *state.resume_received(ticket)])
 
     # disturbances
 
     def send_late_message(self) -> None:
-        """A gradient that came before comes once more."""
+        """Deliver a gradient again."""
         worker = self.random.randrange(self.graph.workers)
         self._ask(
-            "late", NOBODY, worker, lambda ticket: self._carry_out(worker, self.passes[worker].nothing_new(ticket))
+            "late", NOBODY, worker, lambda ticket: self._carry_out(worker, self.passes[worker].late_message(ticket))
         )
 
     def send_late_probe(self) -> None:
-        """A message of the probe comes once more, when the probe is over."""
+        """Deliver a probe again, when the probe is over."""
         worker = self.random.randrange(self.graph.workers)
 
         def deliver(ticket: int) -> None:
-            if self.resumes and (worker == 0 or self.passes[worker].known):
-                self._carry_out(worker, self.passes[worker].probed(ticket))
+            if self.resumes and (worker == 0 or self.passes[worker].liveness_known):
+                self._carry_out(worker, self.passes[worker].probe_received(ticket))
                 self._later("late", worker, partial(self._walked, worker))
             else:
                 self.asked[ticket].given = self.asked[ticket].arrived = True  # it was never sent
@@ -653,7 +672,7 @@ class World:
         self.fail(self.random.randrange(self.graph.workers))
 
     def fail(self, worker: int) -> None:
-        """An error at a worker that still has part in the pass, or word of one."""
+        """Fail at a worker that takes part in the pass, or learn of a failure there."""
         if worker in self.failed or worker in self.dead or (worker == 0 and self.done):
             return
         self.failed.add(worker)
@@ -666,8 +685,8 @@ class World:
             self._later("failure", other, partial(self.fail, other))
 
     def lose_somebody(self) -> None:
-        """A worker dies: what it was about to do is not done, and those that wait for it are told so."""
-        # The hard case is a chain: somebody waits for the dead, and others wait for that one.
+        """Kill a worker: its steps are dropped, and the workers that wait for it are notified."""
+        # The hard case is a chain: a worker waits for the dead one, and others wait for that worker.
         chained = {asked.receiver for asked in self.asked if not asked.arrived and asked.sender > 0}
         if not chained and self.steps and not self.done:
             self._later("disturbance", NOBODY, self.lose_somebody)
@@ -676,18 +695,18 @@ class World:
         self.dead.add(worker)
         self.steps = [step for step in self.steps if step.worker != worker]
         self.blocked = {entry: island for entry, island in self.blocked.items() if island.worker != worker}
-        # An answer that has left comes all the same: it is a step of the one who asked.
+        # An acknowledgement that was sent still arrives: it is a step of its receiver.
         waiting = {asked.sender for asked in self.asked if asked.receiver == worker and not asked.arrived}
         engaged = {other for other in self.graph.neighbours(worker) if self.passes[other].engaged}
         for other in sorted((waiting | engaged) - {NOBODY, worker}):
             self._later("failure", other, partial(self.fail, other))
 
     def check_nobody_waits(self) -> None:
-        """What must hold at the end of every pass, however it ended."""
+        """Check what must hold at the end of every pass, however it ended."""
         for number, asked in enumerate(self.asked):
             if not {asked.sender, asked.receiver} & self.dead:
-                assert asked.arrived, f"message {number} was not answered: {asked}"
-        assert not self.blocked, "an island waits for ever"
+                assert asked.arrived, f"message {number} was not acknowledged: {asked}"
+        assert not self.blocked, "an island waits forever"
         for worker, state in enumerate(self.passes):
             if worker not in self.dead:
                 assert not state.engaged
@@ -698,7 +717,7 @@ SEEDS = st.integers(0, 2**32)
 
 @given(graphs(), SEEDS)
 @settings(max_examples=200, deadline=None)
-def test_every_reached_island_runs_once_and_the_end_is_told_once(graph: Graph, seed: int) -> None:
+def test_every_reached_island_runs_once_and_the_pass_ends_once(graph: Graph, seed: int) -> None:
     world = World(graph, seed)
     world.run()
     event(f"{world.probes} probes")
@@ -717,7 +736,7 @@ def test_a_pass_whose_islands_have_one_entry_each_needs_no_probe(graph: Graph, s
 
 @given(graphs(), SEEDS)
 @settings(max_examples=150, deadline=None)
-def test_late_and_repeated_messages_change_nothing_and_are_answered(graph: Graph, seed: int) -> None:
+def test_late_and_repeated_messages_are_acknowledged_and_change_nothing(graph: Graph, seed: int) -> None:
     world = World(graph, seed)
     world.run(*[world.send_late_message] * 3, *[world.send_late_probe] * 3)
     assert world.done == 1
@@ -726,7 +745,7 @@ def test_late_and_repeated_messages_change_nothing_and_are_answered(graph: Graph
 
 @given(graphs(), SEEDS)
 @settings(max_examples=150, deadline=None)
-def test_after_a_failure_everybody_gets_an_answer_and_nobody_success(graph: Graph, seed: int) -> None:
+def test_after_a_failure_every_message_is_acknowledged_and_no_worker_sees_success(graph: Graph, seed: int) -> None:
     world = World(graph, seed)
     world.run(world.fail_somewhere, world.send_late_message, world.send_late_probe)
     event("done before" if world.done else "failed")
@@ -736,7 +755,7 @@ def test_after_a_failure_everybody_gets_an_answer_and_nobody_success(graph: Grap
 
 @given(graphs(), SEEDS)
 @settings(max_examples=150, deadline=None)
-def test_after_the_loss_of_a_worker_nobody_waits(graph: Graph, seed: int) -> None:
+def test_after_the_loss_of_a_worker_nobody_waits_forever(graph: Graph, seed: int) -> None:
     world = World(graph, seed)
     world.run(world.lose_somebody, world.send_late_message, world.send_late_probe)
     event("done" if world.done else "failed")

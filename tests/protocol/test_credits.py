@@ -1,4 +1,4 @@
-"""A sender that asks for credits never overdraws, and a receiver notices one that does."""
+"""A sender that acquires credits stays within its limits, and a receiver notices one that does not."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ def make(requests: int = 1024, size: int = 1 << 20) -> Credits:
 
 def test_requests_are_bounded_by_number() -> None:
     credits = make(requests=2)
-    assert credits.ask(1)
-    assert credits.ask(1)
-    assert not credits.ask(1)
-    credits.done(1)
-    assert credits.ask(1)
+    assert credits.acquire(1)
+    assert credits.acquire(1)
+    assert not credits.acquire(1)
+    credits.release(1)
+    assert credits.acquire(1)
 
 
-def test_requests_are_bounded_by_bytes_but_a_larger_one_passes_alone() -> None:
+def test_requests_are_bounded_by_bytes_but_a_larger_one_may_be_sent_alone() -> None:
     credits = make(size=100)
-    assert credits.ask(60)
-    assert not credits.ask(41)
-    assert credits.ask(40)
-    credits.done(60)
-    credits.done(40)
-    assert credits.ask(1000)
-    assert not credits.ask(1)
+    assert credits.acquire(60)
+    assert not credits.acquire(41)
+    assert credits.acquire(40)
+    credits.release(60)
+    credits.release(40)
+    assert credits.acquire(1000)
+    assert not credits.acquire(1)
 
 
-def test_a_peer_that_overdraws_its_credits_broke_the_protocol() -> None:
+def test_a_request_beyond_the_credits_is_a_protocol_error() -> None:
     credits = make(requests=1)
-    credits.arrived(5)
+    credits.admit(5)
     with pytest.raises(ProtocolError, match="b sent a request of 7 bytes beyond its credits: 1 requests of 5 bytes"):
-        credits.arrived(7)
-    credits.answered(5)
-    credits.arrived(7)
+        credits.admit(7)
+    credits.complete(5)
+    credits.admit(7)
 
 
-def test_what_is_asked_and_what_is_served_are_counted_apart() -> None:
+def test_sent_and_served_requests_are_counted_separately() -> None:
     credits = make(requests=1)
-    assert credits.ask(1)
-    credits.arrived(1)
-    credits.answered(1)
-    assert not credits.ask(1)
+    assert credits.acquire(1)
+    credits.admit(1)
+    credits.complete(1)
+    assert not credits.acquire(1)
 
 
-def test_answers_without_a_request_are_told_apart_by_whose_fault_they_are() -> None:
+def test_a_reply_without_a_request_is_a_protocol_error_of_the_peer_or_a_bug_here() -> None:
     credits = make()
-    with pytest.raises(ProtocolError, match="b answered more than it was asked"):
-        credits.done(1)
+    with pytest.raises(ProtocolError, match="b sent more replies than it got requests"):
+        credits.release(1)
     with pytest.raises(TelegradError, match="bug in telegrad") as error:
-        credits.answered(1)
+        credits.complete(1)
     assert not isinstance(error.value, ProtocolError)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 120)), max_size=60))
-def test_a_sender_that_asks_never_overdraws(steps: list[tuple[bool, int]]) -> None:
+def test_a_sender_that_acquires_credits_never_exceeds_them(steps: list[tuple[bool, int]]) -> None:
     sender, receiver = make(4, 100), make(4, 100)
     waiting: list[int] = []
     for answer, size in steps:
         if answer and waiting:
             done = waiting.pop(0)
-            receiver.answered(done)
-            sender.done(done)
-        elif sender.ask(size):
-            receiver.arrived(size)
+            receiver.complete(done)
+            sender.release(done)
+        elif sender.acquire(size):
+            receiver.admit(size)
             waiting.append(size)
     assert len(waiting) <= 4
     assert len(waiting) <= 1 or sum(waiting) <= 100

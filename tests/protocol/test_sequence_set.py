@@ -1,4 +1,4 @@
-"""Numbers that come in any order, against a set."""
+"""Numbers received in any order, compared with a plain set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from telegrad.protocol.sequence_set import SequenceSet
 
 Numbers = list[tuple[int, int]]
-"""Each with the number of the one before it."""
+"""Each with its predecessor."""
 
 
 def chain(numbers: list[int]) -> Numbers:
@@ -17,24 +17,24 @@ def chain(numbers: list[int]) -> Numbers:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(-1, 30))))
-def test_it_knows_what_has_come_as_a_set_would(numbers: Numbers) -> None:
-    arrivals, known = SequenceSet(), set()
+def test_it_agrees_with_a_plain_set(numbers: Numbers) -> None:
+    received, known = SequenceSet(), set()
     for number, after in numbers:
-        arrivals.came(number, after)
+        received.add(number, after)
         known |= {number, *range(after + 1, number)}
-        assert [n for n in range(40) if not arrivals.to_come(n)] == sorted(known)
+        assert [n for n in range(40) if not received.is_missing(n)] == sorted(known)
 
 
 @given(st.sets(st.integers(0, 30), min_size=1).flatmap(lambda some: st.permutations(chain(list(some)))))
-def test_when_all_have_come_nothing_is_kept_of_their_order(numbers: Numbers) -> None:
-    arrivals = SequenceSet()
+def test_there_are_no_gaps_when_all_numbers_were_received(numbers: Numbers) -> None:
+    received = SequenceSet()
     for number, after in numbers:
-        arrivals.came(number, after)
-    assert arrivals.gaps() == 0
+        received.add(number, after)
+    assert received.gaps() == 0
 
 
-def test_a_number_from_far_away_takes_no_memory() -> None:
-    arrivals = SequenceSet()
-    arrivals.came(1 << 39, after=1 << 38)
-    assert arrivals.gaps() == 1
-    assert arrivals.to_come(1 << 38)
+def test_a_wide_gap_takes_no_memory() -> None:
+    received = SequenceSet()
+    received.add(1 << 39, after=1 << 38)
+    assert received.gaps() == 1
+    assert received.is_missing(1 << 38)

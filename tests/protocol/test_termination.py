@@ -1,4 +1,4 @@
-"""The two rules of Dijkstra and Scholten, one by one, and together against a network that delivers in any order."""
+"""The two rules of Dijkstra and Scholten, one at a time, and together with any order of delivery."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from hypothesis import strategies as st
 
 from telegrad.protocol.termination import Termination
 
-# One by one
+# One rule at a time
 
 
-def test_the_message_that_engages_is_answered_last() -> None:
+def test_the_message_that_engages_is_acknowledged_last() -> None:
     worker: Termination[str] = Termination()
     assert worker.received("engages") == []
     worker.busy()
     worker.sent()
     assert worker.idle() == []
-    assert worker.answered() == ["engages"]
+    assert worker.acknowledged() == ["engages"]
     assert not worker.engaged
 
 
-def test_the_message_that_engages_is_not_answered_while_something_runs() -> None:
+def test_the_message_that_engages_is_not_acknowledged_while_something_runs() -> None:
     worker: Termination[str] = Termination()
     worker.received("engages")
     worker.busy()
     worker.sent()
-    assert worker.answered() == []
+    assert worker.acknowledged() == []
     assert worker.idle() == ["engages"]
 
 
-def test_every_other_message_is_answered_at_once() -> None:
+def test_every_other_message_is_acknowledged_at_once() -> None:
     worker: Termination[str] = Termination()
     worker.received("engages")
     worker.busy()
@@ -41,7 +41,7 @@ def test_every_other_message_is_answered_at_once() -> None:
     assert worker.idle() == ["engages"]
 
 
-def test_a_worker_that_has_nothing_to_do_answers_when_it_settles() -> None:
+def test_a_worker_with_nothing_to_do_acknowledges_when_it_settles() -> None:
     worker: Termination[str] = Termination()
     assert worker.received("engages") == []
     assert worker.settle() == ["engages"]
@@ -57,26 +57,26 @@ def test_a_worker_can_be_engaged_again() -> None:
     assert worker.settle() == ["second"]
 
 
-def test_the_start_is_quiet_when_it_does_nothing_and_has_all_its_answers() -> None:
+def test_the_starter_is_quiet_when_it_is_idle_and_all_its_messages_are_acknowledged() -> None:
     start: Termination[str] = Termination()
     start.start()
     start.sent()
-    assert start.owed == 1
+    assert start.unacknowledged == 1
     assert start.idle() == []
     assert not start.quiet
-    assert start.answered() == []
+    assert start.acknowledged() == []
     assert start.quiet
 
 
-def test_the_start_answers_every_message_at_once() -> None:
+def test_the_starter_acknowledges_every_message_at_once() -> None:
     start: Termination[str] = Termination()
     start.start()
-    assert start.received("from afar") == ["from afar"]
+    assert start.received("from another worker") == ["from another worker"]
     start.idle()
     assert start.received("later") == ["later"]
 
 
-def test_only_the_start_is_ever_quiet() -> None:
+def test_only_the_starter_can_be_quiet() -> None:
     worker: Termination[str] = Termination()
     assert not worker.quiet
     worker.received("engages")
@@ -84,34 +84,34 @@ def test_only_the_start_is_ever_quiet() -> None:
     assert not worker.quiet
 
 
-def test_giving_up_answers_what_is_owed_once() -> None:
+def test_giving_up_acknowledges_the_engaging_message_once() -> None:
     worker: Termination[str] = Termination()
     worker.received("engages")
     worker.busy()
     worker.sent()
-    assert worker.release() == ["engages"]
-    assert worker.release() == []
+    assert worker.give_up() == ["engages"]
+    assert worker.give_up() == []
     assert worker.idle() == []
-    assert worker.answered() == []
+    assert worker.acknowledged() == []
 
 
-def test_whoever_gave_up_answers_late_messages_at_once_though_it_still_runs() -> None:
+def test_a_worker_that_gave_up_acknowledges_late_messages_at_once_while_it_runs() -> None:
     worker: Termination[str] = Termination()
     worker.received("engages")
     worker.busy()
-    worker.sent()  # to a worker that is lost: never answered
-    worker.release()
+    worker.sent()  # to a lost worker: never acknowledged
+    worker.give_up()
     assert worker.received("late") == ["late"]
     assert worker.settle() == []
     assert worker.idle() == []
     assert not worker.engaged
 
 
-def test_a_start_that_gave_up_answers_late_messages_at_once() -> None:
+def test_a_starter_that_gave_up_acknowledges_late_messages_at_once() -> None:
     start: Termination[str] = Termination()
     start.start()
     start.sent()
-    assert start.release() == []
+    assert start.give_up() == []
     assert start.received("late") == ["late"]
     assert not start.engaged
 
@@ -121,19 +121,19 @@ def test_a_start_that_gave_up_answers_late_messages_at_once() -> None:
 
 @dataclass
 class Computation:
-    """Workers that send to each other at random: each message and each task may cause more, until the budget is spent.
+    """Workers that send to each other at random: each message and task may cause more, until the budget is spent.
 
-    Worker 0 starts it. Requests, answers and tasks are carried out in an order that a seed decides.
+    Worker 0 starts. Messages, acknowledgements and tasks are carried out in an order that a seed decides.
     """
 
     count: int
     budget: int
     seed: int
     requests: list[tuple[int, int]] = field(default_factory=list)  # ticket, receiver
-    answers: list[int] = field(default_factory=list)  # tickets
+    acks: list[int] = field(default_factory=list)  # tickets
     running: list[int] = field(default_factory=list)
     sender: dict[int, int] = field(default_factory=dict)
-    answered: set[int] = field(default_factory=set)
+    acknowledged: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -142,16 +142,16 @@ class Computation:
     def run(self) -> None:
         self.workers[0].start()
         self.running.append(0)
-        while self.requests or self.answers or self.running:
-            assert not self.workers[0].quiet, "quiet, with something under way"
+        while self.requests or self.acks or self.running:
+            assert not self.workers[0].quiet, "quiet, with something in progress"
             steps = [
                 (self._deliver, self.requests),
-                (self._deliver_answer, self.answers),
+                (self._deliver_ack, self.acks),
                 (self._end_task, self.running),
             ]
             self.random.choice([step for step, box in steps if box])()
         assert self.workers[0].quiet, "never quiet"
-        assert self.answered == set(self.sender), "a message was not answered"
+        assert self.acknowledged == set(self.sender), "a message was not acknowledged"
         assert not any(worker.engaged for worker in self.workers[1:])
 
     def _send_some(self, worker: int) -> None:
@@ -163,31 +163,31 @@ class Computation:
                 self.workers[worker].sent()
                 self.requests.append((ticket, self.random.randrange(self.count)))
 
-    def _answer(self, tickets: list[int]) -> None:
+    def _acknowledge(self, tickets: list[int]) -> None:
         for ticket in tickets:
-            assert ticket not in self.answered, "answered twice"
-            self.answered.add(ticket)
-            self.answers.append(ticket)
+            assert ticket not in self.acknowledged, "acknowledged twice"
+            self.acknowledged.add(ticket)
+            self.acks.append(ticket)
 
     def _deliver(self) -> None:
         ticket, receiver = self.requests.pop(self.random.randrange(len(self.requests)))
         worker = self.workers[receiver]
-        answers = worker.received(ticket)
+        tickets = worker.received(ticket)
         if self.random.random() < 0.5:
             worker.busy()
             self.running.append(receiver)
         if self.random.random() < 0.3:
-            self._send_some(receiver)  # a message may be passed on without anything that runs
-        self._answer([*answers, *worker.settle()])
+            self._send_some(receiver)  # a message may cause another without a task
+        self._acknowledge([*tickets, *worker.settle()])
 
-    def _deliver_answer(self) -> None:
-        ticket = self.answers.pop(self.random.randrange(len(self.answers)))
-        self._answer(self.workers[self.sender[ticket]].answered())
+    def _deliver_ack(self) -> None:
+        ticket = self.acks.pop(self.random.randrange(len(self.acks)))
+        self._acknowledge(self.workers[self.sender[ticket]].acknowledged())
 
     def _end_task(self) -> None:
         worker = self.running.pop(self.random.randrange(len(self.running)))
         self._send_some(worker)
-        self._answer(self.workers[worker].idle())
+        self._acknowledge(self.workers[worker].idle())
 
 
 @given(count=st.integers(1, 6), budget=st.integers(0, 40), seed=st.integers(0, 2**32))

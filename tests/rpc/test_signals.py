@@ -15,6 +15,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from tests.support.signals import interrupted, press, run_as, wrapped_sigint
 
 from telegrad import rpc
 from telegrad.connection.channel import Channel
@@ -29,30 +30,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def handled() -> Iterator[Installation]:
-    """Python's own handler, wrapped as init_rpc wraps it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    installation = Installation()
-    yield installation
-    installation.undo()
-    signal.signal(signal.SIGINT, before)
-
-
-def run_as(module: str, body: str, **names: Any) -> Callable[..., Any]:
-    """A function `run` that is, to all appearance, of that module."""
-    scope: dict[str, Any] = {"__name__": module, **names}
-    exec(body, scope)
-    return scope["run"]  # type: ignore[no-any-return]
-
-
-def press() -> None:
-    signal.raise_signal(signal.SIGINT)
-
-
-def interrupted(function: Callable[..., object], *args: Any) -> NoReturn:
-    """Call it; if it is not interrupted itself, what came meanwhile is raised here."""
-    function(*args)
-    threading.Event().wait(PATIENCE)
-    raise AssertionError("the signal was lost")
+    with wrapped_sigint() as installation:
+        yield installation
 
 
 # -- the handler ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telegrad.errors import ReferenceGone
-from telegrad.protocol.ownership import LIFE
+from telegrad.protocol.rref_ids import COUNTER_BITS
 from telegrad.rref.ordered import CallSequencer, OrderedQueue, Task
 from telegrad.wire.messages import Turn
 
@@ -64,13 +64,13 @@ def test_a_sequence_is_discarded_when_it_is_complete() -> None:
 def test_calls_of_a_lost_caller_do_not_wait_for_missing_ones() -> None:
     """Each call must still get a response, so that it is no longer in progress."""
     queue, log = OrderedQueue(), []
-    queue.put(1, Turn(REF, 5 << LIFE, 2), log_to(log, "third"))
-    queue.put(1, Turn(REF, 5 << LIFE, 1), log_to(log, "second"))
-    queue.put(1, Turn(REF, 6 << LIFE, 1), log_to(log, "of the next incarnation"))
+    queue.put(1, Turn(REF, 5 << COUNTER_BITS, 2), log_to(log, "third"))
+    queue.put(1, Turn(REF, 5 << COUNTER_BITS, 1), log_to(log, "second"))
+    queue.put(1, Turn(REF, 6 << COUNTER_BITS, 1), log_to(log, "of the next incarnation"))
     queue.caller_lost(1, 5)
     assert log == ["second", "third"]
-    queue.put(1, Turn(REF, 5 << LIFE, 7), log_to(log, "late"))
-    queue.skip(1, Turn(REF, 5 << LIFE, 8), last=True)
+    queue.put(1, Turn(REF, 5 << COUNTER_BITS, 7), log_to(log, "late"))
+    queue.skip(1, Turn(REF, 5 << COUNTER_BITS, 8), last=True)
     assert log == ["second", "third", "late"]
     assert queue.sequence_count() == 1
 
@@ -118,7 +118,7 @@ def test_all_handles_of_an_object_share_one_sequence() -> None:
     sequencer.open(1, REF)
     second = sequencer.next(1, REF)
     assert (first.stream, first.number, second.number) == (second.stream, 0, 1)
-    assert first.stream >> LIFE == 5
+    assert first.stream >> COUNTER_BITS == 5
     assert sequencer.close(1, REF) is None
     assert sequencer.close(1, REF) == Turn(REF, first.stream, 2)
     assert sequencer.count() == 0

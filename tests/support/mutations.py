@@ -146,14 +146,14 @@ def applied(name: str) -> contextlib.AbstractContextManager[object]:
 
 
 def found(name: str, most: int = MOST_SEEDS) -> Verdict | None:
-    """Return the verdict of the first seed that finds a mutation; None if none of `most` seeds does."""
+    """Return the disposition of the first seed that finds a mutation; None if none of `most` seeds does."""
     mutation = MUTATIONS[name]
     run = partial(run_seeds, processes=1, stalled=10.0 if mutation.hangs else STALLED, apply=partial(applied, name))
     verdicts = run(0, most, chosen(mutation.features))
     with contextlib.closing(verdicts):
-        for verdict in verdicts:
-            if verdict.failure:
-                return verdict
+        for disposition in verdicts:
+            if disposition.failure:
+                return disposition
     return None
 
 
@@ -161,13 +161,13 @@ def main() -> None:
     """Print how many seeds each mutation takes, and what the last of them found."""
     for name in MUTATIONS:
         if any(part in name for part in sys.argv[1:] or [""]):
-            verdict = found(name)
-            if verdict is None:
+            disposition = found(name)
+            if disposition is None:
                 print(f"NOT FOUND  {name}")
             else:
-                lines = verdict.failure.splitlines()
+                lines = disposition.failure.splitlines()
                 shown = [line for line in lines if "Different:" in line] or lines[-1:]
-                print(f"{verdict.seed + 1:>9}  {name}: {shown[-1][:160]}", flush=True)
+                print(f"{disposition.seed + 1:>9}  {name}: {shown[-1][:160]}", flush=True)
 
 
 if __name__ == "__main__":

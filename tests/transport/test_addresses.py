@@ -1,4 +1,4 @@
-"""Where a worker listens, what it advertises, and where its unix sockets live."""
+"""Where a worker listens, what it advertises, and where its unix sockets are."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from telegrad.transport.addresses import (
     host_identity,
     interface_address,
     parse_address,
+    remove_dead_sockets,
     route_address,
     runtime_directory,
     socket_path,
-    sweep_dead_sockets,
 )
 
 
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
-    """A directory whose path leaves room for a socket's name."""
+    """A directory with a path that leaves room for the name of a socket."""
     with tempfile.TemporaryDirectory(prefix="tg") as name:
         yield Path(name)
 
@@ -50,11 +50,11 @@ def short_dir() -> Iterator[Path]:
         "memory://a",
     ],
 )
-def test_an_address_survives_being_parsed_and_written(text: str) -> None:
+def test_parsing_and_formatting_an_address_are_inverse(text: str) -> None:
     assert str(parse_address(text)) == text
 
 
-def test_an_ipv6_address_keeps_its_scope_and_loses_its_brackets() -> None:
+def test_a_parsed_ipv6_address_has_its_scope_and_no_brackets() -> None:
     assert parse_address("tcp://[fe80::1%eth0]:7") == Address("tcp", host="fe80::1%eth0", port=7)
 
 
@@ -64,31 +64,31 @@ def test_an_ipv6_address_keeps_its_scope_and_loses_its_brackets() -> None:
         ("127.0.0.1:80", "must begin with tcp://"),
         ("http://a:80", "must begin with tcp://"),
         ("", "must begin with tcp://"),
-        ("tcp://a", "must end with a port"),
-        ("tcp://a:", "must end with a port"),
-        ("tcp://a:65536", "must end with a port"),
-        ("tcp://a:-1", "must end with a port"),
-        ("tcp://a:٣", "must end with a port"),
-        ("tcp://:80", "is not a host's name"),
-        ("tcp://a b:80", "is not a host's name"),
-        ("tcp://a:80/x", "must end with a port"),
-        ("tcp://::1:80", "IPv6 stands in brackets"),
-        ("tcp://[::g]:80", "is not IPv6"),
-        ("tcp://[127.0.0.1]:80", "is not IPv6"),
+        ("tcp://a", "must end with ':' and a port"),
+        ("tcp://a:", "must end with ':' and a port"),
+        ("tcp://a:65536", "must end with ':' and a port"),
+        ("tcp://a:-1", "must end with ':' and a port"),
+        ("tcp://a:٣", "must end with ':' and a port"),
+        ("tcp://:80", "is not a host name"),
+        ("tcp://a b:80", "is not a host name"),
+        ("tcp://a:80/x", "must end with ':' and a port"),
+        ("tcp://::1:80", "IPv6 addresses need brackets"),
+        ("tcp://[::g]:80", "is not an IPv6 address"),
+        ("tcp://[127.0.0.1]:80", "is not an IPv6 address"),
         ("unix://a.sock", "absolute path"),
         ("unix:///a\0b", "absolute path"),
         ("unix:///" + "a" * MAX_SUN_PATH, "at most 107 bytes"),
-        ("memory://", "a name is missing"),
-        ("memory://a\nb", "odd characters"),
+        ("memory://", "the name is missing"),
+        ("memory://a\nb", "invalid characters"),
     ],
 )
-def test_a_bad_address_is_refused_with_its_reason(text: str, reason: str) -> None:
+def test_an_invalid_address_is_rejected_with_a_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_address(text)
 
 
 @given(st.text(max_size=60) | st.text(max_size=40).map(lambda rest: "tcp://" + rest))
-def test_parsing_either_works_or_raises_a_value_error(text: str) -> None:
+def test_parsing_arbitrary_text_only_raises_value_errors(text: str) -> None:
     try:
         parsed = parse_address(text)
     except ValueError:
@@ -96,14 +96,14 @@ def test_parsing_either_works_or_raises_a_value_error(text: str) -> None:
     assert parse_address(str(parsed)) == parsed
 
 
-def test_two_processes_of_one_user_in_one_directory_have_one_identity(tmp_path: Path) -> None:
+def test_processes_of_one_user_with_one_directory_have_the_same_identity(tmp_path: Path) -> None:
     program = "import sys, pathlib; from telegrad.transport.addresses import host_identity as h; "
     program += "print(h(pathlib.Path(sys.argv[1])))"
     other = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == host_identity(tmp_path)
 
 
-def test_another_directory_user_or_boot_is_another_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_directory_user_or_boot_has_another_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     seen = {host_identity(tmp_path / "a"), host_identity(tmp_path / "b")}
@@ -117,13 +117,13 @@ def test_another_directory_user_or_boot_is_another_identity(tmp_path: Path, monk
     assert len(seen) == 4
 
 
-def test_a_link_to_the_directory_has_its_identity(tmp_path: Path) -> None:
+def test_a_symbolic_link_to_the_directory_has_the_same_identity(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
     assert host_identity(tmp_path / "link") == host_identity(tmp_path / "a")
 
 
-def test_without_a_boot_id_the_host_name_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_boot_id_the_host_name_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path) -> str:
         raise FileNotFoundError
 
@@ -142,7 +142,7 @@ def test_the_route_to_ipv6_loopback_is_ipv6_loopback() -> None:
     assert route_address("::1", 0) == "::1"
 
 
-def test_a_host_without_an_address_is_named_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_host_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*args: object, **kwargs: object) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -151,9 +151,9 @@ def test_a_host_without_an_address_is_named_with_what_to_set(monkeypatch: pytest
         route_address("no-such-host", 1)
 
 
-def test_a_second_address_of_a_host_is_tried_when_the_first_has_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_address_of_a_host_is_tried_if_the_first_has_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
     real = socket.getaddrinfo("127.0.0.1", 9, type=socket.SOCK_DGRAM)
-    # Connecting to the broadcast address is refused by the kernel without leave to broadcast.
+    # The kernel refuses to connect to the broadcast address unless broadcasting is enabled.
     refused = socket.getaddrinfo("255.255.255.255", 9, type=socket.SOCK_DGRAM)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: refused + real)
     assert route_address("two-addresses", 9) == "127.0.0.1"
@@ -166,12 +166,12 @@ def test_the_loopback_interface_has_the_loopback_address() -> None:
     assert interface_address("lo") == "127.0.0.1"
 
 
-def test_an_unknown_interface_is_answered_with_those_that_exist() -> None:
-    with pytest.raises(TelegradError, match=r"'eth99' .*there are .*lo"):
+def test_an_unknown_interface_is_an_error_that_lists_the_interfaces() -> None:
+    with pytest.raises(TelegradError, match=r"'eth99' does not exist .*use one of .*lo"):
         interface_address("eth99")
 
 
-def test_ipv6_of_an_interface_prefers_the_widest_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ipv6_address_with_the_widest_scope_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     table = (
         "fe8000000000000000fc00fffe000001 04 40 20 80 eth0\n"
         "fd000000000000000000000000000002 04 40 00 82 eth0\n"
@@ -200,39 +200,39 @@ def choose(
     )
 
 
-def test_without_any_setting_it_is_the_route_to_the_rendezvous() -> None:
+def test_the_default_is_the_route_to_the_rendezvous() -> None:
     assert choose("::1") == ("::1", "::1")
 
 
-def test_without_a_rendezvous_host_it_is_loopback() -> None:
+def test_the_default_without_a_rendezvous_host_is_loopback() -> None:
     assert choose(None) == ("127.0.0.1", "127.0.0.1")
 
 
-def test_an_interface_beats_the_route() -> None:
+def test_an_interface_takes_precedence_over_the_route() -> None:
     assert choose("::1", interface="lo") == ("127.0.0.1", "127.0.0.1")
 
 
-def test_explicit_beats_the_interface() -> None:
+def test_an_explicit_address_takes_precedence_over_the_interface() -> None:
     assert choose(advertise="10.0.0.7", interface="lo") == ("10.0.0.7", "10.0.0.7")
     assert choose(bind="10.0.0.8", interface="lo") == ("10.0.0.8", "10.0.0.8")
     assert choose(bind="10.0.0.8", advertise="10.0.0.7") == ("10.0.0.8", "10.0.0.7")
 
 
-@pytest.mark.parametrize("everywhere", ["0.0.0.0", "::"])
-def test_listening_everywhere_must_be_asked_for_and_is_never_advertised(everywhere: str) -> None:
-    assert choose(bind=everywhere) == (everywhere, "127.0.0.1")
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "::"])
+def test_a_wildcard_must_be_explicit_and_is_never_advertised(wildcard: str) -> None:
+    assert choose(bind=wildcard) == (wildcard, "127.0.0.1")
     with pytest.raises(TelegradError, match="nobody can connect to"):
-        choose(advertise=everywhere)
+        choose(advertise=wildcard)
 
 
-def test_the_first_interface_variable_that_is_set_decides() -> None:
+def test_the_first_interface_variable_that_is_set_counts() -> None:
     assert choose("::1", GLOO_SOCKET_IFNAME="lo") == ("127.0.0.1", "127.0.0.1")
     assert choose("::1", TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="eth99") == ("127.0.0.1", "127.0.0.1")
-    with pytest.raises(TelegradError, match="TELEGRAD_INTERFACE: 'eth99'; there are "):
+    with pytest.raises(TelegradError, match=r"TELEGRAD_INTERFACE \('eth99'\); use one of "):
         choose("::1", TELEGRAD_INTERFACE="eth99", TP_SOCKET_IFNAME="lo")
 
 
-def test_of_a_list_of_interfaces_the_first_that_exists_is_taken() -> None:
+def test_the_first_existing_interface_of_a_list_is_used() -> None:
     assert choose("::1", TELEGRAD_INTERFACE="eth99, lo") == ("127.0.0.1", "127.0.0.1")
 
 
@@ -240,13 +240,13 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_runtime_directory_is_made_private(tmp_path: Path) -> None:
+def test_the_runtime_directory_is_created_private(tmp_path: Path) -> None:
     directory = runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path / "a" / "b")})
     assert directory == tmp_path / "a" / "b"
     assert mode_of(directory) == 0o700
 
 
-def test_xdg_runtime_dir_is_used_where_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xdg_runtime_dir_is_used_if_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "telegrad"
     fallback = tmp_path / f"telegrad-{os.geteuid()}"
@@ -255,40 +255,40 @@ def test_xdg_runtime_dir_is_used_where_it_exists(tmp_path: Path, monkeypatch: py
     assert mode_of(fallback) == 0o700
 
 
-def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_others_can_write_to_is_rejected(tmp_path: Path) -> None:
     tmp_path.chmod(0o770)
     with pytest.raises(TelegradError, match=f"chmod 700 {tmp_path}"):
         runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path)})
 
 
-def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(TelegradError, match=f"belongs to user id {owner}.*TELEGRAD_RUNTIME_DIR"):
         runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path)})
 
 
-def test_a_link_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_the_directory_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(TelegradError, match="must be a directory"):
+    with pytest.raises(TelegradError, match="is not a directory"):
         runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path / "link")})
 
 
-def test_a_file_in_the_way_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_parent_directory_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(TelegradError, match=r"cannot make the directory .*; set TELEGRAD_RUNTIME_DIR"):
+    with pytest.raises(TelegradError, match=r"cannot create the directory .*; set TELEGRAD_RUNTIME_DIR"):
         runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path / "file")})
 
 
-def test_a_socket_path_is_readable_and_differs_between_incarnations() -> None:
+def test_a_socket_path_is_readable_and_unique_to_the_incarnation() -> None:
     first, second = (socket_path(Path("/run/telegrad"), "trainer:0", life) for life in (1, 2))
     assert first != second
     assert first.name.startswith("trainer-0-")
     assert first.suffix == ".sock"
 
 
-def test_names_that_look_alike_have_different_sockets() -> None:
+def test_similar_names_have_different_sockets() -> None:
     assert socket_path(Path("/run"), "a:b", 1) != socket_path(Path("/run"), "a-b", 1)
 
 
@@ -298,7 +298,7 @@ def test_a_socket_path_fits_whatever_the_name(directory_length: int, name_length
     assert len(os.fsencode(path)) <= MAX_SUN_PATH
 
 
-def test_a_directory_too_long_for_any_socket_is_refused_with_what_to_set() -> None:
+def test_a_directory_that_is_too_long_for_a_socket_is_an_error_with_a_remedy() -> None:
     with pytest.raises(TelegradError, match="set TELEGRAD_RUNTIME_DIR"):
         socket_path(Path("/" + "d" * 85), "n", 1)
 
@@ -311,17 +311,17 @@ def listening(path: Path) -> socket.socket:
     return server
 
 
-def test_the_socket_of_a_dead_worker_is_swept_and_a_living_one_is_left(short_dir: Path) -> None:
+def test_the_socket_of_a_dead_worker_is_removed_and_that_of_a_live_one_is_not(short_dir: Path) -> None:
     dead, alive = short_dir / "dead.sock", short_dir / "alive.sock"
     listening(dead).close()
     with listening(alive):
-        assert sweep_dead_sockets(short_dir) == [dead]
+        assert remove_dead_sockets(short_dir) == [dead]
         assert not dead.exists()
-        assert sweep_dead_sockets(short_dir) == []
+        assert remove_dead_sockets(short_dir) == []
         assert alive.exists()
 
 
-def test_a_worker_whose_backlog_is_full_is_not_swept(short_dir: Path) -> None:
+def test_the_socket_of_a_worker_with_a_full_backlog_is_not_removed(short_dir: Path) -> None:
     path = short_dir / "busy.sock"
     with listening(path):
         waiting = []
@@ -332,22 +332,22 @@ def test_a_worker_whose_backlog_is_full_is_not_swept(short_dir: Path) -> None:
                 client.setblocking(False)
                 client.connect(str(path))
         except BlockingIOError:
-            assert sweep_dead_sockets(short_dir) == []
+            assert remove_dead_sockets(short_dir) == []
         finally:
             for client in waiting:
                 client.close()
     assert path.exists()
 
 
-def test_what_is_not_a_socket_or_has_another_name_is_left(short_dir: Path) -> None:
+def test_other_files_are_not_removed(short_dir: Path) -> None:
     (short_dir / "file.sock").touch()
     (short_dir / "link.sock").symlink_to(short_dir / "nowhere")
     half_made = short_dir / "starting.new"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound_only:
         bound_only.bind(str(half_made))
-        assert sweep_dead_sockets(short_dir) == []
+        assert remove_dead_sockets(short_dir) == []
     assert len(list(short_dir.iterdir())) == 3
 
 
-def test_a_directory_that_is_gone_has_nothing_to_sweep(tmp_path: Path) -> None:
-    assert sweep_dead_sockets(tmp_path / "gone") == []
+def test_a_missing_directory_has_no_dead_sockets(tmp_path: Path) -> None:
+    assert remove_dead_sockets(tmp_path / "gone") == []

@@ -1,4 +1,4 @@
-"""The pool hands a buffer out again only when nobody can still see it."""
+"""The pool reuses a buffer only when nothing refers to it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MB = 1024 * 1024
 
 
 def where(buffer: memoryview) -> int:
-    """The address of its memory."""
+    """Return the address of the memory."""
     return torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 64 * 1024 - 1, 64 * 1024, 64 * 1024 + 1, 3 * MB + 5])
-def test_a_buffer_is_writable_and_has_exactly_the_size_that_was_asked_for(size: int) -> None:
+def test_a_buffer_is_writable_and_has_exactly_the_requested_size(size: int) -> None:
     buffer = BufferPool().take(size)
     assert len(buffer) == size
     buffer[:] = b"x" * size
     assert bytes(buffer) == b"x" * size
 
 
-def test_a_buffer_that_nobody_refers_to_is_used_again() -> None:
+def test_a_buffer_that_nothing_refers_to_is_reused() -> None:
     pool = BufferPool()
     buffer = pool.take(MB)
     first = where(buffer)
@@ -45,7 +45,7 @@ def test_nearly_equal_sizes_share_a_buffer() -> None:
     assert len(again) == MB + 100_000
 
 
-def test_a_buffer_in_use_is_not_handed_out_again() -> None:
+def test_a_buffer_in_use_is_not_reused() -> None:
     pool = BufferPool()
     taken = [pool.take(MB) for _ in range(5)]
     assert len({where(buffer) for buffer in taken}) == 5
@@ -65,7 +65,7 @@ def test_anything_made_from_a_buffer_keeps_it_in_use(view: object) -> None:
     assert where(pool.take(MB)) == first
 
 
-def test_a_tensor_over_a_buffer_keeps_it_in_use_until_its_storage_dies() -> None:
+def test_a_tensor_over_a_buffer_keeps_it_in_use_until_its_storage_is_freed() -> None:
     pool = BufferPool()
     buffer = pool.take(MB)
     first = where(buffer)
@@ -87,7 +87,7 @@ def test_a_tensor_over_a_buffer_keeps_it_in_use_until_its_storage_dies() -> None
     assert first in [where(buffer) for buffer in [pool.take(MB), pool.take(MB), pool.take(MB)]]
 
 
-def test_no_more_is_kept_than_the_limit() -> None:
+def test_the_pool_keeps_no_more_than_its_limit() -> None:
     pool = BufferPool(keep=3 * MB)
     taken = [pool.take(MB) for _ in range(10)]
     assert pool.held() == 3 * MB
@@ -105,11 +105,11 @@ def test_free_buffers_make_room_for_other_sizes() -> None:
     assert pool.held() == 4 * MB
     again = where(large)
     del large
-    assert where(pool.take(2 * MB)) == again, "it was kept, in place of the two free ones"
+    assert where(pool.take(2 * MB)) == again, "it was kept in place of the two free ones"
     assert [where(buffer) for buffer in taken] == addresses[:2]
 
 
-def test_buffers_in_use_are_not_counted_out_to_make_room() -> None:
+def test_buffers_in_use_are_not_dropped_to_make_room() -> None:
     pool = BufferPool(keep=4 * MB)
     taken = [pool.take(MB) for _ in range(4)]
     large = pool.take(2 * MB)
@@ -149,7 +149,7 @@ def test_threads_never_share_a_buffer() -> None:
     assert pool.held() <= 2 * MB
 
 
-def test_trimming_forgets_what_is_free_and_nothing_else() -> None:
+def test_trimming_drops_only_free_buffers() -> None:
     pool = BufferPool()
     used, free = pool.take(8 * MB), pool.take(MB)
     used[:4] = b"kept"
@@ -164,7 +164,7 @@ def test_trimming_forgets_what_is_free_and_nothing_else() -> None:
     assert pool.held() == 0
 
 
-def test_fresh_large_buffers_take_no_memory_before_they_are_used() -> None:
+def test_new_large_buffers_take_no_memory_before_they_are_used() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 

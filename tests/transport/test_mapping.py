@@ -1,4 +1,4 @@
-"""Shared memory is there as long as anything refers to it, and no longer; and nobody can pull it away."""
+"""Shared memory lives exactly as long as something refers to it, and a peer cannot truncate it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from telegrad.transport.mapping import Mapping, check_memory, make_memory, view_of
+from telegrad.transport.mapping import SharedMapping, check_memory, make_memory, view_of
 
 SIZE = 1 << 20
 
 
 def mapped() -> int:
-    """How many mappings of such memory this process has."""
+    """Return how many mappings of telegrad's memory this process has."""
     return Path("/proc/self/maps").read_text().count("memfd:telegrad")
 
 
@@ -26,7 +26,7 @@ def fd() -> int:
 
 def test_two_mappings_of_one_descriptor_are_the_same_memory(fd: int) -> None:
     before = mapped()
-    first, second = Mapping(fd, SIZE), Mapping(fd, SIZE)
+    first, second = SharedMapping(fd, SIZE), SharedMapping(fd, SIZE)
     os.close(fd)
     assert mapped() == before + 2
     view_of(first.block(4096, 100))[:5] = b"hello"
@@ -35,9 +35,9 @@ def test_two_mappings_of_one_descriptor_are_the_same_memory(fd: int) -> None:
     assert mapped() == before
 
 
-def test_a_tensor_keeps_the_mapping_and_its_death_is_noticed(fd: int) -> None:
+def test_a_tensor_keeps_the_mapping_alive_and_its_end_is_noticed(fd: int) -> None:
     before, died = mapped(), []
-    mapping = Mapping(fd, SIZE)
+    mapping = SharedMapping(fd, SIZE)
     os.close(fd)
     block = mapping.block(0, 8192)
     notice = weakref.ref(block, died.append)
@@ -58,7 +58,7 @@ def test_a_tensor_keeps_the_mapping_and_its_death_is_noticed(fd: int) -> None:
     assert mapped() == before
 
 
-def test_memory_cannot_be_made_smaller_or_larger(fd: int) -> None:
+def test_memory_cannot_be_resized(fd: int) -> None:
     for size in (SIZE // 2, 2 * SIZE):
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(fd, size)
@@ -66,7 +66,7 @@ def test_memory_cannot_be_made_smaller_or_larger(fd: int) -> None:
     os.close(fd)
 
 
-def test_memory_that_a_peer_could_cut_off_is_refused(tmp_path: Path) -> None:
+def test_memory_that_a_peer_could_truncate_is_refused(tmp_path: Path) -> None:
     loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
     os.ftruncate(loose, SIZE)
     plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
@@ -79,8 +79,8 @@ def test_memory_that_a_peer_could_cut_off_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("offset", "size"), [(-1, 10), (0, 0), (0, SIZE + 1), (SIZE, 1), (SIZE - 10, 11)])
-def test_a_block_lies_inside_its_mapping(fd: int, offset: int, size: int) -> None:
-    mapping = Mapping(fd, SIZE)
+def test_a_block_outside_of_its_mapping_is_an_error(fd: int, offset: int, size: int) -> None:
+    mapping = SharedMapping(fd, SIZE)
     os.close(fd)
     with pytest.raises(ValueError, match="are not in a mapping"):
         mapping.block(offset, size)
@@ -88,5 +88,5 @@ def test_a_block_lies_inside_its_mapping(fd: int, offset: int, size: int) -> Non
 
 def test_a_mapping_that_the_system_refuses_is_an_oserror(fd: int) -> None:
     os.close(fd)
-    with pytest.raises(OSError, match="cannot be mapped"):
-        Mapping(fd, SIZE)
+    with pytest.raises(OSError, match="cannot map"):
+        SharedMapping(fd, SIZE)

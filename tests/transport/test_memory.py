@@ -1,4 +1,4 @@
-"""The memory transport: what it adds to the contract of all transports."""
+"""The memory transport: what it adds to the contract of transports."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def pair(network: MemoryNetwork, *, resumable: bool = True) -> tuple[Link, Link]
     return here, there
 
 
-def test_an_empty_name_takes_a_free_one() -> None:
+def test_an_empty_name_picks_a_free_one() -> None:
     transport = MemoryTransport(MemoryNetwork())
     first, second = transport.listen("memory://"), transport.listen("memory://")
     assert first.address != second.address
     assert first.address.startswith("memory://")
 
 
-def test_networks_know_nothing_of_each_other() -> None:
+def test_networks_are_separate() -> None:
     MemoryTransport(MemoryNetwork()).listen("memory://a")
     with pytest.raises(ConnectionRefusedError, match="nobody listens at memory://a"):
         MemoryTransport(MemoryNetwork()).connect("memory://a", time.monotonic() + 20)
 
 
 @pytest.mark.parametrize("resumable", [True, False])
-def test_links_are_resumable_if_the_transport_is_told_so(resumable: bool) -> None:
+def test_links_are_resumable_if_the_transport_is(resumable: bool) -> None:
     here, there = pair(MemoryNetwork(), resumable=resumable)
     assert (here.resumable, there.resumable) == (resumable, resumable)
     assert (here.peer, there.peer) == ("memory://callee", "memory://caller")
@@ -54,7 +54,7 @@ def test_the_receiver_does_not_share_memory_with_the_sender(kind: int) -> None:
     assert bytes(frame.body) == b"before"
 
 
-def test_a_listener_that_is_closed_hangs_up_on_those_not_yet_accepted() -> None:
+def test_closing_a_listener_closes_pending_connections() -> None:
     transport = MemoryTransport(MemoryNetwork())
     listener = transport.listen("memory://a")
     link = transport.connect("memory://a", time.monotonic() + 20)
@@ -64,7 +64,7 @@ def test_a_listener_that_is_closed_hangs_up_on_those_not_yet_accepted() -> None:
         list(link.receive())
 
 
-def test_closing_an_old_listener_leaves_the_name_to_the_new_one() -> None:
+def test_closing_an_old_listener_does_not_affect_a_new_one_at_the_same_address() -> None:
     network = MemoryNetwork()
     transport = MemoryTransport(network)
     old = transport.listen("memory://a")
@@ -75,7 +75,7 @@ def test_closing_an_old_listener_leaves_the_name_to_the_new_one() -> None:
     assert network.listeners["memory://a"] is new
 
 
-def test_a_network_can_lose_and_repeat_frames() -> None:
+def test_a_network_can_lose_and_duplicate_frames() -> None:
     class OddNetwork(MemoryNetwork):
         def deliver(self, link: MemoryLink, frame: Frame) -> None:
             for _ in range(frame.sequence % 3):
@@ -98,7 +98,7 @@ def test_a_network_can_refuse_connections() -> None:
         transport.connect("memory://a", time.monotonic() + 20)
 
 
-def test_waits_take_the_time_of_the_networks_runtime() -> None:
+def test_waits_use_the_clock_of_the_network() -> None:
     scheduler = Scheduler(seed=1)
     network = MemoryNetwork(SimRuntime(scheduler, ""))
     here, there = pair(network)

@@ -1,4 +1,4 @@
-"""TCP: what it adds to the contract of all transports."""
+"""TCP: what it adds to the contract of transports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from telegrad.transport.base import LinkClosed, Listener, Ready
-from telegrad.transport.sockets import SocketLink
+from telegrad.transport.socket_link import SocketLink
 from telegrad.transport.tcp import TcpTransport, format_tcp
 from telegrad.wire.frames import Kind
 
@@ -29,7 +29,7 @@ def port_of(listener: Listener) -> int:
     return int(listener.address.rpartition(":")[2])
 
 
-def test_port_zero_becomes_the_port_that_was_taken(listener: Listener) -> None:
+def test_port_zero_picks_a_free_port(listener: Listener) -> None:
     assert port_of(listener) > 0
     with socket.create_connection(("127.0.0.1", port_of(listener))):
         link = listener.accept()
@@ -37,7 +37,7 @@ def test_port_zero_becomes_the_port_that_was_taken(listener: Listener) -> None:
         link.close()
 
 
-def test_the_advertised_host_is_what_others_are_told() -> None:
+def test_the_address_has_the_advertised_host() -> None:
     listener = TcpTransport(advertise="node7.cluster").listen("tcp://127.0.0.1:0")
     assert listener.address == f"tcp://node7.cluster:{port_of(listener)}"
     listener.close()
@@ -60,7 +60,7 @@ def test_both_ends_name_each_other_and_can_be_resumed(listener: Listener) -> Non
     there.close()
 
 
-def test_small_frames_are_not_held_back(listener: Listener) -> None:
+def test_small_frames_are_not_delayed(listener: Listener) -> None:
     here = TcpTransport().connect(listener.address, soon())
     there = listener.accept()
     for link in (here, there):
@@ -81,8 +81,8 @@ def test_a_host_that_cannot_be_found_is_an_oserror(monkeypatch: pytest.MonkeyPat
         TcpTransport().listen("tcp://no-such-host:0")
 
 
-def test_an_address_that_is_none_is_a_valueerror() -> None:
-    with pytest.raises(ValueError, match="is no address"):
+def test_an_invalid_address_is_a_valueerror() -> None:
+    with pytest.raises(ValueError, match="invalid address"):
         TcpTransport().connect("tcp://host", soon())
 
 
@@ -90,7 +90,7 @@ def test_connecting_ends_at_its_deadline() -> None:
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        for sock in (first, second):  # the kernel drops what does not fit into the backlog, so connecting hangs
+        for sock in (first, second):  # the kernel drops connections beyond the backlog, so connecting blocks
             sock.setblocking(False)
             sock.connect_ex(full.getsockname())
         started = time.monotonic()
@@ -99,9 +99,9 @@ def test_connecting_ends_at_its_deadline() -> None:
         assert 0.04 < time.monotonic() - started < 10
 
 
-def test_an_end_that_happens_to_connect_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_that_connects_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class SelfConnecting(socket.socket):
-        """Gets from the "kernel" the very port that it connects to, as happens once in 28,000 times."""
+        """Gets the target as its source port, as the kernel chooses it once in 28,000 times."""
 
         def connect(self, address: object) -> None:
             self.bind(address)  # type: ignore[arg-type]  # whatever connect takes
@@ -126,7 +126,7 @@ def test_a_reset_connection_is_a_closed_link(listener: Listener) -> None:
     link.close()
 
 
-def test_a_frame_that_was_cut_in_the_middle_is_never_seen(listener: Listener) -> None:
+def test_an_incomplete_frame_is_never_delivered(listener: Listener) -> None:
     with socket.create_connection(("127.0.0.1", port_of(listener))) as peer:
         link = listener.accept()
         assert link is not None

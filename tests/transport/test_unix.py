@@ -1,4 +1,4 @@
-"""Unix sockets: only processes of this user get in, and no file outlives its process for long."""
+"""Unix sockets: only processes of this user can connect, and files of dead processes are removed."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def leave_a_dead_socket(path: Path) -> None:
         sock.listen()
 
 
-def test_the_socket_is_for_its_owner_alone(listener: Listener, path: Path) -> None:
+def test_only_the_owner_can_use_the_socket(listener: Listener, path: Path) -> None:
     assert listener.address == f"unix://{path}"
     assert stat.S_ISSOCK(path.stat().st_mode)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_links_name_path_and_process(listener: Listener, path: Path) -> None:
+def test_links_describe_their_peer_by_path_and_process(listener: Listener, path: Path) -> None:
     here = connect(path)
     there = listener.accept()
     assert there is not None
@@ -74,7 +74,7 @@ def test_the_file_has_its_final_name_only_when_it_listens(path: Path, monkeypatc
     assert seen == [(False, 0, [])]
 
 
-def test_no_file_is_left_when_listening_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_remains_when_listening_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, target: Path) -> Path:
         raise PermissionError("no")
 
@@ -92,7 +92,7 @@ def test_closing_removes_the_file_and_abandoning_does_not(path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_file_that_a_dead_process_left_is_replaced(path: Path) -> None:
+def test_the_file_of_a_dead_process_is_replaced(path: Path) -> None:
     leave_a_dead_socket(path)
     with pytest.raises(ConnectionRefusedError):
         connect(path)
@@ -101,7 +101,7 @@ def test_a_file_that_a_dead_process_left_is_replaced(path: Path) -> None:
     listener.close()
 
 
-def test_a_file_that_is_no_socket_is_not_replaced(path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_not_replaced(path: Path) -> None:
     path.write_text("precious")
     with pytest.raises(OSError, match="is in use"):
         UnixTransport().listen(f"unix://{path}")
@@ -120,15 +120,15 @@ def test_remove_dead_removes_the_socket_of_a_dead_process(path: Path) -> None:
     leave_a_dead_socket(path)
     assert UnixTransport().remove_dead(f"unix://{path}")
     assert not path.exists()
-    assert UnixTransport().remove_dead(f"unix://{path}")  # nothing is there any more
+    assert UnixTransport().remove_dead(f"unix://{path}")  # there is nothing left
 
 
-def test_remove_dead_leaves_the_socket_of_a_living_process(listener: Listener, path: Path) -> None:
+def test_remove_dead_leaves_the_socket_of_a_live_process(listener: Listener, path: Path) -> None:
     assert not UnixTransport().remove_dead(listener.address)
     assert path.exists()
 
 
-def test_remove_dead_leaves_a_living_process_whose_backlog_is_full(path: Path) -> None:
+def test_remove_dead_leaves_a_live_process_whose_backlog_is_full(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first:
         busy.bind(str(path))
         busy.listen(0)
@@ -139,40 +139,40 @@ def test_remove_dead_leaves_a_living_process_whose_backlog_is_full(path: Path) -
             UnixTransport().listen(f"unix://{path}")
 
 
-def test_a_process_of_another_user_is_refused_by_the_listener(
+def test_a_listener_refuses_a_process_of_another_user(
     listener: Listener, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(unix, "_who", lambda sock: (4711, os.getuid() + 1))
+    monkeypatch.setattr(unix, "_peer_credentials", lambda sock: (4711, os.getuid() + 1))
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(20)
         stranger.connect(str(path))
         assert listener.accept() is None
         assert stranger.recv(1) == b""
-    assert f"process 4711 belongs to user {os.getuid() + 1}" in caplog.text
+    assert f"process 4711 runs as user {os.getuid() + 1}" in caplog.text
 
 
-def test_a_refused_stranger_does_not_hide_the_next_in_line(
+def test_a_refused_connection_does_not_hide_the_next_one(
     listener: Listener, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uids = iter([os.getuid() + 1, os.getuid()])
     with socket.socket(socket.AF_UNIX) as stranger, socket.socket(socket.AF_UNIX) as friend:
         stranger.connect(str(path))
         friend.connect(str(path))
-        monkeypatch.setattr(unix, "_who", lambda sock: (1, next(uids)))
+        monkeypatch.setattr(unix, "_peer_credentials", lambda sock: (1, next(uids)))
         link = listener.accept()
         assert link is not None
         link.close()
 
 
-def test_a_listener_of_another_user_is_not_talked_to(
+def test_a_link_to_a_listener_of_another_user_is_refused(
     listener: Listener, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unix, "_who", lambda sock: (4711, os.getuid() + 1))
-    with pytest.raises(AuthenticationError, match=f"belongs to user {os.getuid() + 1}"):
+    monkeypatch.setattr(unix, "_peer_credentials", lambda sock: (4711, os.getuid() + 1))
+    with pytest.raises(AuthenticationError, match=f"runs as user {os.getuid() + 1}"):
         connect(path)
 
 
-def test_the_kernel_says_who_is_there() -> None:
+def test_the_kernel_reports_the_credentials_of_the_peer() -> None:
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
-        assert unix._who(here) == (os.getpid(), os.getuid())
+        assert unix._peer_credentials(here) == (os.getpid(), os.getuid())

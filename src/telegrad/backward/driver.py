@@ -12,7 +12,7 @@ from telegrad.backward.messaging import ReplyTo
 from telegrad.backward.pass_run import PassRun
 from telegrad.backward.probe import begin_probe, end_probe
 from telegrad.calls.reader import Waiter
-from telegrad.protocol.backward import Begin, Effect, Probe, Resume, Start
+from telegrad.protocol.backward import BeginPass, PassEffect, ResumePass, StartIsland, StartProbe
 
 
 def drive(run: PassRun, deadline: float | None) -> list[torch.Tensor | None]:
@@ -24,7 +24,7 @@ def drive(run: PassRun, deadline: float | None) -> list[torch.Tensor | None]:
     except BaseException as error:
         run.fail(error)  # an interrupt, too: the others must not wait for the rest
         channel = run.outbox.driver_channel
-        if channel is not None and run.rules.owed:
+        if channel is not None and run.rules.unacknowledged:
             channel.readers.leave_to_poller()
         raise
     finally:
@@ -36,7 +36,7 @@ def _drive(run: PassRun, deadline: float | None) -> None:
         _begin(run)
     else:
         with run.lock:
-            run.rules.survey()
+            run.rules.probe_first()
         begin_probe(run, "surveys")
     wakeup = Waiter()
     todo, wait = run.todo, run.messaging.agent.oneway.wait
@@ -48,7 +48,7 @@ def _drive(run: PassRun, deadline: float | None) -> None:
                     break
                 wakeup.finished = False  # if it is set late, for something that is done, we wake for nothing
                 run.wakeup = wakeup
-        if type(effect) is Start:
+        if type(effect) is StartIsland:
             effects, interrupt = run_island(run, effect)  # as `start_island` does, with one call less
             if effects:
                 carry_out(run, effects)
@@ -66,18 +66,18 @@ def _begin(run: PassRun) -> None:
     with run.lock:
         run.rules.plan(run.graph.plan(set()))
         effects = run.rules.begin()
-        if effects and type(effects[0]) is Start:
+        if effects and type(effects[0]) is StartIsland:
             run.todo.extend(effects)
             effects = []
     if effects:
         carry_out(run, effects)
 
 
-def _carry_out_here(run: PassRun, effect: Effect[ReplyTo]) -> None:
+def _carry_out_here(run: PassRun, effect: PassEffect[ReplyTo]) -> None:
     """Carry out an effect that is left to the driver."""
-    if isinstance(effect, Probe):
+    if isinstance(effect, StartProbe):
         begin_probe(run, "probes")
-    elif isinstance(effect, Begin):
+    elif isinstance(effect, BeginPass):
         _begin(run)
-    elif isinstance(effect, Resume):
+    elif isinstance(effect, ResumePass):
         end_probe(run, effect.workers)

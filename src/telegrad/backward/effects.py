@@ -14,15 +14,15 @@ from telegrad.backward.island_runs import run_island
 from telegrad.backward.messaging import ReplyTo
 from telegrad.backward.pass_run import PassRun
 from telegrad.errors import ResourceExhausted, TelegradError
-from telegrad.protocol.backward import Answer, Done, Effect, Start, Stuck
+from telegrad.protocol.backward import Acknowledge, PassDone, PassEffect, PassStuck, StartIsland
 
 
-def carry_out(run: PassRun, effects: Iterable[Effect[ReplyTo]]) -> None:
+def carry_out(run: PassRun, effects: Iterable[PassEffect[ReplyTo]]) -> None:
     """Carry out effects of the rules, and the effects of islands that this runs."""
     while True:
-        run_here: Start | None = None
+        run_here: StartIsland | None = None
         for effect in effects:
-            if isinstance(effect, Start):
+            if isinstance(effect, StartIsland):
                 if effect.waiting:
                     _start_gated(run, effect)
                 elif run.begun_here:
@@ -32,11 +32,11 @@ def carry_out(run: PassRun, effects: Iterable[Effect[ReplyTo]]) -> None:
                     run_here = effect
                 else:
                     run.messaging.agent.executor.submit(partial(start_island, run, effect))
-            elif isinstance(effect, Answer):
+            elif isinstance(effect, Acknowledge):
                 run.reply(effect.ticket)
-            elif isinstance(effect, Done):
+            elif isinstance(effect, PassDone):
                 _finish(run)
-            elif isinstance(effect, Stuck):
+            elif isinstance(effect, PassStuck):
                 names = ", ".join(map(repr, map(run.messaging.name_of, effect.workers)))
                 run.fail(
                     TelegradError(
@@ -54,7 +54,7 @@ def carry_out(run: PassRun, effects: Iterable[Effect[ReplyTo]]) -> None:
             raise interrupt
 
 
-def start_island(run: PassRun, start: Start) -> None:
+def start_island(run: PassRun, start: StartIsland) -> None:
     """Run an island, and carry out the effects of its end."""
     effects, interrupt = run_island(run, start)
     if effects:
@@ -63,7 +63,7 @@ def start_island(run: PassRun, start: Start) -> None:
         raise interrupt
 
 
-def _start_gated(run: PassRun, start: Start) -> None:
+def _start_gated(run: PassRun, start: StartIsland) -> None:
     """Run an island with gates on a thread that may wait."""
     try:
         run.messaging.agent.executor.threads.start("gated island", partial(start_island, run, start))
@@ -72,7 +72,7 @@ def _start_gated(run: PassRun, start: Start) -> None:
         start_island(run, start)  # runs nothing in a pass that has failed, but notes the island's end
 
 
-def _leave_to_driver(run: PassRun, effect: Effect[ReplyTo]) -> None:
+def _leave_to_driver(run: PassRun, effect: PassEffect[ReplyTo]) -> None:
     with run.lock:
         run.todo.append(effect)
         wakeup = run.wakeup

@@ -54,18 +54,18 @@ def gradient(
             reached = [index for index in reached if index in needed]
         if run.failure is not None or message in graph.fed:
             messaging.count("late gradient messages")
-            effects = rules.nothing_new(reply_to, sender)
+            effects = rules.late_message(reply_to, sender)
         else:
             graph.fed[message] = Fed(grads, reached)
             if back is not None:
                 run.outbox.back[sender] = back
             effects = []
-            if request.known and not rules.known:
+            if request.known and not rules.liveness_known:
                 effects = learn(run)
             elif not rules.planned:
                 rules.plan(graph.plan(set()))
-            if not rules.has(message):
-                rules.grow(graph.grow(message), [message])
+            if not rules.has_entry(message):
+                rules.add_island(graph.grow(message), [message])
             effects += rules.gradient(reply_to, message, sender)
             if request.answer is not None:
                 effects += settle(run, sender, request.answer)
@@ -86,14 +86,14 @@ def refuse(run: PassRun, reply_to: ReplyTo, error: Exception) -> None:
 def late(run: PassRun, reply_to: ReplyTo | None, sender: int) -> None:
     """Take a message that changes nothing."""
     with run.lock:
-        effects = run.rules.nothing_new(reply_to, sender)
+        effects = run.rules.late_message(reply_to, sender)
     carry_out(run, effects)
 
 
 def probed(run: PassRun, reply_to: ReplyTo, request: ProbeReq) -> None:
     """Continue the probe from tensors of one of our sends."""
     with run.lock:
-        effects = run.rules.probed(reply_to)
+        effects = run.rules.probe_received(reply_to)
     carry_out(run, effects)
     with run.context.lock:
         send = run.context.sends.get(request.message)
@@ -103,7 +103,7 @@ def probed(run: PassRun, reply_to: ReplyTo, request: ProbeReq) -> None:
 def leads_to_inputs(run: PassRun, reply_to: ReplyTo, request: LeadsReq) -> None:
     """Note that tensors of a received message lead to an input of the pass, as their sender says."""
     with run.lock:
-        effects = run.rules.probed(reply_to)
+        effects = run.rules.probe_received(reply_to)
     carry_out(run, effects)
     needs = run.graph.needs
     walk(run, lambda: needs.mark_leading(request.message, request.tensors) if needs is not None else Found())
@@ -112,8 +112,8 @@ def leads_to_inputs(run: PassRun, reply_to: ReplyTo, request: LeadsReq) -> None:
 def resumed(run: PassRun, reply_to: ReplyTo) -> None:
     """Continue after the probe."""
     with run.lock:
-        effects = [] if run.rules.known else learn(run)
-        effects += run.rules.resumed(reply_to)
+        effects = [] if run.rules.liveness_known else learn(run)
+        effects += run.rules.resume_received(reply_to)
     carry_out(run, effects)
 
 

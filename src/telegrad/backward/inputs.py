@@ -1,6 +1,6 @@
 """Passes with inputs: which nodes of this worker's graph they need, and how the inputs get their gradients.
 
-The rules of the search are in `telegrad.protocol.survey`. This module applies them to torch's graph.
+The rules of the search are in `telegrad.protocol.input_paths`. This module applies them to torch's graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from telegrad.backward.contexts import DistAutogradContext
 from telegrad.backward.islands import Start
 from telegrad.backward.nodes import RECV_NODE, Recv, SendRpcBackward
 from telegrad.protocol.backward import ROOT
-from telegrad.protocol.survey import Origin, Place, Received, Survey
+from telegrad.protocol.input_paths import InputPaths, Origin, ReceivedTensor, Vertex
 
 
 class Found(msgspec.Struct, eq=False):
@@ -38,13 +38,13 @@ class Needs:
         self._context = context
         self._recvs: dict[int, Any] = {}
         self._sends: dict[int, SendRpcBackward] = {}
-        self._survey = Survey(self._below, {self._place(edge.node, edge.output_nr) for edge in inputs})
+        self._paths = InputPaths(self._below, {self._place(edge.node, edge.output_nr) for edge in inputs})
         # A tensor received before all inputs cannot lead to one: nothing that depends on an input had been sent.
         self._first = min((_order_of(edge.node) for edge in inputs), default=0)
         self.tensors: dict[int, set[int]] = {}
         """Sent tensors that lead to an input."""
 
-    def _place(self, node: Node, index: int) -> Place:
+    def _place(self, node: Node, index: int) -> Vertex:
         if type(node) is not RECV_NODE:
             return node
         recv_node: Any = node
@@ -52,7 +52,7 @@ class Needs:
         self._recvs[message] = node
         return message, index
 
-    def _below(self, place: Any) -> list[Place]:
+    def _below(self, place: Any) -> list[Vertex]:
         return [self._place(node, index) for node, index in place.next_functions if node is not None]
 
     # -- the survey ---------------------------------------------------------------------------------------------
@@ -69,12 +69,12 @@ class Needs:
 
     def mark_leading(self, message: int, tensors: Iterable[int]) -> Found:
         """Note that these tensors of a received message lead to an input, as its sender says."""
-        return self._found([], self._survey.lead((message, index) for index in tensors))
+        return self._found([], self._paths.mark_leading((message, index) for index in tensors))
 
-    def _walk(self, starts: Iterable[tuple[Origin, Place]]) -> Found:
-        return self._found(*self._survey.walk(starts))
+    def _walk(self, starts: Iterable[tuple[Origin, Vertex]]) -> Found:
+        return self._found(*self._paths.walk(starts))
 
-    def _found(self, asked: list[Received], told: list[Origin]) -> Found:
+    def _found(self, asked: list[ReceivedTensor], told: list[Origin]) -> Found:
         found = Found()
         for message, index in asked:
             recv: Recv = self._recvs[message].recv
@@ -82,7 +82,7 @@ class Needs:
                 continue
             if recv.context is None or recv.context() is not self._context:
                 # No worker knows whether it leads to an input, so the pass must reach it, and fails there.
-                told += self._survey.lead([(message, index)])
+                told += self._paths.mark_leading([(message, index)])
             else:
                 found.ask.setdefault(recv, set()).add(index)
         for origin in told:
@@ -96,11 +96,11 @@ class Needs:
 
     def nodes(self) -> set[Node]:
         """Return the needed nodes. A recv is needed if one of its outputs is."""
-        return {self._recvs[place[0]] if isinstance(place, tuple) else place for place in self._survey.needed}  # type: ignore[misc]  # else a node
+        return {self._recvs[place[0]] if isinstance(place, tuple) else place for place in self._paths.needed}  # type: ignore[misc]  # else a node
 
     def leading(self, reached: dict[Any, set[int]]) -> dict[Any, set[int]]:
         """Return those of these recvs that lead to an input, and which of their outputs do."""
-        found, onward = {}, self._survey.onward
+        found, onward = {}, self._paths.leading
         for node, outputs in reached.items():
             leading = {index for index in outputs if (node.recv.message, index) in onward}
             if leading:
@@ -111,8 +111,8 @@ class Needs:
         """Whether an input is also needed for others behind it."""
         place = self._place(edge.node, edge.output_nr)
         if isinstance(place, tuple):
-            return place in self._survey.onward
-        return any(below in self._survey.needed for below in self._below(place))
+            return place in self._paths.leading
+        return any(below in self._paths.needed for below in self._below(place))
 
 
 def _order_of(node: Any) -> int:

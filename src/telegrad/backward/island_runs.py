@@ -12,11 +12,11 @@ from telegrad.backward.messaging import ReplyTo, pack_reports
 from telegrad.backward.outgoing import send_gradients
 from telegrad.backward.pass_run import GradientMessage, PassRun, running
 from telegrad.calls.call import current_agent, current_served
-from telegrad.protocol.backward import Answer, Effect, Start
+from telegrad.protocol.backward import Acknowledge, PassEffect, StartIsland
 from telegrad.wire.messages import LastWord
 
 
-def run_island(run: PassRun, start: Start) -> tuple[list[Effect[ReplyTo]], BaseException | None]:
+def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyTo]], BaseException | None]:
     """Run an island. Returns the effects of its end, and an interrupt to raise once they have been carried out."""
     engine = run.engine
     island = run.graph.islands[start.island]
@@ -62,13 +62,13 @@ def run_island(run: PassRun, start: Start) -> tuple[list[Effect[ReplyTo]], BaseE
     return effects, interrupt
 
 
-def _end(run: PassRun, island: Island) -> list[Effect[ReplyTo]]:
+def _end(run: PassRun, island: Island) -> list[PassEffect[ReplyTo]]:
     """Note that an island has ended, and send what waited for that. Returns the effects."""
     run.engine.forget(island)
     message = run.outbox.held.pop(island.last, None) if island.last else None
     reply: LastWord | None = None
     with run.lock:
-        effects = run.rules.ended()
+        effects = run.rules.island_finished()
         if message is not None and len(effects) == 1 and run.failure is None:
             reply = _reply_with(run, message, effects[0])
     if message is not None and send_gradients(run, message, reply) and reply is not None:
@@ -76,9 +76,9 @@ def _end(run: PassRun, island: Island) -> list[Effect[ReplyTo]]:
     return effects
 
 
-def _reply_with(run: PassRun, message: GradientMessage, effect: Effect[ReplyTo]) -> LastWord | None:
+def _reply_with(run: PassRun, message: GradientMessage, effect: PassEffect[ReplyTo]) -> LastWord | None:
     """Return a reply that can be sent with gradients, if it goes to the same worker. Called with the lock held."""
-    if not isinstance(effect, Answer) or effect.ticket[0] != message.to:
+    if not isinstance(effect, Acknowledge) or effect.ticket[0] != message.to:
         return None
     reports = pack_reports(run.rules.reports())
     return LastWord(effect.ticket[1], run.rules.count_for(message.to), reports)

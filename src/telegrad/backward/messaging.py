@@ -15,7 +15,7 @@ from telegrad.backward.failure import pack_failure
 from telegrad.backward.grad_slots import Slots
 from telegrad.calls.extension import OutgoingMessage
 from telegrad.connection.channel import Channel
-from telegrad.protocol.backward import Report
+from telegrad.protocol.backward import IdleReport
 from telegrad.waiting import Event, Runtime
 from telegrad.wire.messages import AutogradMetadata, PassInfo, PropagateGradientsResp, WorkerReport
 from telegrad.wire.payload import Encoded
@@ -67,7 +67,7 @@ class PassMessaging:
         info: PassInfo,
         reply_to: ReplyTo,
         count: int,
-        reports: Mapping[int, Report],
+        reports: Mapping[int, IdleReport],
         failure: Exception | None,
     ) -> None:
         """Reply to a message of a pass."""
@@ -85,7 +85,7 @@ class PassMessaging:
         return metadata if metadata is not None and metadata.message else None
 
 
-def pack_reports(reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
+def pack_reports(reports: Mapping[int, IdleReport]) -> tuple[WorkerReport, ...]:
     """Return reports for the wire."""
     packed = []
     for worker, report in reports.items():
@@ -93,9 +93,9 @@ def pack_reports(reports: Mapping[int, Report]) -> tuple[WorkerReport, ...]:
     return tuple(packed)
 
 
-def unpack_reports(reports: Sequence[WorkerReport]) -> dict[int, Report]:
+def unpack_reports(reports: Sequence[WorkerReport]) -> dict[int, IdleReport]:
     """Return reports that came over the wire, by worker."""
     unpacked = {}
     for report in reports:  # not in a comprehension, which is a function: this runs in every pass
-        unpacked[report.worker] = Report(report.number, report.partly_fed)
+        unpacked[report.worker] = IdleReport(report.number, report.partly_fed)
     return unpacked

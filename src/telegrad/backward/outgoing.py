@@ -14,7 +14,7 @@ from telegrad.backward.messaging import ReplyTo, unpack_reports
 from telegrad.backward.nodes import Recv
 from telegrad.backward.pass_run import GradientMessage, OnReply, PassRun, running
 from telegrad.errors import TelegradError
-from telegrad.protocol.backward import Effect
+from telegrad.protocol.backward import PassEffect
 from telegrad.wire.messages import (
     GRADIENT,
     NONE,
@@ -73,8 +73,8 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
         number = 0
         if run.rules.sent(recv.source):
             number = next(outbox.numbers)
-            outbox.unanswered[number] = run.rules.answered
-        known = run.rules.known
+            outbox.unanswered[number] = run.rules.acknowledged
+        known = run.rules.liveness_known
         # After the probe there may be gates, which need what comes while the driver runs an island and reads nothing.
         back = None if known else outbox.back.get(recv.source)
         driver_reads = on_driver and not known and back is None and outbox.read_from in (None, recv.source)
@@ -139,7 +139,7 @@ def expect_reply(run: PassRun, on_reply: OnReply) -> int:
     return number
 
 
-def settle(run: PassRun, sender: int, reply: PropagateGradientsResp | LastWord) -> list[Effect[ReplyTo]]:
+def settle(run: PassRun, sender: int, reply: PropagateGradientsResp | LastWord) -> list[PassEffect[ReplyTo]]:
     """Pass a reply to the rules. Called with the lock held."""
     on_reply = run.outbox.unanswered.pop(reply.call, None)
     if on_reply is None:

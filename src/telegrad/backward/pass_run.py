@@ -35,11 +35,11 @@ from telegrad.backward.reentrant import InnerLeaves
 from telegrad.calls.reader import Waiter
 from telegrad.connection.channel import Channel
 from telegrad.interrupts import shielded
-from telegrad.protocol.backward import Answer, Effect, Pass, Report
+from telegrad.protocol.backward import Acknowledge, BackwardPass, IdleReport, PassEffect
 from telegrad.waiting import Event
 from telegrad.wire.messages import PassInfo, PropagateGradientsReq
 
-OnReply = Callable[[dict[int, Report], int, int], list[Effect[ReplyTo]]]
+OnReply = Callable[[dict[int, IdleReport], int, int], list[PassEffect[ReplyTo]]]
 """Passes a reply to the rules: the reports in it, who sent it, and its count of messages that need no reply."""
 
 
@@ -86,7 +86,7 @@ class PassRun:
         # hold it, which call torch only to read nodes and leaves.
         self.lock = lock = threading.Lock()
         self.failure: Exception | None = None
-        self.rules: Pass[ReplyTo] = Pass(messaging.me)
+        self.rules: BackwardPass[ReplyTo] = BackwardPass(messaging.me)
         hooks = messaging.accumulate_hooks
         self.graph = PassGraph(context, info, roots, hooks)
         call = EngineCall(self.graph, context, info, messaging.accumulate_through, hooks)
@@ -94,7 +94,7 @@ class PassRun:
         self.outbox = Outbox(itertools.count(1))
         self.gates: dict[int, Event] = {}
         """Gates that wait for a gradient, by message."""
-        self.todo: deque[Effect[ReplyTo]] = deque()
+        self.todo: deque[PassEffect[ReplyTo]] = deque()
         """Effects for the driver."""
         self.wakeup: Waiter | None = None
         """Wakes the driver."""
@@ -167,7 +167,7 @@ class PassRun:
         for event in events:
             event.set()
         for effect in unanswered:
-            if isinstance(effect, Answer):  # the rules ask for nothing else
+            if isinstance(effect, Acknowledge):  # the rules ask for nothing else
                 self.reply(effect.ticket)
         if wakeup is not None:
             wakeup.set()
@@ -177,7 +177,7 @@ class PassRun:
 
     def fail_late(self) -> None:
         """Fail the pass because its deadline has passed."""
-        self.fail(deadline_exceeded(self.messaging.agent, self.info, self.rules.owed))
+        self.fail(deadline_exceeded(self.messaging.agent, self.info, self.rules.unacknowledged))
 
     def drop_traceback(self) -> None:
         """Keep the failure for replies to late messages, without the frames and tensors that its traceback holds."""
@@ -211,7 +211,7 @@ class PassRun:
         with self.lock:
             return (
                 f"<pass {self.info.number:#x}: {len(self.graph.islands)} islands, {len(self.graph.fed)} sends fed, "
-                f"{len(self.gates)} gates waiting, {self.rules.owed} messages unanswered>"
+                f"{len(self.gates)} gates waiting, {self.rules.unacknowledged} messages unanswered>"
             )
 
 

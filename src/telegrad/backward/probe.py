@@ -12,7 +12,7 @@ from telegrad.backward.inputs import Found
 from telegrad.backward.messaging import ReplyTo
 from telegrad.backward.outgoing import expect_reply, send
 from telegrad.backward.pass_run import PassRun
-from telegrad.protocol.backward import Effect
+from telegrad.protocol.backward import PassEffect
 from telegrad.wire.messages import LeadsReq, ProbeReq, ResumeReq
 
 
@@ -30,20 +30,20 @@ def walk(run: PassRun, step: Callable[[], Found]) -> None:
         for _ in range(len(found.ask) + len(found.tell)):
             rules.probe_sent()
     for recv, indices in found.ask.items():
-        number = expect_reply(run, rules.probe_answered)
+        number = expect_reply(run, rules.probe_acknowledged)
         send(run, recv.source, ProbeReq(number, run.info, recv.message, tuple(sorted(indices))))
     for sent, indices in found.tell.items():
-        number = expect_reply(run, rules.probe_answered)
+        number = expect_reply(run, rules.probe_acknowledged)
         send(run, sent.target, LeadsReq(number, run.info, sent.message, tuple(sorted(indices))))
     with run.lock:
         effects = rules.probe_walked()
     carry_out(run, effects)
 
 
-def learn(run: PassRun) -> list[Effect[ReplyTo]]:
+def learn(run: PassRun) -> list[PassEffect[ReplyTo]]:
     """Plan what waits again, with live tensors only: the probe is over. Called with the lock held."""
     run.graph.known = True
-    return run.rules.learn(run.graph.plan(run.rules.started_entries()))
+    return run.rules.replan(run.graph.plan(run.rules.started_entries()))
 
 
 def end_probe(run: PassRun, workers: Sequence[int]) -> None:
@@ -53,8 +53,8 @@ def end_probe(run: PassRun, workers: Sequence[int]) -> None:
         for _ in workers:
             run.rules.sent()
     for worker in workers:
-        send(run, worker, ResumeReq(expect_reply(run, run.rules.answered), run.info))
+        send(run, worker, ResumeReq(expect_reply(run, run.rules.acknowledged), run.info))
     carry_out(run, effects)
     with run.lock:
-        effects = run.rules.resumed_here()
+        effects = run.rules.resume_sent()
     carry_out(run, effects)

@@ -37,7 +37,7 @@ class Dispatcher:
         elif isinstance(head, Request):
             if not head.nested:
                 with channel.lock:
-                    channel.credits.arrived(message.size)
+                    channel.credits.admit(message.size)
             self._server.take(channel, head, message)
             return
         elif isinstance(head, Cancel):

@@ -66,7 +66,7 @@ class Replier:
                 frames = self.pack_failure(served, failure)
             if served.charge:
                 with channel.lock:
-                    channel.credits.answered(served.charge)
+                    channel.credits.complete(served.charge)
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
             _log.debug("the reply to %s of worker %r cannot be delivered: %s", served.function, served.caller, failure)

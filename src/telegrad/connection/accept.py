@@ -197,7 +197,7 @@ class PendingConnection:
         except ProtocolError as error:
             self.link.close()
             with channel.lock:
-                channel.session.lost(str(error))
+                channel.session.mark_lost(str(error))
             self._peers.losses.channel_lost(channel, str(error))
             return
         except BaseException:

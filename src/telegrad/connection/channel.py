@@ -24,9 +24,9 @@ from telegrad.errors import TelegradError, is_shortage
 from telegrad.protocol.credits import Credits
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import Session
-from telegrad.protocol.session_events import Effect, Lost
+from telegrad.protocol.session_events import SessionEffect, SessionLost
 from telegrad.transport.base import Link
-from telegrad.transport.slabs import SharedMemory
+from telegrad.transport.shared_memory import SharedMemory
 from telegrad.wire.frames import CONTROL, MAX_CAUSE, MESSAGE, Kind, Loan, Outgoing, lane_of, pack_sent
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Channel:
     def room(self, size: int) -> memoryview | Loan:
         """Return a buffer for the contents of a large message: shared memory if possible, else private memory."""
         memory = self.memory
-        loan = memory.take(size) if memory is not None else None
+        loan = memory.allocate(size) if memory is not None else None
         return self._allocate(size) if loan is None else loan
 
     def post(self, frames: Sequence[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
@@ -102,7 +102,7 @@ class Channel:
         sequenced, failed = 0, None
         with self.lock:
             session, link, memory = self.session, self.link, self.memory
-            if charge and not self.credits.ask(charge):
+            if charge and not self.credits.acquire(charge):
                 return False
             try:
                 for frame in frames:
@@ -116,8 +116,8 @@ class Channel:
                         link.send(kind, body, sequence, *session.acks())
                     else:
                         if loan is not None:
-                            memory.hand_over(loan)
-                        given_back = memory.riding() if memory.dead else _NONE
+                            memory.mark_sent(loan)
+                        given_back = memory.take_releases() if memory.unreferenced else _NONE
                         link.send(kind, body, sequence, *given_back)
             except BaseException as error:
                 if not sequenced or isinstance(error, TelegradError):
@@ -144,7 +144,7 @@ class Channel:
             for frame in frames:
                 self.session.send(lane_of(frame.kind), frame, len(frame.body))
         except MemoryError as error:
-            self.session.lost(f"this worker has no memory to send the rest of a message: {error!r}")
+            self.session.mark_lost(f"this worker has no memory to send the rest of a message: {error!r}")
 
     # -- links ------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Channel:
         """Handle the end of `link`, whichever side caused it."""
         with self.lock:
             ended = self.link is link
-            effects: list[Effect] = []
+            effects: list[SessionEffect] = []
             lost = None
             if ended:
                 self.link = None
@@ -190,7 +190,7 @@ class Channel:
             self.peers.losses.channel_lost(self, lost)
         self._close(link)
         if ended:
-            self.driver.apply([effect for effect in effects if not isinstance(effect, Lost)])
+            self.driver.apply([effect for effect in effects if not isinstance(effect, SessionLost)])
             self.driver.schedule()
 
     def interrupted(self, link: Link | None, action: str, error: BaseException) -> None:
@@ -244,7 +244,7 @@ class Channel:
         """Give up the session and the link, and wake all threads that wait for them."""
         with self.lock:
             if not self.session.state.is_over:
-                self.session.lost(reason)
+                self.session.mark_lost(reason)
             link, self.link = self.link, None
             self.driver.stop()
             waiters = self.credit_window.release_waiters()

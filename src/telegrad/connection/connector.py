@@ -20,7 +20,7 @@ from telegrad.errors import (
     is_shortage,
 )
 from telegrad.interrupts import shielded
-from telegrad.protocol.session_events import State
+from telegrad.protocol.session_events import SessionState
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.wire.frames import Frame, Kind
 from telegrad.wire.messages import Greeting, decode_greeting
@@ -85,7 +85,7 @@ class Connector:
                     channel.session.tick(now)
                 if self.connect(channel, peer, fresh=True):
                     break
-                if channel.session.state is State.LOST:
+                if channel.session.state is SessionState.LOST:
                     reason = channel.session.lost_reason
                     raise WorkerLost(f"worker {peer.record.name!r} is lost: {reason}", worker=peer.record.name)
                 with channel.lock:

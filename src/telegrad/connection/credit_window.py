@@ -20,7 +20,7 @@ class CreditWindow:
     def acquire(self, size: int, wake: Callable[[], None]) -> bool:
         """Take credits for a request of `size` bytes. If there are none, `wake` is called when it is worth a retry."""
         with self._lock:
-            if self._credits.ask(size):
+            if self._credits.acquire(size):
                 return True
             self.waiters.append(wake)
             return False
@@ -38,7 +38,7 @@ class CreditWindow:
     def release(self, size: int) -> None:
         """Return the credits of a request that was answered or given up, and wake the first waiter."""
         with self._lock:
-            self._credits.done(size)
+            self._credits.release(size)
             wake_next = self.waiters.popleft() if self.waiters else None
         if wake_next is not None:
             wake_next()

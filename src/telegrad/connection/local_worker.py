@@ -9,7 +9,7 @@ from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Poller
 from telegrad.transport.buffers import BufferPool
-from telegrad.transport.slabs import SlabPool
+from telegrad.transport.slab_pool import SlabPool
 from telegrad.waiting import Runtime
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from telegrad.errors import ProtocolError, is_shortage
 from telegrad.execution.executor import GuaranteedTask
-from telegrad.protocol.session_events import State, Verdict
+from telegrad.protocol.session_events import Disposition, SessionState
 from telegrad.transport.base import Link, LinkClosed, Ready
-from telegrad.transport.slabs import SharedMemory
+from telegrad.transport.shared_memory import SharedMemory
 from telegrad.wire.frames import (
     ABOUT_SLABS,
     BULK,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("telegrad")
 
-_DELIVER, _GAP = Verdict.DELIVER, Verdict.GAP
+_DELIVER, _GAP = Disposition.DELIVER, Disposition.GAP
 
 
 class Receiver:
@@ -86,7 +86,7 @@ class Receiver:
         except LinkClosed as error:
             channel.link_ended(link, str(error))
         except ProtocolError as error:
-            if self._resumable and self._session.state is State.CONNECTED:  # else the owner reports the lost peer
+            if self._resumable and self._session.state is SessionState.CONNECTED:  # else the loss is reported
                 _log.warning("closed the connection with worker %r (%s): %s", channel.peer, link.peer, error)
             channel.link_ended(link, f"it broke the protocol: {error}")
         except BaseException as error:
@@ -100,8 +100,8 @@ class Receiver:
                 channel.readers.expect_fewer(len(completions))
                 self._local.executor.submit_all(completions)
         memory = channel.memory
-        if memory is not None and memory.dead:
-            memory.give_back()
+        if memory is not None and memory.unreferenced:
+            memory.send_releases()
         if self._resumable:
             if self._session.ack_urgent:
                 channel.driver.tick()  # on this thread: a hand-over in the middle of a large message is slow
@@ -121,9 +121,9 @@ class Receiver:
         now = self._local.runtime.now() if self._resumable else 0.0
         if memory is not None:
             if ack_control:
-                memory.came_back(ack_control, ack_bulk)
+                memory.apply_releases(ack_control, ack_bulk)
             if kind == BULK_HEAD:  # the peer found no room in shared memory
-                memory.give_back(at_least=1)
+                memory.send_releases(at_least=1)
         if sequence:
             failure: Exception | None = None
             message: Message | None = None
@@ -135,8 +135,8 @@ class Receiver:
                 failure = error
             lane = CONTROL if kind == MESSAGE else lane_of(kind)
             with self._lock:
-                verdict = session.received(lane, sequence, ack_control, ack_bulk, now, len(body))
-            if verdict is _DELIVER:
+                disposition = session.received(lane, sequence, ack_control, ack_bulk, now, len(body))
+            if disposition is _DELIVER:
                 try:
                     if failure is not None:
                         raise failure
@@ -151,17 +151,17 @@ class Receiver:
                 except ProtocolError as error:
                     # The session counts the frame as received, so the peer would not send it again.
                     with self._lock:
-                        session.lost(f"it broke the protocol: {error}")
+                        session.mark_lost(f"it broke the protocol: {error}")
                     raise
                 except Exception as error:  # noqa: BLE001 - this worker failed, not the peer
                     self._delivery_failed(frame, message, error)
-            elif verdict is _GAP:
+            elif disposition is _GAP:
                 raise ProtocolError(f"frame {sequence} of lane {lane} arrived before its predecessors")
             return
         if kind in ABOUT_SLABS:
             if memory is None:
                 raise ProtocolError(f"a frame of kind {kind} about shared memory, which this connection does not have")
-            memory.heard(kind, body)
+            memory.handle_frame(kind, body)
             return
         sent, cause = None, ""
         if kind == Kind.PING:
@@ -169,10 +169,10 @@ class Receiver:
         elif kind == Kind.GOODBYE:
             sent, cause = unpack_goodbye(body)
         with self._lock:
-            verdict = session.heard(ack_control, ack_bulk, now, sent)
-            if verdict is _DELIVER and kind == Kind.GOODBYE:
+            disposition = session.heard(ack_control, ack_bulk, now, sent)
+            if disposition is _DELIVER and kind == Kind.GOODBYE:
                 session.hear_goodbye()
-        if verdict is _GAP:
+        if disposition is _GAP:
             raise ProtocolError("frames that were sent before this one are missing")
         if kind == Kind.GOODBYE:
             self._peers.losses.channel_left(self._channel, cause)
@@ -182,7 +182,7 @@ class Receiver:
         channel = self._channel
         if not self._peers.undelivered(channel, frame, message, error):
             with self._lock:
-                self._session.lost(f"worker {self._local.me.name!r} could not process a message from it: {error!r}")
+                self._session.mark_lost(f"worker {self._local.me.name!r} could not process a message: {error!r}")
             if channel.link is not None:
                 channel.link_ended(channel.link, "this worker could not process a message")
 
@@ -190,7 +190,7 @@ class Receiver:
         """Prepare to receive from a new link."""
         link.admit(self._local.limits, self._place)
         if memory is not None:
-            self._assembler.borrow = memory.region
+            self._assembler.borrow = memory.open_region
 
     def _place(self, sequence: int, length: int) -> memoryview | None:
         """Return where the link should put the next chunk, or None if the chunk is a duplicate."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from telegrad.execution.timers import Timer
-from telegrad.protocol.session_events import Cut, Effect, Lost, Reconnect, SendAck, SendPing
+from telegrad.protocol.session_events import (
+    CloseConnection,
+    OpenConnection,
+    SendAck,
+    SendPing,
+    SessionEffect,
+    SessionLost,
+)
 from telegrad.wire.frames import Kind, pack_sent
 
 if TYPE_CHECKING:
@@ -49,7 +56,7 @@ class SessionDriver:
         finally:
             self.schedule()
 
-    def apply(self, effects: list[Effect]) -> None:
+    def apply(self, effects: list[SessionEffect]) -> None:
         """Do what the session asks for."""
         channel = self._channel
         for effect in effects:
@@ -58,11 +65,11 @@ class SessionDriver:
                     self._send_unsequenced(Kind.ACK)
                 case SendPing():
                     self._send_unsequenced(Kind.PING)
-                case Cut(reason):
+                case CloseConnection(reason):
                     channel.cut(reason)
-                case Reconnect():
+                case OpenConnection():
                     self._peers.losses.reconnect(channel)
-                case Lost(reason):
+                case SessionLost(reason):
                     self._peers.losses.channel_lost(channel, reason)
 
     def _send_unsequenced(self, kind: Kind) -> None:

@@ -1,26 +1,27 @@
-"""One backward pass, at one worker: which islands may start, who waits for whom, and when it is over.
+"""The rules of one backward pass on one worker: which islands may start, and when the pass is over.
 
-The words are those of the design: gradients *enter* a worker's graph at its roots and at its sends; entries that reach
-a common node form an *island*, and an island is run once, by torch's engine.
+Gradients *enter* a worker's graph at its roots and at its sends. Entries that reach a common node form an *island*,
+which torch's engine runs once.
 
 The rules:
 
-1. An island starts when all its entries have arrived.
-2. When the whole group is quiet (see `diffusion`) and no island anywhere is partly fed, the pass is over.
-3. When it is quiet and some island is partly fed, then either what an entry carried was not used, or the island must
-   run to produce the very gradient that it waits for. Now the *probe* walks from the roots over all workers and marks
-   the sent tensors that this pass will reach. Entries that were not reached are dead, and forgotten.
-4. After the probe, everything that waits is planned again, and starts as soon as one entry has arrived; entries that
-   are alive and have not arrived get a *gate*, a node that waits inside the running island.
-5. There is at most one probe. If islands are partly fed when all is quiet again, a rule above is broken, and the pass
-   says so rather than wait.
-6. A pass with inputs begins with the probe, which then also finds what leads to the inputs (see `survey`). If it is
-   quiet with an island partly fed, everything is known already, and the pass goes on as after the probe.
-7. When the pass is over, or has failed here, or the probe is over, messages of it that come late or twice are answered
-   at once and change nothing.
+1. An island starts when gradients for all its entries have arrived.
+2. When the whole group is quiet (see `termination`) and no island on any worker is partly fed, the pass is over.
+3. When the group is quiet and some island is partly fed, either an entry's tensor was not used, or the island must run
+   to produce the very gradient that it waits for. Now the *probe* walks from the roots over all workers and marks the
+   sent tensors that this pass will reach. Entries that were not reached are dead, and are dropped.
+4. After the probe, the islands that wait are planned again. They start as soon as one entry has arrived; live entries
+   that have not arrived get a *gate*, a node that waits inside the running island.
+5. There is at most one probe. If islands are partly fed when the group is quiet again, a rule above was broken, and the
+   pass fails instead of waiting.
+6. A pass with inputs begins with the probe, which then also finds the paths to the inputs (see `input_paths`). If the
+   group is quiet with an island partly fed, liveness is known already, and the pass continues as after the probe.
+7. When the pass is over or has failed here, or the probe is over, late or duplicate messages are acknowledged at once
+   and change nothing.
 
-Every worker reports, with each answer that it gives last (rule 1 of diffusion), whether islands are partly fed here.
-Reports travel up to the worker that began the pass; each has a number, so an old one never replaces a newer one.
+With each acknowledgement that it delays (rule 1 of `termination`), a worker reports whether islands are partly fed
+there. Reports travel up to the worker that started the pass. Each has a number, so an old one never replaces a newer
+one.
 """
 
 from __future__ import annotations
@@ -33,60 +34,60 @@ import msgspec
 from telegrad.protocol.termination import Termination
 
 Entry = Hashable
-"""An entry: `ROOT`, or the message id of a send."""
+"""`ROOT`, or the message id of a send."""
 ROOT = "root"
 Ticket = TypeVar("Ticket")
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What a worker says of itself when it falls idle."""
+class IdleReport(msgspec.Struct, frozen=True):
+    """What a worker reports about itself when it becomes idle."""
 
     number: int
     partly_fed: bool
 
 
-class Answer(msgspec.Struct, Generic[Ticket], frozen=True):
-    """Answer this message now, with `reports`."""
+class Acknowledge(msgspec.Struct, Generic[Ticket], frozen=True):
+    """Acknowledge this message now, with `reports`."""
 
     ticket: Ticket
 
 
-class Start(msgspec.Struct, frozen=True):
+class StartIsland(msgspec.Struct, frozen=True):
     """Run this island. `waiting` are its entries that have not arrived: they get gates."""
 
     island: int
     waiting: tuple[Entry, ...] = ()
 
 
-class Probe(msgspec.Struct, frozen=True):
-    """Begin the probe: walk from the roots."""
+class StartProbe(msgspec.Struct, frozen=True):
+    """Start the probe: walk from the roots."""
 
 
-class Begin(msgspec.Struct, frozen=True):
-    """The survey is over: plan, and begin."""
+class BeginPass(msgspec.Struct, frozen=True):
+    """The paths to the inputs are known: plan, and call `begin`."""
 
 
-class Resume(msgspec.Struct, frozen=True):
+class ResumePass(msgspec.Struct, frozen=True):
     """The probe is over: tell these workers, and plan again."""
 
     workers: tuple[int, ...]
 
 
-class Done(msgspec.Struct, frozen=True):
-    """The pass is over, everywhere."""
+class PassDone(msgspec.Struct, frozen=True):
+    """The pass is over on every worker."""
 
 
-class Stuck(msgspec.Struct, frozen=True):
-    """Rule 5: islands of these workers are partly fed, and nothing will come."""
+class PassStuck(msgspec.Struct, frozen=True):
+    """Rule 5: islands of these workers are partly fed, and no more gradients will arrive."""
 
     workers: tuple[int, ...]
 
 
-PROBE: Final = Probe()
-BEGIN: Final = Begin()
-DONE: Final = Done()
+START_PROBE: Final = StartProbe()
+BEGIN_PASS: Final = BeginPass()
+PASS_DONE: Final = PassDone()
 
-Effect = Answer[Ticket] | Start | Probe | Begin | Resume | Done | Stuck
+PassEffect = Acknowledge[Ticket] | StartIsland | StartProbe | BeginPass | ResumePass | PassDone | PassStuck
 
 
 class _Island(msgspec.Struct, eq=False):
@@ -95,28 +96,28 @@ class _Island(msgspec.Struct, eq=False):
     started: bool = False
 
 
-class Pass(Generic[Ticket]):
-    """One pass at worker `me`. `begin` is called where it starts, `plan` everywhere before the first arrival."""
+class BackwardPass(Generic[Ticket]):
+    """The state of one pass at worker `me`. Call `plan` before the first gradient arrives; `begin` starts the pass."""
 
     def __init__(self, me: int) -> None:
         self.me = me
-        self.known = False
+        self.liveness_known = False
         """The probe is over, so it is known which entries are alive."""
         self.planned = False
         self._islands: dict[int, _Island] = {}
         self._island_of: dict[Entry, int] = {}
         self._flow: Termination[Ticket] = Termination()
-        self._probe_flow: Termination[Ticket] | None = None  # nearly every pass does without
-        self._reports: dict[int, Report] = {}
+        self._probe_flow: Termination[Ticket] | None = None  # created on demand: most passes have no probe
+        self._reports: dict[int, IdleReport] = {}
         self._number = 0
-        self._surveying = False
+        self._probing_first = False
         self._probe_over = False
         self._ended = False
 
-    # -- plan -------------------------------------------------------------------------------------------------
+    # -- islands ------------------------------------------------------------------------------------------------
 
     def plan(self, islands: Mapping[int, Collection[Entry]]) -> None:
-        """Say which entries form which islands; those that have started stay as they are."""
+        """Set which entries form which islands. Islands that have started do not change."""
         self.planned = True
         before = self._islands
         if before:
@@ -132,57 +133,57 @@ class Pass(Generic[Ticket]):
                 if now is not None:
                     self._islands[now].arrived.add(entry)
 
-    def grow(self, number: int, entries: Iterable[Entry]) -> None:
-        """Add an island, of entries that did not exist when the others were planned."""
+    def add_island(self, number: int, entries: Iterable[Entry]) -> None:
+        """Add an island of entries that did not exist when the others were planned."""
         self._islands[number] = island = _Island(frozenset(entries))
         for entry in island.entries:
             self._island_of[entry] = number
 
-    def has(self, entry: Entry) -> bool:
-        """Whether an island has this entry."""
+    def has_entry(self, entry: Entry) -> bool:
+        """Return whether an island has this entry."""
         return entry in self._island_of
 
     def started_entries(self) -> set[Entry]:
-        """Entries of islands that have started."""
+        """Return the entries of islands that have started."""
         return {entry for island in self._islands.values() if island.started for entry in island.entries}
 
     def partly_fed(self) -> bool:
-        """Whether an island here waits for the rest of its entries."""
+        """Return whether an island here has some of its gradients and waits for the rest."""
         for island in self._islands.values():  # noqa: SIM110 - any() would make a generator, on every pass
             if island.arrived and not island.started:
                 return True
         return False
 
-    def _start(self, number: int) -> list[Effect[Ticket]]:
+    def _start(self, number: int) -> list[PassEffect[Ticket]]:
         island = self._islands[number]
         if self._ended or island.started or not island.arrived:
             return []
         complete = len(island.arrived) == len(island.entries)
-        if not complete and not self.known:
+        if not complete and not self.liveness_known:
             return []
         island.started = True
         self._flow.active += 1
-        return [Start(number, () if complete else tuple(sorted(island.entries - island.arrived, key=str)))]
+        return [StartIsland(number, () if complete else tuple(sorted(island.entries - island.arrived, key=str)))]
 
-    # -- the flow of gradients --------------------------------------------------------------------------------
+    # -- the flow of gradients ----------------------------------------------------------------------------------
 
-    def begin(self) -> list[Effect[Ticket]]:
-        """The pass starts here: the roots have arrived."""
-        self._surveying = False
+    def begin(self) -> list[PassEffect[Ticket]]:
+        """Start the pass here: the gradients of the roots have arrived."""
+        self._probing_first = False
         self._flow.start()
         effects = self._arrive(ROOT)
         return effects + self._settled(self._flow.idle())
 
-    def gradient(self, ticket: Ticket | None, entry: Entry, sender: int | None = None) -> list[Effect[Ticket]]:
-        """The gradient of one of our sends came; without a ticket it is counted, and not answered."""
+    def gradient(self, ticket: Ticket | None, entry: Entry, sender: int | None = None) -> list[PassEffect[Ticket]]:
+        """Record the gradient of one of our sends. Without a ticket it is counted, and not acknowledged."""
         flow = self._flow
-        answers = flow.received(ticket, sender)
+        tickets = flow.received(ticket, sender)
         effects = self._arrive(entry)
-        if not effects:  # else this worker is active, and nothing can be over
-            answers += flow.settle()
-        return effects + self._settled(answers) if answers or not effects else effects
+        if not effects:  # otherwise this worker is active, and nothing can be over
+            tickets += flow.settle()
+        return effects + self._settled(tickets) if tickets or not effects else effects
 
-    def _arrive(self, entry: Entry) -> list[Effect[Ticket]]:
+    def _arrive(self, entry: Entry) -> list[PassEffect[Ticket]]:
         number = self._island_of.get(entry)
         if number is None:
             return []
@@ -190,49 +191,49 @@ class Pass(Generic[Ticket]):
         island.arrived.add(entry)
         return self._start(number)
 
-    def nothing_new(self, ticket: Ticket | None, sender: int | None = None) -> list[Effect[Ticket]]:
-        """A message came that changes nothing here (late, or twice)."""
-        answers = self._flow.received(ticket, sender)
-        answers += self._flow.settle()
-        return self._settled(answers)
+    def late_message(self, ticket: Ticket | None, sender: int | None = None) -> list[PassEffect[Ticket]]:
+        """Record a message that changes nothing here (late, or a duplicate)."""
+        tickets = self._flow.received(ticket, sender)
+        tickets += self._flow.settle()
+        return self._settled(tickets)
 
     def sent(self, to: int | None = None) -> bool:
-        """A gradient, or word that the probe is over, leaves for another worker; says whether it is to be answered."""
+        """Record that a gradient or a resume message is sent. Return whether it must be acknowledged."""
         return self._flow.sent(to)
 
     def count_for(self, worker: int) -> int:
-        """What an answer to this worker says: how many messages it was sent that need no answer."""
+        """Return the count to put into an acknowledgement to `worker`: messages to it that need none themselves."""
         return self._flow.count_for(worker)
 
-    def answered(
-        self, reports: Mapping[int, Report], sender: int | None = None, count: int = 0
-    ) -> list[Effect[Ticket]]:
-        """Such a message was answered; `count` messages that need no answer came, or come, before it."""
+    def acknowledged(
+        self, reports: Mapping[int, IdleReport], sender: int | None = None, count: int = 0
+    ) -> list[PassEffect[Ticket]]:
+        """Record an acknowledgement, which follows `count` messages that need none."""
         self._merge(reports)
-        return self._settled(self._flow.answered(sender, count))
+        return self._settled(self._flow.acknowledged(sender, count))
 
-    def ended(self) -> list[Effect[Ticket]]:
-        """An island has run."""
+    def island_finished(self) -> list[PassEffect[Ticket]]:
+        """Record that an island has run."""
         return self._settled(self._flow.idle())
 
-    def _settled(self, tickets: list[Ticket]) -> list[Effect[Ticket]]:
-        effects: list[Effect[Ticket]] = []
+    def _settled(self, tickets: list[Ticket]) -> list[PassEffect[Ticket]]:
+        effects: list[PassEffect[Ticket]] = []
         for ticket in tickets:
-            effects.append(Answer(ticket))  # a comprehension would be one call more
+            effects.append(Acknowledge(ticket))  # a comprehension would be one call more
         flow = self._flow
-        if flow.owed or flow.active or not flow.quiet or self._ended:
+        if flow.unacknowledged or flow.active or not flow.quiet or self._ended:
             return effects
         if self._probe_flow is None or not self._probe_flow.engaged:
             self._report()
             unfed = [worker for worker, report in self._reports.items() if report.partly_fed]
-            if unfed and not self.known:
+            if unfed and not self.liveness_known:
                 effects.append(self._resume() if self._probe_over else self._start_probe())
             else:
                 self._ended = True
-                effects.append(Stuck(tuple(sorted(unfed))) if unfed else DONE)
+                effects.append(PassStuck(tuple(sorted(unfed))) if unfed else PASS_DONE)
         return effects
 
-    # -- the probe --------------------------------------------------------------------------------------------
+    # -- the probe ----------------------------------------------------------------------------------------------
 
     @property
     def _probe(self) -> Termination[Ticket]:
@@ -240,92 +241,92 @@ class Pass(Generic[Ticket]):
             self._probe_flow = Termination()
         return self._probe_flow
 
-    def survey(self) -> None:
-        """The pass is about to start here, with inputs: probe first. Say `probe_walked` after the walk from the roots.
+    def probe_first(self) -> None:
+        """Start a pass with inputs here: with the probe. Call `probe_walked` after the walk from the roots.
 
-        `Begin` says when it is time to `begin`.
+        `BeginPass` says when to call `begin`.
         """
-        self._surveying = True
+        self._probing_first = True
         self._start_probe()
 
-    def _start_probe(self) -> Probe:
+    def _start_probe(self) -> StartProbe:
         self._probe.start()
-        return PROBE
+        return START_PROBE
 
-    def probed(self, ticket: Ticket) -> list[Effect[Ticket]]:
-        """The probe came from another worker. Say `probe_walked` when the walk, and what it sends, is done."""
-        # A probe that comes late must not engage: at the worker that began it, nothing would answer it any more.
-        late = self._probe_over or self.known
-        answers = [ticket] if late else self._probe.received(ticket)
+    def probe_received(self, ticket: Ticket) -> list[PassEffect[Ticket]]:
+        """Record a probe from another worker. Call `probe_walked` after the walk and the messages that it sends."""
+        # A late probe must not engage: the worker that started the probe would never acknowledge it.
+        late = self._probe_over or self.liveness_known
+        tickets = [ticket] if late else self._probe.received(ticket)
         self._probe.busy()
-        return [Answer(answer) for answer in answers]
+        return [Acknowledge(ticket) for ticket in tickets]
 
     def probe_sent(self) -> None:
-        """The probe goes on to another worker."""
+        """Record that the probe is sent to another worker."""
         self._probe.sent()
 
-    def probe_answered(
-        self, reports: Mapping[int, Report], sender: int | None = None, count: int = 0
-    ) -> list[Effect[Ticket]]:
-        """Such a message was answered."""
+    def probe_acknowledged(
+        self, reports: Mapping[int, IdleReport], sender: int | None = None, count: int = 0
+    ) -> list[PassEffect[Ticket]]:
+        """Record an acknowledgement of a probe that was sent."""
         self._merge(reports)
-        return self._probe_settled(self._probe.answered())
+        return self._probe_settled(self._probe.acknowledged())
 
-    def probe_walked(self) -> list[Effect[Ticket]]:
-        """A walk of the probe is done here."""
+    def probe_walked(self) -> list[PassEffect[Ticket]]:
+        """Record that a walk of the probe is done here."""
         return self._probe_settled(self._probe.idle())
 
-    def _probe_settled(self, tickets: list[Ticket]) -> list[Effect[Ticket]]:
-        effects: list[Effect[Ticket]] = [Answer(ticket) for ticket in tickets]
+    def _probe_settled(self, tickets: list[Ticket]) -> list[PassEffect[Ticket]]:
+        effects: list[PassEffect[Ticket]] = [Acknowledge(ticket) for ticket in tickets]
         if self._probe.quiet and not self._probe_over and not self._ended:
             self._probe_over = True
             self._probe.engaged = False
-            effects.append(BEGIN if self._surveying else self._resume())
+            effects.append(BEGIN_PASS if self._probing_first else self._resume())
         return effects
 
-    def _resume(self) -> Resume:
+    def _resume(self) -> ResumePass:
         self._report()
-        self._flow.busy()  # until everybody is told: see `resumed_here`
-        return Resume(tuple(sorted(worker for worker in self._reports if worker != self.me)))
+        self._flow.busy()  # until every worker is told: see `resume_sent`
+        return ResumePass(tuple(sorted(worker for worker in self._reports if worker != self.me)))
 
-    def learn(self, islands: Mapping[int, Collection[Entry]]) -> list[Effect[Ticket]]:
-        """The probe is over: go on with these islands, of live entries only, in place of those that wait."""
-        self.known = True
+    def replan(self, islands: Mapping[int, Collection[Entry]]) -> list[PassEffect[Ticket]]:
+        """Continue after the probe with these islands, of live entries only, in place of those that wait."""
+        self.liveness_known = True
         self.plan(islands)
         return [effect for number in islands for effect in self._start(number)]
 
-    def resumed_here(self) -> list[Effect[Ticket]]:
-        """Where the pass began: everybody has been told."""
+    def resume_sent(self) -> list[PassEffect[Ticket]]:
+        """Record, where the pass started, that every worker was told that the probe is over."""
         return self._settled(self._flow.idle())
 
-    def resumed(self, ticket: Ticket) -> list[Effect[Ticket]]:
-        """Word came that the probe is over. `learn` was called before, or is called now by whoever calls this."""
-        return self.nothing_new(ticket)
+    def resume_received(self, ticket: Ticket) -> list[PassEffect[Ticket]]:
+        """Record a message that the probe is over. The caller calls `replan` first, unless it was called before."""
+        return self.late_message(ticket)
 
-    # -- reports ----------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
         self._number += 1
-        self._reports[self.me] = Report(self._number, self.partly_fed())
+        self._reports[self.me] = IdleReport(self._number, self.partly_fed())
 
-    def reports(self) -> dict[int, Report]:
-        """What to send with an answer: the newest that is known of every worker, this one included."""
+    def reports(self) -> dict[int, IdleReport]:
+        """Return what to send with an acknowledgement: the newest report of every known worker, including this one."""
         self._report()
         return dict(self._reports)
 
-    def _merge(self, reports: Mapping[int, Report]) -> None:
+    def _merge(self, reports: Mapping[int, IdleReport]) -> None:
         for worker, report in reports.items():
             known = self._reports.get(worker)
             if known is None or known.number < report.number:
                 self._reports[worker] = report
 
-    # -- the end ----------------------------------------------------------------------------------------------
+    # -- the end ------------------------------------------------------------------------------------------------
 
     @property
     def engaged(self) -> bool:
-        """Whether this worker still has part in the pass."""
+        """Whether this worker still takes part in the pass."""
         probing = self._probe_flow is not None and self._probe_flow.engaged
-        return (self._flow.engaged or probing or self._surveying) and not self._ended
+        return (self._flow.engaged or probing or self._probing_first) and not self._ended
 
     @property
     def running(self) -> int:
@@ -333,11 +334,11 @@ class Pass(Generic[Ticket]):
         return self._flow.active
 
     @property
-    def owed(self) -> int:
-        """How many of our messages are not answered."""
-        return self._flow.owed + self._probe.owed
+    def unacknowledged(self) -> int:
+        """How many of our messages are not acknowledged."""
+        return self._flow.unacknowledged + self._probe.unacknowledged
 
-    def abort(self) -> list[Effect[Ticket]]:
-        """The pass failed: whoever waits for our answer gets it."""
+    def abort(self) -> list[PassEffect[Ticket]]:
+        """End the pass because it failed, and acknowledge the messages whose senders wait for it."""
         self._ended = True
-        return [Answer(ticket) for ticket in (*self._flow.release(), *self._probe.release())]
+        return [Acknowledge(ticket) for ticket in (*self._flow.give_up(), *self._probe.give_up())]

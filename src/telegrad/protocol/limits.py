@@ -1,4 +1,4 @@
-"""How long a session waits, how much it keeps, and how many requests may be under way: its settings."""
+"""The settings of a session: how long it waits, when it acknowledges, and how many requests may be in flight."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ class SessionSettings:
     """The limits of a session: times in seconds, sizes in bytes. Both sides need the same request limits."""
 
     heartbeat_interval: float = 5.0
-    """Looked at this often: a PING goes out if no frame was sent since the last look, so quiet lasts less than two."""
+    """How often to check for idleness. A PING is sent if no frame was sent since the last check, so a healthy
+    connection is silent for less than two intervals."""
     silence_limit: float = 30.0
-    """Nothing heard for so long: the connection is cut and resumed. Also how long our goodbye waits for the answer."""
+    """If nothing is received for this long, the connection is closed and the session resumed. Also the limit for the
+    peer's answer to a goodbye."""
     refuse_limit: float = 1.0
-    """Every attempt refused for so long: nobody listens there any more, the peer is lost."""
+    """If every attempt to connect is refused for this long, the peer is lost."""
     resume_limit: float = 30.0
-    """Broken for so long, or resumed again and again with nothing getting through: the peer is lost."""
+    """If the connection stays broken for this long, or no frame gets through after resuming, the peer is lost."""
     reconnect_backoff: float = 0.02
     reconnect_backoff_limit: float = 0.5
     """Pauses between attempts double up to this. A connection that lived shorter counts as a failed attempt."""
@@ -24,7 +26,8 @@ class SessionSettings:
     ack_every_bytes: int = 8 << 20
     ack_delay: float = 0.02
     max_unacked_time: float = 10.0
-    """No ack moved a lane that waits for one for so long, and the peer is heard even then: they were swallowed."""
+    """If a lane gets no acknowledgement for this long although the peer sends frames, its frames were lost on the way:
+    the connection is closed and the session resumed."""
     request_credits: int = 1024
     request_bytes: int = 256 << 20
 
@@ -35,5 +38,5 @@ class SessionSettings:
         if self.silence_limit <= 2 * self.heartbeat_interval:
             raise ValueError(
                 f"silence_limit ({self.silence_limit:g} s) must be more than twice heartbeat_interval "
-                f"({self.heartbeat_interval:g} s), or healthy idle connections are cut"
+                f"({self.heartbeat_interval:g} s), or idle connections that are healthy would be closed"
             )

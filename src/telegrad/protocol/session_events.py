@@ -1,4 +1,4 @@
-"""What a session says to the agent that drives it: its state, what to do with what came, and what to do next."""
+"""The states of a session, what it says about a received frame, and the effects that its owner carries out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 
-class State(enum.Enum):
-    """Where a session is in its life."""
+class SessionState(enum.Enum):
+    """The states of a session."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -18,55 +18,55 @@ class State(enum.Enum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can follow."""
-        return self is State.CLOSED or self is State.LOST
+        """Whether this state is final."""
+        return self is SessionState.CLOSED or self is SessionState.LOST
 
 
-TRANSITIONS: Final[dict[State, frozenset[State]]] = {
-    State.CONNECTING: frozenset({State.CONNECTED, State.CLOSED, State.LOST}),
-    State.CONNECTED: frozenset({State.BROKEN, State.CLOSED, State.LOST}),
-    State.BROKEN: frozenset({State.CONNECTED, State.CLOSED, State.LOST}),
-    State.CLOSED: frozenset(),
-    State.LOST: frozenset(),
+TRANSITIONS: Final[dict[SessionState, frozenset[SessionState]]] = {
+    SessionState.CONNECTING: frozenset({SessionState.CONNECTED, SessionState.CLOSED, SessionState.LOST}),
+    SessionState.CONNECTED: frozenset({SessionState.BROKEN, SessionState.CLOSED, SessionState.LOST}),
+    SessionState.BROKEN: frozenset({SessionState.CONNECTED, SessionState.CLOSED, SessionState.LOST}),
+    SessionState.CLOSED: frozenset(),
+    SessionState.LOST: frozenset(),
 }
 
 
-class Verdict(enum.Enum):
-    """What to do with what came."""
+class Disposition(enum.Enum):
+    """What to do with a received frame."""
 
     DELIVER = "new and in order: act on it"
-    DUPLICATE = "came before: drop it"
-    GAP = "something before it is missing: close the connection and call disconnected()"
-    DROP = "nobody listens: there is no connection, the peer said goodbye, or the session has ended"
+    DUPLICATE = "received before: drop it"
+    GAP = "an earlier frame is missing: close the connection and call disconnected()"
+    DROP = "there is no connection, the peer said goodbye, or the session is over: drop it"
 
 
 @dataclass(frozen=True, slots=True)
 class SendAck:
-    """Transmit an ACK, stamped with `acks()`."""
+    """Transmit an ACK with `acks()` in its header."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendPing:
-    """Transmit a PING, stamped with `acks()` and `sent_up_to()`."""
+    """Transmit a PING with `acks()` in its header and `sent_up_to()` in its body."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Close the connection. The session has already given it up, so `disconnected` need not be called."""
+class CloseConnection:
+    """Close the connection. The session treats it as closed already; do not call `disconnected`."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reconnect:
+class OpenConnection:
     """Open a connection, then call `connected`, `refused`, or (if it broke in the handshake) `disconnected`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The session ended. Given once; fail all that waits for this peer."""
+class SessionLost:
+    """The peer is lost. Emitted once; fail everything that waits for this peer."""
 
     reason: str
 
 
-Effect = SendAck | SendPing | Cut | Reconnect | Lost
+SessionEffect = SendAck | SendPing | CloseConnection | OpenConnection | SessionLost

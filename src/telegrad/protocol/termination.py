@@ -1,18 +1,19 @@
-"""When is a computation that spreads over many workers over?
+"""Detects when a computation that spreads over many workers has ended (Dijkstra and Scholten, 1980).
 
-Two rules (Dijkstra and Scholten, 1980), seen from one worker:
+Two rules, for each worker:
 
-1. The message that *engages* an idle worker is answered last: when the worker does nothing and all its own messages
-   are answered.
-2. Every other message is answered at once.
+1. The message that *engages* an idle worker is acknowledged last: when the worker is passive and all its own messages
+   are acknowledged.
+2. Every other message is acknowledged at once.
 
-So when the worker that started it all does nothing and has all its answers, nobody computes and nothing is under way.
+Therefore, when the worker that started the computation is passive and all its messages are acknowledged, no worker
+computes and no message is in flight.
 
-One message in two is saved where two workers talk back and forth: what a worker sends to the one that engaged it is
-*counted* instead of answered. That one cannot be done before it has our last answer; the answer says how many such
-messages were sent, and is held until they have all come.
+An optimization halves the messages between two workers that talk back and forth: messages to the worker that engaged
+this one are *counted* instead of acknowledged. That worker cannot finish before it has our final acknowledgement, which
+says how many counted messages were sent and is held until all of them have been received.
 
-A worker that gives up answers at once, first what engaged it and then whatever still comes: it takes no part any more.
+A worker that gives up acknowledges at once, first the message that engaged it and then every later one.
 """
 
 from __future__ import annotations
@@ -23,98 +24,98 @@ from typing import Generic, TypeVar
 import msgspec
 
 Ticket = TypeVar("Ticket")
-"""Whatever the caller needs to answer a message."""
+"""Whatever the caller needs to acknowledge a message."""
 
 
 class Termination(msgspec.Struct, Generic[Ticket], eq=False):
-    """One worker's part.
+    """One worker's part in the detection.
 
     >>> worker = Termination()
-    >>> worker.received("m1")   # engages: answered later
+    >>> worker.received("m1")     # engages: acknowledged later
     []
-    >>> worker.received("m2")   # does not
+    >>> worker.received("m2")     # does not
     ['m2']
     >>> worker.sent()
     True
-    >>> worker.answered()       # passive, and all is answered
+    >>> worker.acknowledged()     # passive, and nothing is unacknowledged
     ['m1']
     """
 
     engaged: bool = False
     started_here: bool = False
-    """The computation began at this worker: nobody waits for its answer, but for `quiet`."""
+    """The computation started at this worker. Nobody waits for its acknowledgement; it waits for `quiet`."""
     active: int = 0
-    """How much runs here."""
-    owed: int = 0
-    """How many of our messages are not answered."""
+    """How many activities run here."""
+    unacknowledged: int = 0
+    """How many of our messages are not acknowledged."""
     _parent: Ticket | None = None
     _gave_up: bool = False
     _sender: Hashable = None
     _counted: dict[Hashable, int] = msgspec.field(default_factory=dict)
-    """Sent to those that engaged us, ever, by worker."""
-    _arrived: dict[Hashable, int] = msgspec.field(default_factory=dict)
-    """Counted messages that came, ever, by worker."""
+    """Counted messages that were sent, by worker, in total."""
+    _received: dict[Hashable, int] = msgspec.field(default_factory=dict)
+    """Counted messages that were received, by worker, in total."""
     _held: list[tuple[Hashable, int]] = msgspec.field(default_factory=list)
-    """Answers that are ahead of counted messages."""
+    """Acknowledgements that overtook counted messages."""
 
     def start(self) -> None:
-        """Begin the computation, here. The worker is active until `idle`."""
+        """Start the computation here. The worker is active until `idle`."""
         self.engaged = self.started_here = True
         self.active += 1
 
     def received(self, ticket: Ticket | None, sender: Hashable = None) -> list[Ticket]:
-        """A message came, with a ticket or counted; returns the messages to answer now."""
+        """Record a message, with a ticket or counted. Return the messages to acknowledge now."""
         if ticket is None:
             self._received_counted(sender)
             return []
-        # Who gave up must not be engaged again: what it waits for (an island, a worker that is lost) may never end.
+        # A worker that gave up must not engage again: what it waits for (an island, a lost worker) may never end.
         if self.engaged or self._gave_up:
             return [ticket]
         self.engaged = True
         self._parent, self._sender = ticket, sender
-        # Not settled here: the worker has yet to act on the message. Call `settle` after that.
+        # The worker has yet to act on the message. It calls `settle` after that.
         return []
 
     def _received_counted(self, sender: Hashable) -> None:
-        arrived = self._arrived
-        arrived[sender] = arrived.get(sender, 0) + 1
+        received = self._received
+        received[sender] = received.get(sender, 0) + 1
         if self._held:
-            waiting = [held for held in self._held if arrived.get(held[0], 0) < held[1]]
-            self.owed -= len(self._held) - len(waiting)
+            waiting = [held for held in self._held if received.get(held[0], 0) < held[1]]
+            self.unacknowledged -= len(self._held) - len(waiting)
             self._held = waiting
 
     def sent(self, to: Hashable = None) -> bool:
-        """A message leaves; says whether it is to be answered. If not, it is counted."""
+        """Record that a message is sent. Return whether it must be acknowledged; if not, it is counted."""
         if to is not None and self._parent is not None and to == self._sender:
             self._counted[to] = self._counted.get(to, 0) + 1
             return False
-        self.owed += 1
+        self.unacknowledged += 1
         return True
 
     def count_for(self, worker: Hashable) -> int:
-        """What an answer to this worker says: how many counted messages it has been sent, ever."""
+        """Return the count to put into an acknowledgement to `worker`: counted messages sent to it, in total."""
         return self._counted.get(worker, 0)
 
-    def answered(self, sender: Hashable = None, count: int = 0) -> list[Ticket]:
-        """One of our messages was answered; returns the messages to answer now."""
-        if count and self._arrived.get(sender, 0) < count:
+    def acknowledged(self, sender: Hashable = None, count: int = 0) -> list[Ticket]:
+        """Record that one of our messages was acknowledged. Return the messages to acknowledge now."""
+        if count and self._received.get(sender, 0) < count:
             self._held.append((sender, count))
             return []
-        self.owed -= 1
+        self.unacknowledged -= 1
         return self.settle()
 
     def busy(self) -> None:
-        """Something begins to run here."""
+        """Record that an activity starts here."""
         self.active += 1
 
     def idle(self) -> list[Ticket]:
-        """Something has ended here; returns the messages to answer now."""
+        """Record that an activity has ended here. Return the messages to acknowledge now."""
         self.active -= 1
-        return [] if self.active or self.owed or self.started_here else self.settle()
+        return [] if self.active or self.unacknowledged or self.started_here else self.settle()
 
     def settle(self) -> list[Ticket]:
-        """Rule 1: returns the message that engaged this worker, if it is time to answer it."""
-        if self.active or self.owed or not self.engaged or self.started_here:
+        """Return the message that engaged this worker, if rule 1 says to acknowledge it now."""
+        if self.active or self.unacknowledged or not self.engaged or self.started_here:
             return []
         self.engaged = False
         parent, self._parent = self._parent, None
@@ -122,11 +123,11 @@ class Termination(msgspec.Struct, Generic[Ticket], eq=False):
 
     @property
     def quiet(self) -> bool:
-        """At the worker that started it: the computation is over, everywhere."""
-        return self.started_here and not self._gave_up and not self.active and not self.owed
+        """At the worker that started the computation: whether it has ended on every worker."""
+        return self.started_here and not self._gave_up and not self.active and not self.unacknowledged
 
-    def release(self) -> list[Ticket]:
-        """Give up: returns the message that engaged this worker, which must be answered all the same."""
+    def give_up(self) -> list[Ticket]:
+        """Stop taking part. Return the message that engaged this worker, which must still be acknowledged."""
         parent, self._parent = self._parent, None
         self.engaged = False
         self._gave_up = True

@@ -16,8 +16,19 @@ from telegrad.agent.shutdown import ReferenceTraffic
 from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import ReferenceGone, UnknownWorker
-from telegrad.protocol import ownership as protocol
-from telegrad.protocol.ownership import LIFE, Id, Ref
+from telegrad.protocol.ownership import Ownership
+from telegrad.protocol.ownership_effects import (
+    AcceptChild,
+    AcceptFork,
+    DeleteFork,
+    ForkConfirmed,
+    ForkRefused,
+    OwnershipEffect,
+    RequestFork,
+    ValueFreed,
+    ValueOrphaned,
+)
+from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref.handle import UserRRef
 from telegrad.rref.ids import describe, incarnation_of
 from telegrad.rref.owner import OwnerValue
@@ -33,17 +44,17 @@ class RRefContext:
         self.me = agent.me.id
         self.incarnation = incarnation_of(agent.me)
         self.lock = threading.Lock()  # protects all below
-        self.rules = protocol.Ownership(self.me, self._is_gone, self.incarnation)
-        self.values: dict[Ref, OwnerValue] = {}
-        self.users: dict[Id, UserRRef] = {}
+        self.rules = Ownership(self.me, self._is_gone, self.incarnation)
+        self.values: dict[RRefId, OwnerValue] = {}
+        self.users: dict[ForkId, UserRRef] = {}
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._serials = itertools.count()  # of references and forks
-        self._latest: dict[Id, int] = {}  # by owner and incarnation: serial of our last reference there
+        self._latest: dict[ForkId, int] = {}  # by owner and incarnation: serial of our last reference there
         self._on_message(RRefForkRequest, self._fork_requested)
-        self._on_message(RRefForkAccept, lambda _, head: self.rules.accepted(head.fork, refused=head.refused))
+        self._on_message(RRefForkAccept, lambda _, head: self.rules.fork_accepted(head.fork, refused=head.refused))
         self._on_message(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
-        self._on_message(RRefUserDelete, lambda sender, head: self.rules.deleted(sender, head.rref, head.fork))
+        self._on_message(RRefUserDelete, lambda sender, head: self.rules.fork_deleted(sender, head.rref, head.fork))
         agent.on_lost(self._on_lost)
 
     def _is_gone(self, worker: int) -> bool:
@@ -63,21 +74,21 @@ class RRefContext:
 
     # The caller of these two holds the lock.
 
-    def new_fork(self) -> Id:
+    def new_fork(self) -> ForkId:
         """Return a new fork id."""
-        return self.me, self.incarnation << LIFE | next(self._serials)
+        return self.me, self.incarnation << COUNTER_BITS | next(self._serials)
 
-    def new_rref(self, owner: WorkerRecord) -> tuple[Ref, int]:
+    def new_rref(self, owner: WorkerRecord) -> tuple[RRefId, int]:
         """Return a new reference id, and the serial of the previous reference created on the same owner, or -1."""
         incarnation = incarnation_of(owner)
         serial = next(self._serials)
         previous = self._latest.get((owner.id, incarnation), -1)
         self._latest[owner.id, incarnation] = serial
-        return (self.me, self.incarnation << LIFE | serial, incarnation), previous
+        return (self.me, self.incarnation << COUNTER_BITS | serial, incarnation), previous
 
     # -- values and users -------------------------------------------------------------------------------------------
 
-    def find(self, rref: Ref) -> OwnerValue:
+    def find(self, rref: RRefId) -> OwnerValue:
         """Return the value of a reference that this worker owns. The value may not be computed yet."""
         with self.lock:
             value = self.values.get(rref)
@@ -85,17 +96,17 @@ class RRefContext:
             raise self._no_value(rref)
         return value
 
-    def _no_value(self, rref: Ref) -> ReferenceGone:
+    def _no_value(self, rref: RRefId) -> ReferenceGone:
         return ReferenceGone(
             f"{describe(rref)} has no value on worker {self.agent.me.name!r}: it was released, or the workers that "
             "held it are lost"
         )
 
-    def find_for(self, caller: int, rref: Ref) -> OwnerValue:
+    def find_for(self, caller: int, rref: RRefId) -> OwnerValue:
         """Return the value that `caller` asks for. Its creator may ask before the call that computes it arrives."""
         with self.lock:
             value = self.values.get(rref)
-            if value is None and rref[0] == caller and self.rules.to_come(rref):
+            if value is None and rref[0] == caller and self.rules.is_pending(rref):
                 value = self.values[rref] = OwnerValue()
         if value is None:
             raise self._no_value(rref)
@@ -129,25 +140,25 @@ class RRefContext:
 
     # -- effects ----------------------------------------------------------------------------------------------------
 
-    def perform(self, effects: Sequence[protocol.Effect]) -> None:
+    def perform(self, effects: Sequence[OwnershipEffect]) -> None:
         """Perform the effects that the rules returned. The caller does not hold the lock."""
         for effect in effects:
             match effect:
-                case protocol.RequestFork(to, rref, fork):
+                case RequestFork(to, rref, fork):
                     self._send(to, RRefForkRequest(rref, fork))
-                case protocol.AcceptFork(to, fork, refused):
+                case AcceptFork(to, fork, refused):
                     self._send(to, RRefForkAccept(fork, refused))
-                case protocol.AcceptChild(to, fork):
+                case AcceptChild(to, fork):
                     self._send(to, RRefChildAccept(fork))
-                case protocol.Delete(to, rref, fork):
+                case DeleteFork(to, rref, fork):
                     self._send(to, RRefUserDelete(rref, fork))
-                case protocol.Freed(rref):
+                case ValueFreed(rref):
                     with self.lock:
                         value = self.values.pop(rref, None)
                     del value  # without the lock: the user's object may have a destructor
-                case protocol.Orphaned(rref):
+                case ValueOrphaned(rref):
                     self._fail_orphan(rref)
-                case protocol.Confirmed(fork) | protocol.Refused(fork):
+                case ForkConfirmed(fork) | ForkRefused(fork):
                     self._settle_fork(fork, effect)
 
     def _send(self, to: int, head: Any) -> None:
@@ -155,19 +166,19 @@ class RRefContext:
             self._sent[to] += 1
         self.agent.tell(to, head)
 
-    def _fail_orphan(self, rref: Ref) -> None:
+    def _fail_orphan(self, rref: RRefId) -> None:
         with self.lock:
             value = self.values.get(rref)
         if value is not None:
             text = f"{describe(rref)} will never have a value: the worker that created it is lost"
             value.set(None, ReferenceGone(text))
 
-    def _settle_fork(self, fork: Id, effect: protocol.Confirmed | protocol.Refused) -> None:
+    def _settle_fork(self, fork: ForkId, effect: ForkConfirmed | ForkRefused) -> None:
         with self.lock:
             user = self.users.get(fork)
         if user is None:
             return
-        if isinstance(effect, protocol.Confirmed):
+        if isinstance(effect, ForkConfirmed):
             user.confirmed = True
         elif effect.owner_lost:
             user.owner_lost = True
@@ -177,7 +188,7 @@ class RRefContext:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _on_message(self, kind: type, rule: Callable[[int, Any], list[protocol.Effect]]) -> None:
+    def _on_message(self, kind: type, rule: Callable[[int, Any], list[OwnershipEffect]]) -> None:
         def handle(channel: Channel, head: Any, message: Message) -> None:
             with self.lock:
                 if channel.session.state.is_over:
@@ -190,8 +201,8 @@ class RRefContext:
 
         self.agent.handle(kind, handle, urgent=True)
 
-    def _fork_requested(self, sender: int, head: RRefForkRequest) -> list[protocol.Effect]:
-        effects = self.rules.requested(sender, head.rref, head.fork)
+    def _fork_requested(self, sender: int, head: RRefForkRequest) -> list[OwnershipEffect]:
+        effects = self.rules.fork_requested(sender, head.rref, head.fork)
         if self.rules.owns(head.rref):
             self.values.setdefault(head.rref, OwnerValue())
         return effects
@@ -199,11 +210,11 @@ class RRefContext:
     def _on_lost(self, record: WorkerRecord, reason: str) -> None:
         incarnation = incarnation_of(record)
         with self.lock:
-            effects = self.rules.lost(record.id, incarnation)
+            effects = self.rules.worker_lost(record.id, incarnation)
             expected = [
                 rref
                 for rref in self.values
-                if not self.rules.owns(rref) and (rref[0], rref[1] >> LIFE) == (record.id, incarnation)
+                if not self.rules.owns(rref) and (rref[0], rref[1] >> COUNTER_BITS) == (record.id, incarnation)
             ]
             queues = [value.queue for value in self.values.values() if value.queue is not None]
             self._latest.pop((record.id, incarnation), None)

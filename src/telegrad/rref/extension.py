@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from telegrad.calls.call import Served
 from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
 from telegrad.errors import ReferenceGone
-from telegrad.protocol import ownership as protocol
+from telegrad.protocol.rref_ids import ForkData
 from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import RRef, UserRRef
 from telegrad.rref.ordered import OrderedQueue
@@ -36,9 +36,9 @@ class RRefExtension(Extension):
                 handle = self._own(reference)
                 from_fork = handle._user.fork if handle._user else None
                 with context.lock:
-                    if not context.rules.has(handle._id, from_fork):  # another thread has just released it
+                    if not context.rules.has_handle(handle._id, from_fork):  # another thread has just released it
                         raise handle.released_error()
-                    fork = context.rules.pass_on(handle._id, from_fork, to=to, fork=context.new_fork())
+                    fork = context.rules.prepare_fork(handle._id, from_fork, to=to, fork=context.new_fork())
                 forks.append(ForkInfo(position, fork.rref, fork.fork, fork.owner, handle._ordered))
         finally:
             message.forks = tuple(forks)  # even if one failed: `unsent` takes the others back
@@ -58,8 +58,8 @@ class RRefExtension(Extension):
         forks, message.forks = message.forks, ()
         for info in forks:
             with self._context.lock:
-                fork = protocol.Fork(info.rref, info.fork, info.owner)
-                effects = self._context.rules.not_sent(fork, message.peer.id)
+                fork = ForkData(info.rref, info.fork, info.owner)
+                effects = self._context.rules.cancel_fork(fork, message.peer.id)
             self._context.perform(effects)
 
     def arrived(self, message: IncomingMessage) -> bool:
@@ -88,7 +88,7 @@ class RRefExtension(Extension):
                     context.values.setdefault(info.rref, OwnerValue(info.ordered))
                 else:
                     context.users[info.fork] = user
-                effects = context.rules.received(sender, protocol.Fork(info.rref, info.fork, info.owner))
+                effects = context.rules.fork_received(sender, ForkData(info.rref, info.fork, info.owner))
                 if user is not None:
                     user.confirmed = user.settled = sender == info.owner
             message.references.append((info.position, handle))
@@ -103,7 +103,7 @@ class RRefExtension(Extension):
             owned = context.values.setdefault(creation.rref, OwnerValue())
             if creation.ordered and owned.queue is None:
                 owned.queue = OrderedQueue()
-            context.rules.created(creation.rref, creation.fork, caller, creation.after)
+            context.rules.creation_received(creation.rref, creation.fork, caller, creation.after)
 
     def _store(self, creation: Creation, value: object, error: BaseException | None) -> None:
         """Store what the function returned or raised. The caller learns only that it has ended."""
@@ -113,7 +113,7 @@ class RRefExtension(Extension):
         if owned is not None:
             owned.set(value, None if error is None else storable_error(error, context.agent.me.name))
         with context.lock:
-            effects = context.rules.computed(creation.rref)
+            effects = context.rules.value_computed(creation.rref)
         context.perform(effects)
 
     def answered(self, served: Served) -> None:

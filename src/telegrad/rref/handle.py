@@ -13,7 +13,7 @@ from telegrad.default_agent import default_agent
 from telegrad.errors import CallError, DeadlineExceeded, ReferenceGone, TelegradError, WorkerLost
 from telegrad.futures import Future
 from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
-from telegrad.protocol.ownership import LIFE, Id, Ref
+from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref.confirmation import creation_future, wait_until_settled
 from telegrad.rref.ids import describe
 from telegrad.wire.messages import RRefBackwardReq, Visit
@@ -34,7 +34,7 @@ class UserRRef:
 
     __slots__ = ("confirmed", "creation", "creator", "error", "fork", "owner_lost", "refused", "settled", "waiters")
 
-    def __init__(self, fork: Id, *, creator: bool = False) -> None:
+    def __init__(self, fork: ForkId, *, creator: bool = False) -> None:
         self.fork = fork
         self.creator = creator
         """This worker made the call that computes the value."""
@@ -61,7 +61,7 @@ class RRef(Reference, Generic[T]):
     __slots__ = ("__weakref__", "_id", "_manager", "_ordered", "_owner", "_released", "_user")
 
     _manager: RRefManager
-    _id: Ref
+    _id: RRefId
     _user: UserRRef | None
     """None on the owner."""
     _owner: int
@@ -72,7 +72,7 @@ class RRef(Reference, Generic[T]):
         return default_agent().references.own(value, ordered=ordered, cls=cls)  # type: ignore[return-value]  # it makes a `cls`
 
     @classmethod
-    def _make(cls, manager: RRefManager, rref: Ref, user: UserRRef | None, owner: int, ordered: bool) -> Self:
+    def _make(cls, manager: RRefManager, rref: RRefId, user: UserRRef | None, owner: int, ordered: bool) -> Self:
         made = object.__new__(cls)
         made._manager, made._id, made._user, made._owner, made._ordered = manager, rref, user, owner, ordered
         made._released = False
@@ -98,7 +98,7 @@ class RRef(Reference, Generic[T]):
 
     def __repr__(self) -> str:
         state = ", released" if self._released else ""
-        return f"RRef({self._id[0]}:{self._id[1] & ((1 << LIFE) - 1)} on worker {self.owner_name()!r}{state})"
+        return f"RRef({self._id[0]}:{self._id[1] & ((1 << COUNTER_BITS) - 1)} on worker {self.owner_name()!r}{state})"
 
     # -- value ------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.protocol.ownership import LIFE, Ref
+from telegrad.protocol.rref_ids import COUNTER_BITS, RRefId
 
 _INCARNATION_MASK = (1 << 23) - 1
 
@@ -13,6 +13,6 @@ def incarnation_of(record: WorkerRecord) -> int:
     return record.incarnation & _INCARNATION_MASK
 
 
-def describe(rref: Ref) -> str:
+def describe(rref: RRefId) -> str:
     """Return a reference id as error messages show it."""
-    return f"reference {rref[0]}:{rref[1] & ((1 << LIFE) - 1)}"
+    return f"reference {rref[0]}:{rref[1] & ((1 << COUNTER_BITS) - 1)}"

@@ -13,7 +13,7 @@ from telegrad.calls.extension import Concern
 from telegrad.connection.channel import Channel
 from telegrad.errors import CallError, DeadlineExceeded, NotInitialized
 from telegrad.options import given_timeout
-from telegrad.protocol.ownership import Id, Ref
+from telegrad.protocol.rref_ids import ForkId, RRefId
 from telegrad.rref.context import RRefContext
 from telegrad.rref.extension import RRefExtension
 from telegrad.rref.finalizer import Finalizer
@@ -25,7 +25,7 @@ from telegrad.rref.service import RRefService
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Creation, RRefSkip, Turn, Visit
 
-DroppedHandle = tuple[Ref, Id | None, int, bool]
+DroppedHandle = tuple[RRefId, ForkId | None, int, bool]
 """What has to be known to release a handle: its reference, fork, owner, and whether the object is ordered."""
 
 
@@ -88,7 +88,7 @@ class RRefManager:
                 context.rules.own(rref, computing=True)
             else:
                 context.users[fork] = user
-                context.rules.creating(rref, fork, owner)
+                context.rules.start_creation(rref, fork, owner)
         handle = self.make_handle(rref, user, owner, ordered)
         try:
             self.agent.call_async(
@@ -103,13 +103,13 @@ class RRefManager:
             )
         except BaseException:
             with context.lock:
-                context.rules.not_created(fork)
-                effects = context.rules.computed(rref)
+                context.rules.cancel_creation(fork)
+                effects = context.rules.value_computed(rref)
             context.perform(effects)
             raise
         return handle
 
-    def _created(self, rref: Ref, user: UserRRef | None, keeps: object, call: Call) -> None:
+    def _created(self, rref: RRefId, user: UserRRef | None, keeps: object, call: Call) -> None:
         """Handle the end of the call that computes a value. Never blocks: it runs on the thread that read the reply."""
         context = self.context
         if user is None:
@@ -124,12 +124,12 @@ class RRefManager:
         user.creation = call
         if call.answer is not None:
             with context.lock:
-                effects = context.rules.answered(user.fork)
+                effects = context.rules.creation_confirmed(user.fork)
             context.perform(effects)
         context.settle(user)
 
     def make_handle(
-        self, rref: Ref, user: UserRRef | None, owner: int, ordered: bool, cls: type[RRef[Any]] | None = None
+        self, rref: RRefId, user: UserRRef | None, owner: int, ordered: bool, cls: type[RRef[Any]] | None = None
     ) -> RRef[Any]:
         """Return a handle of a reference. It is released when it is garbage-collected."""
         self._finalizer.start()
@@ -146,7 +146,7 @@ class RRefManager:
 
     # -- release ------------------------------------------------------------------------------------------------------
 
-    def drop(self, rref: Ref, fork: Id | None, owner: int, ordered: bool) -> None:
+    def drop(self, rref: RRefId, fork: ForkId | None, owner: int, ordered: bool) -> None:
         """Release a handle in the background. Called by destructors, so it takes no lock."""
         self._finalizer.enqueue((rref, fork, owner, ordered))
 
@@ -159,9 +159,9 @@ class RRefManager:
         context = self.context
         with context.lock:
             if fork is None:
-                effects = context.rules.released(rref)
+                effects = context.rules.release_handle(rref)
             else:
-                effects = context.rules.dropped(fork)
+                effects = context.rules.drop_fork(fork)
                 context.users.pop(fork, None)
         context.perform(effects)
 
@@ -169,7 +169,7 @@ class RRefManager:
         """Release all references to values of other workers, even those still in use: the group is shutting down."""
         context = self.context
         with context.lock:
-            effects = [effect for fork in context.rules.held() for effect in context.rules.dropped(fork)]
+            effects = [effect for fork in context.rules.held_forks() for effect in context.rules.drop_fork(fork)]
             users, context.users = context.users, {}
         for user in users.values():
             user.refused = True
@@ -213,12 +213,12 @@ class RRefManager:
             deadline = served.deadline if deadline is None else min(deadline, served.deadline)
         return deadline
 
-    def value(self, rref: Ref, deadline: float | None) -> Any:
+    def value(self, rref: RRefId, deadline: float | None) -> Any:
         """Return a value of this worker, and wait until it is computed."""
         self.check_open()
         return self.wait_for_value(self.context.find(rref), rref, deadline)
 
-    def wait_for_value(self, owned: OwnerValue, rref: Ref, deadline: float | None) -> Any:
+    def wait_for_value(self, owned: OwnerValue, rref: RRefId, deadline: float | None) -> Any:
         """Return a value once it is computed, or raise what its function raised."""
         if not owned.ready:
             event = self.agent.runtime.event()
@@ -248,7 +248,7 @@ class RRefManager:
         """Describe the values that others hold, and the values of others held here, one line each."""
         context = self.context
         with context.lock:
-            owned, held = context.rules.owned(), list(context.rules.held().values())
+            owned, held = context.rules.owned(), list(context.rules.held_forks().values())
             kinds = {rref: _describe_kind(value) for rref, value in context.values.items()}
         lines = []
         for rref, users in owned.items():
@@ -268,7 +268,7 @@ class RRefManager:
                 "owned": len(owned),
                 "shared": sum(bool(users) for users in owned.values()),
                 "forks elsewhere": context.rules.fork_count(),
-                "forks": len(context.rules.held()),
+                "forks": len(context.rules.held_forks()),
                 "users": len(context.users),
                 "unsettled": sum(not user.settled for user in context.users.values()),
                 "sequences": self.sequencer.count(),

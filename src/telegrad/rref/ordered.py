@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from telegrad.errors import ReferenceGone
-from telegrad.protocol.ownership import LIFE, Ref
+from telegrad.protocol.rref_ids import COUNTER_BITS, RRefId
 from telegrad.rref.ids import describe
 from telegrad.wire.messages import Turn
 
@@ -62,7 +62,7 @@ class OrderedQueue:
     def skip(self, caller: int, position: Turn, *, last: bool = False) -> None:
         """Do not wait for a call. If it is the `last`, the caller's sequence ends here."""
         with self._lock:
-            if last and (caller, position.stream >> LIFE) not in self._lost:
+            if last and (caller, position.stream >> COUNTER_BITS) not in self._lost:
                 sequence = self._sequences.setdefault((caller, position.stream), _IncomingSequence())
                 sequence.end = position.number
                 self._discard_if_complete(caller, position.stream, sequence)
@@ -74,7 +74,7 @@ class OrderedQueue:
         """Run the remaining calls of a lost caller without waiting for the missing ones. They fail when they start."""
         with self._lock:
             self._lost.add((caller, incarnation))
-            for key in [key for key in self._sequences if key[0] == caller and key[1] >> LIFE == incarnation]:
+            for key in [key for key in self._sequences if key[0] == caller and key[1] >> COUNTER_BITS == incarnation]:
                 sequence = self._sequences.pop(key)
                 self._ready += [task for _, task in sorted(sequence.early.items()) if task is not None]
         self._run_next()
@@ -84,7 +84,7 @@ class OrderedQueue:
         return len(self._sequences)
 
     def _advance(self, caller: int, position: Turn, task: Task | None) -> None:
-        if (caller, position.stream >> LIFE) in self._lost:
+        if (caller, position.stream >> COUNTER_BITS) in self._lost:
             if task is not None:
                 self._ready.append(task)
             return
@@ -135,10 +135,10 @@ class CallSequencer:
 
     def __init__(self, incarnation: int) -> None:
         self._lock = threading.Lock()  # protects the two below
-        self._ids = itertools.count(incarnation << LIFE)  # the owner drops them when this incarnation is lost
-        self._sequences: dict[tuple[int, Ref], _OutgoingSequence] = {}
+        self._ids = itertools.count(incarnation << COUNTER_BITS)  # the owner drops them when this incarnation is lost
+        self._sequences: dict[tuple[int, RRefId], _OutgoingSequence] = {}
 
-    def open(self, owner: int, rref: Ref) -> None:
+    def open(self, owner: int, rref: RRefId) -> None:
         """Count another handle of an object."""
         with self._lock:
             sequence = self._sequences.get((owner, rref))
@@ -146,7 +146,7 @@ class CallSequencer:
                 sequence = self._sequences[owner, rref] = _OutgoingSequence(next(self._ids))
             sequence.handles += 1
 
-    def next(self, owner: int, rref: Ref) -> Turn:
+    def next(self, owner: int, rref: RRefId) -> Turn:
         """Return the position of the next call."""
         with self._lock:
             sequence = self._sequences.get((owner, rref))
@@ -155,7 +155,7 @@ class CallSequencer:
             sequence.next_number += 1
             return Turn(rref, sequence.id, sequence.next_number - 1)
 
-    def close(self, owner: int, rref: Ref) -> Turn | None:
+    def close(self, owner: int, rref: RRefId) -> Turn | None:
         """Discount a handle. Return where the sequence ends, if it was the last handle and calls were made."""
         with self._lock:
             sequence = self._sequences[owner, rref]

@@ -14,7 +14,7 @@ from telegrad.calls.server import AT_ONCE, DEFERRED
 from telegrad.connection.channel import Channel
 from telegrad.errors import ProtocolError, TelegradError
 from telegrad.execution.autocast import current_autocast, enter_autocast
-from telegrad.protocol.ownership import Ref
+from telegrad.protocol.rref_ids import RRefId
 from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import FETCH, METHOD, Method, method_name
 from telegrad.rref.ids import describe
@@ -145,7 +145,7 @@ class RRefService:
             RRefBackwardResp(head.call),
         )
 
-    def run_backward(self, caller: int, rref: Ref, context: int, retain_graph: bool) -> None:
+    def run_backward(self, caller: int, rref: RRefId, context: int, retain_graph: bool) -> None:
         """Run a backward pass from a value owned here: a distributed one, or with context -1 a local one."""
         self._manager.check_open()
         value = self._manager.wait_for_value(self._context.find_for(caller, rref), rref, None)

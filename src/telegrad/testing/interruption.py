@@ -156,7 +156,7 @@ class Target:
         self._small()  # reads answers that nobody waits for
         return (
             not self._channel.calls
-            and self._channel.credits._asked == 0
+            and self._channel.credits._in_flight == 0
             and not self._channel.abandoned
             and not self.callee.server.unanswered()
             and not any(agent.autograd.contexts.all() for agent in (self.caller, self.callee))

@@ -221,15 +221,15 @@ def main(arguments: list[str] | None = None) -> int:
     begin = shown = time.monotonic()
     run = partial(run_seeds, processes=options.processes, stalled=options.stalled, shrinking=options.shrink)
     verdicts = run(options.first, options.seeds, features)
-    for verdict in verdicts:
-        total[verdict.summary] += 1
-        if verdict.failure:
-            sys.stdout.write(verdict.failure + "\n")
-        if time.monotonic() - shown > 30 or verdict.failure:
+    for disposition in verdicts:
+        total[disposition.summary] += 1
+        if disposition.failure:
+            sys.stdout.write(disposition.failure + "\n")
+        if time.monotonic() - shown > 30 or disposition.failure:
             shown = time.monotonic()
             sys.stdout.write(f"{total.total():,} seeds in {shown - begin:.0f} s: {dict(total)}\n")
             sys.stdout.flush()
-        if verdict.failure and options.stop:
+        if disposition.failure and options.stop:
             break
     verdicts.close()
     sys.stdout.write(f"{total.total():,} seeds in {time.monotonic() - begin:.0f} s: {dict(total)}\n")

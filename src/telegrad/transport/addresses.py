@@ -1,9 +1,9 @@
-"""Decides where a worker listens and what it tells others, since a wrong answer lets strangers in or keeps peers out.
+"""Chooses where a worker listens and which address it advertises.
 
 Two rules:
 
-1. A worker listens on one address that its peers can reach, never on all of them unless it is asked to.
-2. Unix sockets live in a directory that no other user can write, and only workers with equal `host_identity` use them.
+1. A worker listens on one address that its peers can reach, and on all interfaces only if it is asked to.
+2. Unix sockets are in a directory that no other user can write to. Only workers with equal `host_identity` use them.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from typing import Literal
 from telegrad.errors import TelegradError
 
 MAX_SUN_PATH = 107
-"""What fits, in bytes, into the 108 of sockaddr_un.sun_path with its closing zero."""
+"""The longest path of a unix socket, in bytes: sockaddr_un.sun_path has 108, including the terminating zero."""
 
 INTERFACE_VARIABLES = ("TELEGRAD_INTERFACE", "TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-"""The first that is set decides. The last two are what programs for PyTorch's RPC set already."""
+"""The first one that is set counts. Programs for PyTorch's RPC set the last two."""
 
 _SIOCGIFADDR = 0x8915
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]{1,255}\Z")
 _MEMORY_NAME = re.compile(r"[0-9A-Za-z._:/@%-]{1,255}\Z")
 _PORT = re.compile(r"[0-9]{1,5}\Z", re.ASCII)
 _LOOPBACK = "127.0.0.1"
-_WHAT_TO_SET = "set TELEGRAD_INTERFACE to a network interface, or give the address to advertise"
+_REMEDY = "set TELEGRAD_INTERFACE to a network interface, or pass the address to advertise"
 
 
 @dataclass(frozen=True)
 class Address:
-    """One place where a worker listens. ``str()`` gives the text that `parse_address` reads."""
+    """An address where a worker listens. ``str()`` returns the text that `parse_address` reads."""
 
     scheme: Literal["tcp", "unix", "memory"]
     host: str = ""
-    """Of tcp: a name or an IP address, IPv6 without brackets."""
+    """For tcp: a name or an IP address, IPv6 without brackets."""
     port: int = 0
-    """Of tcp."""
+    """For tcp."""
     path: str = ""
-    """Of unix: an absolute path. Of memory: a name."""
+    """For unix: an absolute path. For memory: a name."""
 
     def __str__(self) -> str:
         if self.scheme == "tcp":
@@ -59,7 +59,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Return the address that `text` names, or raise a ValueError that says what is wrong with it.
+    """Parse an address. Raises a ValueError that says what is wrong with it.
 
     >>> parse_address("tcp://[fe80::1%eth0]:1234")
     Address(scheme='tcp', host='fe80::1%eth0', port=1234, path='')
@@ -69,39 +69,45 @@ def parse_address(text: str) -> Address:
         return _parse_tcp(text, rest)
     if found and scheme == "unix":
         if not rest.startswith("/") or "\0" in rest:
-            raise ValueError(f"{text!r} is no address: a unix socket needs an absolute path, as in unix:///run/a.sock")
+            raise ValueError(
+                f"invalid address {text!r}: a unix socket needs an absolute path, as in unix:///run/a.sock"
+            )
         if len(os.fsencode(rest)) > MAX_SUN_PATH:
-            raise ValueError(f"{text!r} is no address: the path of a unix socket has at most {MAX_SUN_PATH} bytes")
+            raise ValueError(f"invalid address {text!r}: the path of a unix socket has at most {MAX_SUN_PATH} bytes")
         return Address("unix", path=rest)
     if found and scheme == "memory":
         if not _MEMORY_NAME.match(rest):
-            raise ValueError(f"{text!r} is no address: a name is missing, as in memory://a, or has odd characters")
+            raise ValueError(
+                f"invalid address {text!r}: the name is missing or has invalid characters; use a name as in memory://a"
+            )
         return Address("memory", path=rest)
-    raise ValueError(f"{text!r} is no address: it must begin with tcp://, unix:// or memory://")
+    raise ValueError(f"invalid address {text!r}: it must begin with tcp://, unix:// or memory://")
 
 
 def _parse_tcp(text: str, rest: str) -> Address:
     host, colon, port = rest.rpartition(":")
     if not colon or not _PORT.match(port) or int(port) > 0xFFFF:
-        raise ValueError(f"{text!r} is no address: it must end with a port, ':' and a number from 0 to 65535")
+        raise ValueError(f"invalid address {text!r}: it must end with ':' and a port from 0 to 65535")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
         try:
             ipaddress.IPv6Address(host)
         except ValueError as error:
-            raise ValueError(f"{text!r} is no address: what stands in brackets is not IPv6 ({error})") from error
+            raise ValueError(
+                f"invalid address {text!r}: the text in brackets is not an IPv6 address ({error})"
+            ) from error
     elif ":" in host:
-        raise ValueError(f"{text!r} is no address: IPv6 stands in brackets, as in tcp://[::1]:1234")
+        raise ValueError(f"invalid address {text!r}: IPv6 addresses need brackets, as in tcp://[::1]:1234")
     elif not _HOST_NAME.match(host):
-        raise ValueError(f"{text!r} is no address: {host!r} is not a host's name or IP address")
+        raise ValueError(f"invalid address {text!r}: {host!r} is not a host name or IP address")
     return Address("tcp", host=host, port=int(port))
 
 
 def host_identity(runtime_dir: Path) -> str:
-    """Return a text that two processes share only if they can reach each other's sockets in `runtime_dir`.
+    """Return a string that is equal for two processes only if they can reach each other's sockets in `runtime_dir`.
 
     Containers on one machine share the boot id but not the file system, and bind mounts may show one directory at
-    two paths: hence the directory itself (device, inode) and its path are part of the identity, next to boot and user.
+    two paths. So the identity includes the directory (device and inode) and its path, besides boot id and user.
     """
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -114,17 +120,17 @@ def host_identity(runtime_dir: Path) -> str:
 
 
 def route_address(host: str, port: int) -> str:
-    """Return this machine's own IP address on the way to `host`. Nothing is sent.
+    """Return this machine's IP address on the route to `host`. Nothing is sent.
 
-    A host whose name means loopback here (Debian maps a machine's own name so) gives a loopback address; where
-    other machines take part, an interface or an advertised address has to be set.
+    If the name of the host resolves to loopback here (Debian maps a machine's own name to it), this is a loopback
+    address. A group with other machines then needs an interface or an advertised address.
     """
-    problem = "its name has no address"
+    problem = "the name does not resolve"
     try:
-        # A port is needed to connect a UDP socket, and any will do: connecting one only asks the kernel for a route.
+        # Connecting a UDP socket only asks the kernel for a route. It needs a port, and any will do.
         candidates = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:
-        raise TelegradError(f"cannot find a route to {host!r}: {error}; {_WHAT_TO_SET}") from error
+        raise TelegradError(f"cannot find a route to {host!r}: {error}; {_REMEDY}") from error
     for family, kind, protocol, _, target in candidates:
         try:
             with socket.socket(family, kind, protocol) as probe:
@@ -132,14 +138,16 @@ def route_address(host: str, port: int) -> str:
                 return str(probe.getsockname()[0])
         except OSError as error:
             problem = str(error)
-    raise TelegradError(f"cannot find a route to {host!r}: {problem}; {_WHAT_TO_SET}")
+    raise TelegradError(f"cannot find a route to {host!r}: {problem}; {_REMEDY}")
 
 
 def interface_address(name: str) -> str:
-    """Return the IP address of a network interface: IPv4 if it has one, else the widest IPv6."""
+    """Return the IP address of a network interface: IPv4 if it has one, otherwise the IPv6 with the widest scope."""
     existing = [interface for _, interface in socket.if_nameindex()]
     if name not in existing:
-        raise TelegradError(f"there is no network interface {name!r} on this machine; there are {', '.join(existing)}")
+        raise TelegradError(
+            f"network interface {name!r} does not exist on this machine; use one of {', '.join(existing)}"
+        )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)))
@@ -149,9 +157,7 @@ def interface_address(name: str) -> str:
                 raise
     address = _ipv6_address(name)
     if address is None:
-        raise TelegradError(
-            f"the network interface {name!r} has no IP address; the interfaces here are {', '.join(existing)}"
-        )
+        raise TelegradError(f"network interface {name!r} has no IP address; use one of {', '.join(existing)}")
     return address
 
 
@@ -167,7 +173,7 @@ def _ipv6_address(interface: str) -> str | None:
             by_scope.append((int(scope, 16), str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
     if not by_scope:
         return None
-    # The kernel's scopes: 0 is global, 0x10 the host, 0x20 the link, where an address means nothing without its link.
+    # The kernel's scopes: 0 is global, 0x10 the host, 0x20 the link. A link address needs its interface.
     scope_number, address = min(by_scope)
     return f"{address}%{interface}" if scope_number == 0x20 else address
 
@@ -181,13 +187,15 @@ def choose_addresses(
     interface: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, str]:
-    """Return the host to listen on and the host to tell others.
+    """Return the host to listen on and the host to advertise.
 
-    What is explicit beats an interface, and that beats the route to the rendezvous. Without any of them (a rendezvous
-    over a file) it is loopback.
+    Explicit addresses come first, then an interface, then the route to the rendezvous. Without any of them (a
+    rendezvous over a file) it is loopback.
     """
     if advertise is not None and _is_wildcard(advertise):
-        raise TelegradError(f"nobody can connect to {advertise!r}: advertise an address of this machine, or none")
+        raise TelegradError(
+            f"cannot advertise {advertise!r}: nobody can connect to it; advertise an address of this machine, or none"
+        )
     if advertise is None:
         if bind is not None and not _is_wildcard(bind):
             advertise = bind
@@ -215,15 +223,15 @@ def _first_interface(names: str, source: str) -> str:
         if name.strip() in existing:
             return interface_address(name.strip())
     raise TelegradError(
-        f"no network interface of this machine is named in {source}: {names!r}; there are {', '.join(existing)}"
+        f"no network interface of this machine is listed in {source} ({names!r}); use one of {', '.join(existing)}"
     )
 
 
 def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory for this user's unix sockets, made if need be, and safe from other users.
+    """Return the directory for this user's unix sockets. It is created if needed, and other users cannot write to it.
 
-    ``TELEGRAD_RUNTIME_DIR``, else ``telegrad`` in ``XDG_RUNTIME_DIR`` where that is ours, else a directory of this
-    user's own where temporary files go.
+    This is ``TELEGRAD_RUNTIME_DIR``, or ``telegrad`` in ``XDG_RUNTIME_DIR`` if that belongs to this user, or a
+    directory for this user in the system's temporary directory.
     """
     if environ.get("TELEGRAD_RUNTIME_DIR"):
         directory = Path(environ["TELEGRAD_RUNTIME_DIR"])
@@ -234,22 +242,22 @@ def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
     directory = directory.absolute()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Not followed if it is a link: in a directory for everybody, somebody else may have put it there.
+        # Do not follow a symbolic link: in a shared directory, another user may have put it there.
         status = directory.lstat()
     except OSError as error:
         raise TelegradError(
-            f"cannot make the directory {directory} for unix sockets: {error.strerror}; set TELEGRAD_RUNTIME_DIR"
+            f"cannot create the directory {directory} for unix sockets: {error.strerror}; set TELEGRAD_RUNTIME_DIR"
         ) from error
     if not stat.S_ISDIR(status.st_mode):
-        raise TelegradError(f"{directory} must be a directory, and is something else; set TELEGRAD_RUNTIME_DIR")
+        raise TelegradError(f"{directory} is not a directory; set TELEGRAD_RUNTIME_DIR to a directory of this user")
     if status.st_uid != os.geteuid():
         raise TelegradError(
-            f"the directory {directory} belongs to user id {status.st_uid}, and this process runs as {os.geteuid()}; "
-            "set TELEGRAD_RUNTIME_DIR to a directory of your own"
+            f"the directory {directory} belongs to user id {status.st_uid}, but this process runs as {os.geteuid()}; "
+            "set TELEGRAD_RUNTIME_DIR to a directory of this user"
         )
     if status.st_mode & 0o022:
         raise TelegradError(
-            f"other users may write into {directory} (mode {stat.S_IMODE(status.st_mode):04o}); "
+            f"other users can write to {directory} (mode {stat.S_IMODE(status.st_mode):04o}); "
             f"run `chmod 700 {shlex.quote(str(directory))}`, or set TELEGRAD_RUNTIME_DIR"
         )
     return directory
@@ -259,29 +267,29 @@ def _is_ours(directory: str) -> bool:
     try:
         status = os.stat(directory)
     except OSError:
-        return False  # named by the environment but not there, as after su: the next choice is as good
+        return False  # set but missing, as after su: use the next choice
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def socket_path(directory: Path, name: str, incarnation: int) -> Path:
-    """Return where worker `name` puts its socket: readable as far as there is room, another for each incarnation."""
+    """Return the path of the socket of worker `name`: readable if there is room, and unique to the incarnation."""
     digest = hashlib.blake2b(f"{name}\0{incarnation}".encode(), digest_size=8).hexdigest()
     room = MAX_SUN_PATH - len(os.fsencode(directory)) - len(f"/{digest}.sock")
     if room < 0:
         raise TelegradError(
-            f"the directory {directory} has too long a path for a unix socket ({MAX_SUN_PATH} bytes in all); "
+            f"the path of directory {directory} is too long for a unix socket (at most {MAX_SUN_PATH} bytes in all); "
             "set TELEGRAD_RUNTIME_DIR to a shorter one"
         )
     stem = re.sub(r"[^0-9A-Za-z_-]", "-", name)[: min(room - 1, 32)] if room > 1 else ""
     return directory / (f"{stem}-{digest}.sock" if stem else f"{digest}.sock")
 
 
-def sweep_dead_sockets(directory: Path) -> list[Path]:
+def remove_dead_sockets(directory: Path) -> list[Path]:
     """Remove the sockets that killed workers left in `directory`, and return them.
 
-    A socket is bound under a temporary name without ``.sock``, put to listen, and only then renamed. So there is no
-    moment at which a living worker's ``.sock`` refuses a connection, and one that refuses is dead for sure; nor is
-    its name used again, being made from the incarnation. A living worker sees a connection that closes at once.
+    A socket is bound under a temporary name without ``.sock``, starts to listen, and is renamed only then. So the
+    ``.sock`` of a live worker never refuses a connection, and a worker whose socket refuses one is dead. Its name is
+    not reused, because it contains the incarnation. A live worker sees a connection that closes at once.
     """
     removed = []
     for path in sorted(directory.glob("*.sock")):
@@ -289,7 +297,7 @@ def sweep_dead_sockets(directory: Path) -> list[Path]:
             try:
                 path.unlink()
             except FileNotFoundError:
-                continue  # another worker sweeps at the same time
+                continue  # another worker removes it at the same time
             removed.append(path)
     return removed
 
@@ -300,7 +308,7 @@ def _is_dead_socket(path: Path) -> bool:
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            # Where the backlog is full the worker is busy, not dead, and must not hold us up.
+            # If the backlog is full, the worker is busy, not dead, and must not block us.
             probe.setblocking(False)
             probe.connect(str(path))
     except OSError as error:

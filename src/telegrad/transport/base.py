@@ -1,6 +1,6 @@
-"""What a transport is: it moves frames, and never waits except in `connect`, `Link.wait` and `Poller.wait`.
+"""The interface of a transport, which moves frames and only blocks in `connect`, `Link.wait` and `Poller.wait`.
 
-`telegrad.testing.check_transport` tests all that the docstrings here promise; every transport passes it.
+`telegrad.testing.check_transport` tests what these docstrings specify; every transport passes it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from telegrad.wire.frames import Frame, Limits
 
 
 class LinkClosed(ConnectionError):
-    """The connection is gone. The text says why, as far as this side can know."""
+    """The connection is closed. The text says why, as far as this side knows."""
 
 
 class Ready:
-    """Why a wait ended: the sum of these. Nothing: the deadline passed, or somebody called `wake`.
+    """Why a wait ended: the sum of these. NOTHING: the deadline passed, or `wake` was called.
 
-    Plain numbers: an `IntFlag` takes half a microsecond for each ``&``, several times in every call.
+    Plain integers, because each ``&`` of an `IntFlag` takes half a microsecond, several times per call.
     """
 
     NOTHING: Final = 0
@@ -32,50 +32,53 @@ class Link(ABC):
     """One connection. One thread at a time reads from it; any thread may send."""
 
     resumable: bool
-    """Whether frames may be lost when it breaks although the peer lives."""
+    """Whether the connection can break, and lose frames, while the peer is alive."""
     peer: str
-    """The other end, for people."""
+    """A description of the other end, for logs and errors."""
     owner: Any = None
-    """Whoever is to be told when the poller finds it ready."""
+    """The object to notify when the poller reports this link."""
     shares_memory: bool = False
-    """Whether `offer` and `take_fd` work: both ends are on one host."""
+    """Whether both ends are on one host, so that `offer` and `take_fd` work."""
 
     @abstractmethod
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
-        """The peer has proved itself: frames of every kind may come now, as large as `limits` says."""
+        """Accept frames of every kind, up to `limits`, after the peer has authenticated.
+
+        `place` returns the memory for a chunk of bulk data, by its sequence number and size.
+        """
 
     @abstractmethod
     def send(
         self, kind: int, body: bytes | bytearray | memoryview, sequence: int, ack_control: int, ack_bulk: int
     ) -> None:
-        """Take a frame, in order within its lane, and send it now or when there is room. Never waits, never raises:
-        if the link is closed, reading says so."""
+        """Send a frame now, or queue it in the order of its lane until there is room. Never blocks, and never raises:
+        if the link is closed, `receive` raises."""
 
     def offer(self, body: bytes, fd: int) -> bool:
-        """Send an OFFER together with a file descriptor, which stays the caller's to close. False: not now, because
-        others wait to be sent, or not at all."""
+        """Send an OFFER together with a file descriptor, which the caller closes afterwards. Return False if that is
+        impossible now, because frames are queued, or at all."""
         return False
 
     def take_fd(self) -> int | None:
-        """The file descriptor that came with the OFFER received last; the caller closes it."""
+        """Return the file descriptor that came with the last OFFER. The caller closes it."""
         return None
 
     @abstractmethod
     def receive(self) -> Iterable[Frame]:
-        """The frames that are there. Never waits; raises LinkClosed after the last one that came."""
+        """Return the frames that have arrived. Never blocks. Raises LinkClosed after the last frame."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Go on with what `send` could not send at once."""
+        """Send queued frames, as far as there is room."""
 
     @abstractmethod
     def unsent(self) -> bool:
-        """Whether something that was sent waits for room in the connection."""
+        """Return whether frames are queued until there is room."""
 
     @abstractmethod
     def wait(self, deadline: float | None, poller: Poller | None = None) -> int:
-        """Wait until there is something to read (or the link is closed), `wake` is called, or the poller, if one is
-        given, has something to report. What is queued is sent meanwhile."""
+        """Wait until there is something to read (or the link is closed), `wake` is called, or the poller, if given, has
+        something to report. Queued frames are sent meanwhile."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -83,36 +86,36 @@ class Link(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close; what was sent before and fits into the connection still arrives."""
+        """Close. Frames that were sent before still arrive, as far as the connection has room for them."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Close this process's handle and nothing else: for the child of a fork."""
+        """Close only this process's handle, in a forked child."""
 
 
 class Listener(ABC):
-    """Where others connect to."""
+    """An address that accepts connections."""
 
     address: str
     owner: Any = None
-    """Whoever is to be told when the poller finds somebody there."""
+    """The object to notify when the poller reports a connection."""
 
     @abstractmethod
     def accept(self) -> Link | None:
-        """The next connection, or None if nobody waits. Never waits; an OSError means that this process cannot take it
-        now (it has no file descriptor left), and that it still waits."""
+        """Return the next connection, or None if none is pending. Never blocks. An OSError means that this process
+        cannot accept it now (it is out of file descriptors), and that it stays pending."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop listening, and remove what belongs to the address."""
+        """Stop listening, and remove the socket file, if there is one."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Close this process's handle and nothing else: for the child of a fork."""
+        """Close only this process's handle, in a forked child."""
 
 
 class Readiness(NamedTuple):
-    """One thing that a poller found ready."""
+    """A link or listener that is ready."""
 
     item: Link | Listener
     ready: int
@@ -120,24 +123,24 @@ class Readiness(NamedTuple):
 
 
 class Poller(ABC):
-    """Waits for many links and listeners at once. One thread at a time calls `wait`; any thread the rest."""
+    """Waits for many links and listeners at once. One thread at a time calls `wait`; any thread calls the rest."""
 
     @abstractmethod
     def add(self, item: Link | Listener, *, read: bool, once: bool = False) -> None:
-        """Watch `item`: for its end always, for something to read if `read`. With `once`, what was reported is not
-        reported again until `arm`."""
+        """Watch `item`: always for its end, and for something to read if `read`. With `once`, it is reported once and
+        then not again until `arm`."""
 
     @abstractmethod
     def arm(self, item: Link | Listener, *, read: bool) -> None:
-        """Change whether something to read is reported."""
+        """Set whether something to read is reported."""
 
     @abstractmethod
     def remove(self, item: Link | Listener) -> None:
-        """Watch it no longer."""
+        """Stop watching `item`."""
 
     @abstractmethod
     def wait(self, deadline: float | None) -> list[Readiness]:
-        """What is ready; nothing at the deadline or after `wake`."""
+        """Return what is ready: nothing at the deadline or after `wake`."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -145,27 +148,27 @@ class Poller(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Close this process's handle and nothing else: for the child of a fork."""
+        """Close only this process's handle, in a forked child."""
 
 
 class Transport(ABC):
-    """One way to reach others."""
+    """One kind of connection between workers."""
 
     scheme: str
     resumable: bool
 
     @abstractmethod
     def listen(self, address: str) -> Listener:
-        """Listen at `address`, whose port or name may be left open; the listener's address says what it became."""
+        """Listen at `address`. A missing port or name is chosen; see the listener's address."""
 
     @abstractmethod
     def connect(self, address: str, deadline: float) -> Link:
-        """Connect, or raise ConnectionRefusedError (nobody listens there), TimeoutError or another OSError."""
+        """Connect. Raises ConnectionRefusedError (nobody listens there), TimeoutError or another OSError."""
 
     def remove_dead(self, address: str) -> bool:
-        """Remove what a killed process left at `address`; False if somebody listens there still."""
+        """Remove what a killed process left at `address`. Return False if somebody still listens there."""
         return True

@@ -1,7 +1,7 @@
-"""Memory that two processes see: made here, passed on as a file descriptor, gone with the last process that maps it.
+"""Memory that two processes map: created here, passed on as a file descriptor, freed with the last mapping.
 
-Python's `mmap` keeps a file descriptor for every mapping; this one does not. A mapping is undone when neither it nor
-any block of it is referred to: a tensor made over a block keeps the block, and the block its mapping.
+Python's `mmap` keeps a file descriptor for every mapping; this one does not. Memory is unmapped when nothing refers to
+the mapping or to a block of it: a tensor made over a block keeps the block alive, and the block its mapping.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-IS_POSSIBLE = sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
-"""Whether this system has what is needed here."""
+IS_SUPPORTED = sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+"""Whether this system has sealed, anonymous shared memory."""
 
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -33,12 +33,12 @@ def _libc() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 @functools.lru_cache(256)
 def _block_type(size: int) -> Any:
-    """A row of bytes that can say which mapping it lies in. Making a type costs more than everything else here."""
+    """Return an array type whose instances can refer to their mapping. Cached, because making a type is slow."""
     return type("Block", (ctypes.c_ubyte * size,), {})
 
 
 def make_memory(size: int) -> int:
-    """A file descriptor of `size` bytes of memory that nobody can make larger or smaller. Raises OSError."""
+    """Return a file descriptor of `size` bytes of memory that nobody can resize. Raises OSError."""
     fd = os.memfd_create("telegrad", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
@@ -50,13 +50,13 @@ def make_memory(size: int) -> int:
 
 
 def check_memory(fd: int, size: int) -> None:
-    """Raise OSError unless `fd` is `size` bytes and stays so: touching what a peer cut off would kill this process."""
+    """Raise OSError unless `fd` has `size` bytes for good: touching truncated memory would kill this process."""
     if os.fstat(fd).st_size != size or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-        raise OSError(f"the file descriptor that came is not {size:,} bytes of sealed memory")
+        raise OSError(f"the received file descriptor is not {size:,} bytes of sealed memory")
 
 
-class Mapping:
-    """`size` bytes of a file descriptor, which may be closed at once."""
+class SharedMapping:
+    """A mapping of `size` bytes of a file descriptor, which may be closed afterwards."""
 
     __slots__ = ("_address", "_munmap", "size")
 
@@ -67,13 +67,13 @@ class Mapping:
         address = map_memory(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
         if address == _FAILED:
             number = ctypes.get_errno()
-            raise OSError(number, f"{size:,} bytes of shared memory cannot be mapped: {os.strerror(number)}")
+            raise OSError(number, f"cannot map {size:,} bytes of shared memory: {os.strerror(number)}")
         self._address = address
 
     def block(self, offset: int, size: int) -> Any:
-        """The memory from `offset` on. It can be referred to weakly: it lives as long as anything made over it."""
+        """Return the memory from `offset` on. It supports weak references and lives as long as what is made over it."""
         if offset < 0 or size < 1 or offset + size > self.size or self._address is None:
-            raise ValueError(f"{size} bytes at {offset} are not in a mapping of {self.size}")
+            raise ValueError(f"{size} bytes at offset {offset} are not in a mapping of {self.size} bytes")
         block = _block_type(size).from_address(self._address + offset)
         block.mapping = self
         return block
@@ -84,5 +84,5 @@ class Mapping:
 
 
 def view_of(block: Any) -> memoryview:
-    """The bytes of a block; they keep it."""
+    """Return the bytes of a block. The view keeps the block alive."""
     return pickle.PickleBuffer(block).raw()

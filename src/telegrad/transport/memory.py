@@ -1,7 +1,7 @@
-"""Frames between agents of one process.
+"""An in-memory transport, for agents in one process.
 
-A `MemoryNetwork` is the wire between them. It delivers at once; the simulation's network overrides `deliver` to
-delay, lose, repeat and cut.
+A `MemoryNetwork` connects them. It delivers at once; the simulation overrides `deliver` to delay, lose and duplicate
+frames, and to break connections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from telegrad.wire.frames import BULK_CHUNK, HANDSHAKE_LIMITS, Frame, Kind, Limi
 
 
 class MemoryNetwork:
-    """Who listens where, and the way that frames take."""
+    """The listeners by address, and the delivery of frames."""
 
     def __init__(self, runtime: Runtime | None = None) -> None:
         self.runtime = runtime or RealRuntime()
@@ -26,17 +26,17 @@ class MemoryNetwork:
         self._names = itertools.count(1)
 
     def deliver(self, link: MemoryLink, frame: Frame) -> None:
-        """Carry `frame`, sent on `link`, to the other end. Called with the lock held."""
+        """Deliver `frame`, which was sent on `link`, to the other end. Called with the lock held."""
         link.other.arrived(frame)
 
     def connecting(self, source: str, target: str) -> None:
         """Raise an OSError if `source` cannot connect to `target` now."""
 
     def connected(self, link: MemoryLink) -> None:
-        """A connection came about. Called with the lock held."""
+        """Record a new connection. Called with the lock held."""
 
     def hang_up(self, link: MemoryLink, reason: str) -> None:
-        """Tell the other end of `link` that it was closed. Called with the lock held."""
+        """Notify the other end of `link` that it was closed. Called with the lock held."""
         link.other.ended(reason)
 
     def fresh_name(self) -> str:
@@ -44,7 +44,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport(Transport):
-    """Addresses are ``memory://name`` inside one network; an empty name takes a free one."""
+    """Addresses are ``memory://name`` inside one network; an empty name picks a free one."""
 
     scheme = "memory"
 
@@ -54,7 +54,7 @@ class MemoryTransport(Transport):
         self.resumable = resumable
 
     def poller(self) -> Poller:
-        """A poller for the links of this network."""
+        """Return a poller for the links of this network."""
         return MemoryPoller(self._network)
 
     def listen(self, address: str) -> Listener:
@@ -63,7 +63,7 @@ class MemoryTransport(Transport):
             if address == "memory://":
                 address = network.fresh_name()
             if address in network.listeners:
-                raise OSError(f"somebody listens at {address} already")
+                raise OSError(f"address {address} is already in use")
             network.listeners[address] = listener = MemoryListener(network, address)
             return listener
 
@@ -83,8 +83,8 @@ class MemoryTransport(Transport):
             return here
 
 
-class _Watched:
-    """Something that a poller or a waiting thread may watch."""
+class _Pollable:
+    """A link or listener that a poller or a waiting thread can watch."""
 
     def __init__(self, network: MemoryNetwork) -> None:
         self.network = network
@@ -102,7 +102,7 @@ class _Watched:
         raise NotImplementedError
 
 
-class MemoryLink(_Watched, Link):
+class MemoryLink(_Pollable, Link):
     """One end of a connection."""
 
     other: MemoryLink
@@ -127,18 +127,18 @@ class MemoryLink(_Watched, Link):
     ) -> None:
         with self.network.lock:
             if not self._end:
-                # A copy: the receiver's tensors live in it, and it must not be the sender's memory.
+                # A copy, because the receiver's tensors use it, and must not share memory with the sender.
                 copy: bytes | bytearray = bytes(body) if kind == BULK_CHUNK else bytearray(body)
                 self.network.deliver(self, Frame(kind, sequence, ack_control, ack_bulk, copy))
 
     def arrived(self, frame: Frame) -> None:
-        """A frame comes out of the network. Called with the lock held."""
+        """Receive a frame from the network. Called with the lock held."""
         if not self._end:
             self._inbox.append(frame)
             self.changed()
 
     def ended(self, reason: str) -> None:
-        """The connection comes to its end here. Called with the lock held."""
+        """End the connection at this side. Called with the lock held."""
         if not self._end:
             self._end = reason
             self.changed()
@@ -159,11 +159,11 @@ class MemoryLink(_Watched, Link):
         return bool(self._inbox or self._end)
 
     def over(self) -> bool:
-        """Whether the connection has come to its end."""
+        """Return whether the connection has ended."""
         return bool(self._end)
 
     def flush(self) -> None:
-        """Nothing is ever left to be sent."""
+        """Do nothing: frames are never queued."""
 
     def unsent(self) -> bool:
         return False
@@ -172,7 +172,7 @@ class MemoryLink(_Watched, Link):
         assert poller is None or isinstance(poller, MemoryPoller)
         event = self.network.runtime.event()
         with self.network.lock:
-            if not (self.readable() or self._woken or (poller is not None and poller.something())):
+            if not (self.readable() or self._woken or (poller is not None and poller.is_ready())):
                 self.waiting = event
                 if poller is not None:
                     poller.watcher = event
@@ -184,7 +184,7 @@ class MemoryLink(_Watched, Link):
             ready: int = Ready.READ if self.readable() else Ready.NOTHING
             if poller is not None:
                 poller.watcher = None
-                if poller.something():
+                if poller.is_ready():
                     ready |= Ready.POLLER
             self._woken = False
         return ready
@@ -205,11 +205,11 @@ class MemoryLink(_Watched, Link):
                 self.poller.remove(self)
 
     def abandon(self) -> None:
-        """A fork copies memory: there is no handle to give up."""
+        """Do nothing: there is no handle that a fork would share."""
 
 
-class MemoryListener(_Watched, Listener):
-    """A name at which agents of this process can be connected to."""
+class MemoryListener(_Pollable, Listener):
+    """An address that accepts connections from agents of this process."""
 
     def __init__(self, network: MemoryNetwork, address: str) -> None:
         super().__init__(network)
@@ -231,7 +231,7 @@ class MemoryListener(_Watched, Listener):
                 self.pending.popleft().close()
 
     def abandon(self) -> None:
-        """A fork copies memory: there is no handle to give up."""
+        """Do nothing: there is no handle that a fork would share."""
 
 
 class MemoryPoller(Poller):
@@ -239,45 +239,45 @@ class MemoryPoller(Poller):
 
     def __init__(self, network: MemoryNetwork) -> None:
         self._network = network
-        self._items: dict[_Watched, bool] = {}  # item -> report once
-        self._done: set[_Watched] = set()  # reported, and not armed again
+        self._items: dict[_Pollable, bool] = {}  # item -> whether to report it once
+        self._done: set[_Pollable] = set()  # reported once, and not armed again
         self._woken = False
         self.watcher: Event | None = None
         self._waiting: Event | None = None
 
     def add(self, item: Link | Listener, *, read: bool, once: bool = False) -> None:
-        assert isinstance(item, _Watched)
+        assert isinstance(item, _Pollable)
         with self._network.lock:
             self._items[item] = once
             item.poller, item.armed = self, read
             self.changed()
 
     def arm(self, item: Link | Listener, *, read: bool) -> None:
-        assert isinstance(item, _Watched)
+        assert isinstance(item, _Pollable)
         with self._network.lock:
             item.armed = read
             self._done.discard(item)
             self.changed()
 
     def remove(self, item: Link | Listener) -> None:
-        assert isinstance(item, _Watched)
+        assert isinstance(item, _Pollable)
         with self._network.lock:
             self._items.pop(item, None)
             self._done.discard(item)
             item.poller = None
 
     def changed(self) -> None:
-        """Something may be ready now. Called with the lock held."""
-        if self.watcher is not None and self.something():
+        """Wake the waiting threads if something is ready. Called with the lock held."""
+        if self.watcher is not None and self.is_ready():
             self.watcher.set()
-        if self._waiting is not None and self.something():
+        if self._waiting is not None and self.is_ready():
             self._waiting.set()
 
-    def something(self) -> bool:
-        """Whether `wait` would return at once. Called with the lock held."""
+    def is_ready(self) -> bool:
+        """Return whether `wait` would return at once. Called with the lock held."""
         return self._woken or any(self._is_ready(item) for item in self._items)
 
-    def _is_ready(self, item: _Watched) -> bool:
+    def _is_ready(self, item: _Pollable) -> bool:
         if item in self._done or not item.readable():
             return False
         return item.armed or (isinstance(item, MemoryLink) and item.over())
@@ -285,7 +285,7 @@ class MemoryPoller(Poller):
     def wait(self, deadline: float | None) -> list[Readiness]:
         event = self._network.runtime.event()
         with self._network.lock:
-            if self.something():
+            if self.is_ready():
                 event.set()
             self._waiting = event
         event.wait(deadline)
@@ -311,4 +311,4 @@ class MemoryPoller(Poller):
             self._items.clear()
 
     def abandon(self) -> None:
-        """A fork copies memory: there is no handle to give up."""
+        """Do nothing: there is no handle that a fork would share."""

@@ -1,9 +1,9 @@
-"""Look before you sleep: a waiting thread asks again and again for a moment, and only then lets the kernel wake it.
+"""Adaptive spinning: a waiting thread polls for a moment before it sleeps in the kernel.
 
-A call of 100 µs is too short to sleep in: the processor goes idle, to wake it takes tens of microseconds, and what runs
-then finds cold caches. But whoever looks takes a processor from those who could use it. So a thread looks only if its
-last wait was short, only for some hundred microseconds, and offers the processor to others between two looks. If one of
-them takes it, processors are scarce, and this thread sleeps like any other for a while.
+A call of 100 µs is too short to sleep in: the processor goes idle, waking it takes tens of microseconds, and caches are
+cold afterwards. But a spinning thread takes a processor from others. So a thread spins only if its last wait was short,
+only for some hundred microseconds, and yields the processor between two polls. If another thread takes it, processors
+are scarce, and this thread does not spin for a while.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any
 from telegrad.interrupts import interruptible
 
 SPIN = 400
-"""Microseconds to look, by default."""
-_TAKEN = 0.0004  # seconds between two looks in which somebody else must have run
-_SCARCE = 0.01  # seconds for which processors are then taken to be scarce
+"""How many microseconds to spin, by default."""
+_TAKEN = 0.0004  # if two polls are this many seconds apart, another thread has run
+_SCARCE = 0.01  # seconds during which processors then count as scarce
 
 
 class Spin:
-    """How threads wait at one place, one at a time; with `most` microseconds of looking, or 0 for none."""
+    """Waits for one poll function, in one thread at a time, and spins for up to `limit` microseconds (0: never)."""
 
-    __slots__ = ("_eager", "_most", "_scarce_until")
+    __slots__ = ("_eager", "_limit", "_scarce_until")
 
-    def __init__(self, most: int = SPIN) -> None:
-        self._most = most / 1e6
+    def __init__(self, limit: int = SPIN) -> None:
+        self._limit = limit / 1e6
         self._eager = False
         self._scarce_until = 0.0
 
     @interruptible
     def wait(self, poll: Callable[[float | None], list[Any]], timeout: float | None) -> list[Any]:
-        """What `poll(timeout)` returns. A timeout may pass by as long as this looks."""
-        if not self._most or timeout == 0:
+        """Return what `poll(timeout)` returns. A timeout may be exceeded by the time of spinning."""
+        if not self._limit or timeout == 0:
             return poll(timeout)
         begin = now = monotonic()
         if self._eager and now >= self._scarce_until:
-            end = begin + self._most
+            end = begin + self._limit
             while now < end:
                 found = poll(0)
                 if found:
@@ -49,5 +49,5 @@ class Spin:
                     self._scarce_until = now + _SCARCE
                     break
         found = poll(timeout)
-        self._eager = bool(found) and monotonic() - begin < self._most
+        self._eager = bool(found) and monotonic() - begin < self._limit
         return found

@@ -1,4 +1,4 @@
-"""TCP: between hosts. A connection may break although both workers live; the session above it goes on."""
+"""TCP, between hosts. A connection may break while both workers are alive; the session resumes on the next one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.base import Link, Listener, Transport
-from telegrad.transport.sockets import SocketLink, SocketListener, connect
+from telegrad.transport.socket_link import SocketLink, connect
+from telegrad.transport.sockets import SocketListener
 
 _BACKLOG = 1024
 
 
 class TcpTransport(Transport):
-    """Addresses are ``tcp://host:port`` and ``tcp://[ipv6]:port``; port 0 takes a free one."""
+    """Addresses are ``tcp://host:port`` and ``tcp://[ipv6]:port``; port 0 picks a free one."""
 
     scheme = "tcp"
     resumable = True
@@ -46,7 +47,7 @@ class TcpTransport(Transport):
                 sock.settimeout(max(0.001, deadline - time.monotonic()))
                 connect(sock, where)
                 if sock.getsockname() == sock.getpeername():
-                    # The kernel gave this end the very port that it asks for, where nobody listens.
+                    # The kernel chose the target as the source port, so the socket is connected to itself.
                     raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {address}")
                 return _link(sock, f"{host}:{port}")
             except OSError as error:
@@ -59,14 +60,14 @@ class TcpTransport(Transport):
 
 
 def format_tcp(host: str, port: int) -> str:
-    """The address of a host and port, with the brackets that IPv6 needs."""
+    """Return the address of a host and port, with brackets around IPv6."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def _accepted(sock: socket.socket) -> Link | None:
     try:
         host, port = sock.getpeername()[:2]
-    except OSError:  # it has gone already
+    except OSError:  # it was closed meanwhile
         sock.close()
         return None
     return _link(sock, f"{host}:{port}")

@@ -1,7 +1,7 @@
-"""Unix sockets: between processes of one user on one host.
+"""Unix sockets, between processes of one user on one host.
 
-A broken connection means that the other process has ended. Only processes of the same user get in: the socket is
-readable and writable for its owner alone, and the kernel is asked who is at the other end.
+A broken connection means that the other process has ended. Only processes of the same user can connect: only the owner
+can read and write the socket file, and the kernel reports the user at the other end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from pathlib import Path
 
 from telegrad.errors import AuthenticationError, ProtocolError
 from telegrad.transport.base import Link, Listener, Transport
-from telegrad.transport.mapping import IS_POSSIBLE
-from telegrad.transport.sockets import SocketLink, SocketListener, after, connect
+from telegrad.transport.mapping import IS_SUPPORTED
+from telegrad.transport.socket_link import SocketLink, connect
+from telegrad.transport.socket_writer import remaining
+from telegrad.transport.sockets import SocketListener
 from telegrad.wire.frames import Kind, Limits, pack_header
 
 _log = logging.getLogger("telegrad")
@@ -27,8 +29,8 @@ _CREDENTIALS = struct.Struct("iII")
 _BACKLOG = 1024
 _FD = struct.Struct("i")
 _FD_SPACE = socket.CMSG_SPACE(_FD.size)
-_MOST_FDS = 16
-"""File descriptors that may have come before the frames that they belong to are read."""
+_MAX_FDS = 16
+"""How many file descriptors may be received before the frames that they belong to are read."""
 
 
 class UnixTransport(Transport):
@@ -39,11 +41,13 @@ class UnixTransport(Transport):
 
     def listen(self, address: str) -> Listener:
         path = _path(address)
-        answers = _answers(path)
-        if answers or (answers is None and path.exists()):
-            raise OSError(errno.EADDRINUSE, f"{path} is in use: somebody listens there, or it is no socket of ours")
-        # Bound under another name and renamed when it listens: a file with the final name to which connecting is
-        # refused has no process behind it, and may be removed.
+        is_alive = _is_alive(path)
+        if is_alive or (is_alive is None and path.exists()):
+            raise OSError(
+                errno.EADDRINUSE, f"{path} is in use: another process listens there, or it is not a socket of telegrad"
+            )
+        # Bound under another name and renamed when it listens: if a file with the final name refuses connections, its
+        # process is dead, and the file may be removed.
         temporary = path.with_suffix(".new")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -65,28 +69,30 @@ class UnixTransport(Transport):
             try:
                 connect(sock, str(path))
             except FileNotFoundError as error:
-                raise ConnectionRefusedError(error.errno, f"there is no socket {path}") from error
-            pid, uid = _who(sock)
+                raise ConnectionRefusedError(error.errno, f"there is no socket at {path}") from error
+            pid, uid = _peer_credentials(sock)
             if uid != os.getuid():
-                raise AuthenticationError(f"the process behind {path} belongs to user {uid}, not to {os.getuid()}")
+                raise AuthenticationError(
+                    f"the process that listens at {path} runs as user {uid}, not as {os.getuid()}"
+                )
             return UnixLink(sock, peer=f"{path} (pid {pid})")
         except BaseException:
             sock.close()
             raise
 
     def remove_dead(self, address: str) -> bool:
-        """Remove the socket file of a process that was killed. Whoever notices its death does this."""
+        """Remove the socket file of a process that was killed. Return False if somebody still listens there."""
         path = _path(address)
-        answers = _answers(path)
-        if answers is False:
+        is_alive = _is_alive(path)
+        if is_alive is False:
             path.unlink(missing_ok=True)
-        return not answers
+        return not is_alive
 
 
 class UnixLink(SocketLink):
-    """A connected unix socket: file descriptors can be passed through it."""
+    """A connected unix socket, which can also pass file descriptors."""
 
-    shares_memory = IS_POSSIBLE
+    shares_memory = IS_SUPPORTED
 
     def __init__(self, sock: socket.socket, *, peer: str) -> None:
         super().__init__(sock, peer=peer, resumable=False)
@@ -94,7 +100,7 @@ class UnixLink(SocketLink):
 
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
         super().admit(limits, place)
-        if self.shares_memory:  # of a stranger, the kernel discards them
+        if self.shares_memory:  # before that, the kernel discards them
             self._recv_into = self._recv_with_fds
 
     def _recv_with_fds(self, buffer: memoryview) -> int:
@@ -102,8 +108,10 @@ class UnixLink(SocketLink):
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._fds.extend(fd for (fd,) in _FD.iter_unpack(data[: len(data) // _FD.size * _FD.size]))
-        if len(self._fds) > _MOST_FDS:
-            raise ProtocolError(f"{len(self._fds)} file descriptors came without the frames that they belong to")
+        if len(self._fds) > _MAX_FDS:
+            raise ProtocolError(
+                f"the peer sent {len(self._fds)} file descriptors without the frames that they belong to"
+            )
         return count
 
     def offer(self, body: bytes, fd: int) -> bool:
@@ -114,11 +122,11 @@ class UnixLink(SocketLink):
                 return False
             try:
                 sent = self._socket.sendmsg((header, body), passed)
-            except OSError:  # no room, or closed: then reading will say so
+            except OSError:  # no room, or closed: then receive() will raise
                 return False
             if sent < len(header) + len(body):
-                self._started = after([memoryview(header), memoryview(body)], sent)
-                self._watch()
+                self._started = remaining([memoryview(header), memoryview(body)], sent)
+                self._update_mask()
         return True
 
     def take_fd(self) -> int | None:
@@ -150,9 +158,9 @@ class _UnixListener(SocketListener):
         self._path = path
 
     def _admit(self, sock: socket.socket) -> Link | None:
-        pid, uid = _who(sock)
+        pid, uid = _peer_credentials(sock)
         if uid != os.getuid():
-            _log.warning("refused a connection to %s: process %d belongs to user %d", self._path, pid, uid)
+            _log.warning("refused a connection to %s: process %d runs as user %d", self._path, pid, uid)
             sock.close()
             return None
         return UnixLink(sock, peer=f"pid {pid}")
@@ -162,15 +170,15 @@ class _UnixListener(SocketListener):
         self._path.unlink(missing_ok=True)
 
 
-def _answers(path: Path) -> bool | None:
-    """Whether a process is behind the socket `path`; None if there is no such socket, or it is not ours."""
+def _is_alive(path: Path) -> bool | None:
+    """Return whether a process listens at `path`; None if there is no socket, or it belongs to another user."""
     if not path.is_socket():
         return None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
             sock.connect(str(path))
-    except BlockingIOError:  # alive, with a full backlog
+    except BlockingIOError:  # alive, but its backlog is full
         return True
     except ConnectionRefusedError:
         return False
@@ -183,7 +191,7 @@ def _path(address: str) -> Path:
     return Path(address.removeprefix("unix://"))
 
 
-def _who(sock: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel knows them."""
+def _peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """Return the process and user id at the other end, as the kernel reports them."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid

@@ -13,7 +13,7 @@ from support.one_process import gradients_on
 from telegrad import autograd
 from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError
-from telegrad.protocol.session_events import State
+from telegrad.protocol.session_events import SessionState
 from telegrad.testing.simulation import Simulation
 from telegrad.wire.messages import CleanupAutogradContextReq
 
@@ -167,7 +167,7 @@ def test_a_cleanup_that_is_read_after_the_loss_of_its_sender_ends_the_context(se
         town.call("c")
         contexts = town.sim["b"].autograd.contexts
         town.lose("c")
-        channel = SimpleNamespace(worker=SimpleNamespace(id=2), session=SimpleNamespace(state=State.LOST))
+        channel = SimpleNamespace(worker=SimpleNamespace(id=2), session=SimpleNamespace(state=SessionState.LOST))
         word: Any = CleanupAutogradContextReq(context_id, 1)
         town.sim["b"].autograd._on_cleanup(cast(Any, channel), word, cast(Any, None))
         assert contexts.all() == []

@@ -25,8 +25,9 @@ from telegrad.calls.dispatch import Dispatcher
 from telegrad.default_agent import acting_as, default_agent
 from telegrad.errors import DeadlineExceeded, WorkerLost
 from telegrad.testing.group import local_group
-from telegrad.transport import slabs, sockets
+from telegrad.transport import slab_receiver, slab_sender, sockets
 from telegrad.transport.buffers import BufferPool
+from telegrad.transport.mapping import SharedMapping
 from telegrad.waiting import RealRuntime
 from telegrad.wire import frames
 
@@ -141,9 +142,10 @@ def refusing(kind: str) -> Iterator[Refused]:
         elif kind == "a poll registration":
             patch.setattr(sockets.SocketPoller, "set_mask", set_mask)
         elif kind == "shared memory":
-            patch.setattr(slabs, "make_memory", after_asking(slabs.make_memory))
+            patch.setattr(slab_sender, "make_memory", after_asking(slab_sender.make_memory))
         elif kind == "a mapping":
-            patch.setattr(slabs, "Mapping", after_asking(slabs.Mapping))
+            for module in (slab_sender, slab_receiver):
+                patch.setattr(module, "SharedMapping", after_asking(SharedMapping))
         elif kind == "a buffer":
             patch.setattr(BufferPool, "take", after_asking(BufferPool.take))
         elif kind == "a body":

@@ -15,7 +15,7 @@ from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.futures import Future
 from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
 from telegrad.errors import CallCancelled, CallError, DeadlineExceeded, NotInitialized, ReferenceGone, TelegradError
-from telegrad.protocol.ownership import LIFE, Id, Ref
+from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref import handle as telegrad_rref
 from telegrad.rref.manager import RRefManager
 
@@ -206,8 +206,8 @@ def _creation_text(error: CallError) -> str:
     return f"RRef creation via rpc.remote() failed: {error}"
 
 
-def _show(name: Id | Ref) -> str:
-    return f"GloballyUniqueId(created_on={name[0]}, local_id={name[1] & ((1 << LIFE) - 1)})"
+def _show(name: ForkId | RRefId) -> str:
+    return f"GloballyUniqueId(created_on={name[0]}, local_id={name[1] & ((1 << COUNTER_BITS) - 1)})"
 
 
 # -- ways to call methods ---------------------------------------------------------------------------------------------
