@@ -36,7 +36,7 @@ def test_a_loss_is_reported_with_its_cause_and_not_with_the_end_of_file_that_fol
 
         monkeypatch.setattr(outgoing.link, "close", close_and_wait)
         incoming.link.send(Kind.ANSWER, pack_answer(77, True), 0, 0, 0)
-        with pytest.raises(WorkerLost, match="it broke the protocol: an answer came about slab 77"):
+        with pytest.raises(WorkerLost, match="it broke the protocol: the peer answered an offer of slab 77"):
             a.call("b", operator.add, (1, 2))
 
 

@@ -36,7 +36,7 @@ def memory(field: str) -> int:
 
 def in_use() -> int:
     """Return how many bytes of this worker's slabs are in use."""
-    return sum(slab.arena.in_use for slab in default_agent().local.slabs.slabs)
+    return sum(slab.allocator.in_use for slab in default_agent().local.slabs.slabs)
 
 
 # -- functions that run in the workers ------------------------------------------------------------------------
