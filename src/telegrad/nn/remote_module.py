@@ -39,8 +39,8 @@ class RemoteModule(torch.nn.Module):
     returns at once, and an error of it shows when the module is first used. Calls, also of other methods of the module,
     are calls of `telegrad.rpc`: in an autograd context they are recorded, and `WorkerLost` names a worker that died.
 
-    >>> encoder = telegrad.nn.RemoteModule("worker1/cpu", torch.nn.Linear, (20, 30))     # doctest: +SKIP
-    >>> with telegrad.autograd.context() as context:                                     # doctest: +SKIP
+    >>> encoder = telegrad.nn.RemoteModule("worker1/cpu", torch.nn.Linear, (20, 30))
+    >>> with telegrad.autograd.context() as context:
     ...     context.backward(encoder(torch.randn(128, 20)).sum())
 
     Attributes are the module's: they are read and assigned there. Inside an ordinary module it takes part in

@@ -59,10 +59,13 @@ class DistributedOptimizer(Optimizer):
     With ``step_in_backward=True`` a parameter is updated inside the backward pass, as soon as its gradient is final,
     and the gradient is not kept. `step` then has nothing to do, for contexts whose pass began on this worker.
 
-    >>> optimizer = DistributedOptimizer(torch.optim.Adam, rrefs, lr=0.01)       # doctest: +SKIP
-    >>> with telegrad.autograd.context() as context_id:                        # doctest: +SKIP
-    ...     telegrad.autograd.backward(context_id, [loss()])
+    >>> weight = telegrad.remote("worker1", torch.ones, (3,), {"requires_grad": True})
+    >>> optimizer = DistributedOptimizer(torch.optim.SGD, [weight], lr=0.5)
+    >>> with telegrad.autograd.context() as context_id:
+    ...     telegrad.autograd.backward(context_id, [weight.to_here().sum()])
     ...     optimizer.step(context_id)
+    >>> weight.to_here().detach()
+    tensor([0.5000, 0.5000, 0.5000])
     """
 
     def __init__(
