@@ -64,9 +64,7 @@ def children() -> dict[int, str]:
             except FileNotFoundError:
                 continue
             if not any(name in command for name in STARTED_ONCE):
-                found[int(pid)] = (
-                    command.replace(b"\0", b" ").decode(errors="replace").strip() or "(a zombie)"
-                )
+                found[int(pid)] = command.replace(b"\0", b" ").decode(errors="replace").strip() or "(a zombie)"
     return found
 
 
