@@ -30,8 +30,11 @@ hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("repeat")
 
-collect_ignore = ["src/telegrad/drop_in/start/sitecustomize.py"]
-"""Not imported for doctests: importing it installs the drop-in."""
+collect_ignore = [
+    "src/telegrad/drop_in/start/sitecustomize.py",  # importing it installs the drop-in
+    "tests/support",  # no tests, and some modules must only be imported by the test that needs them
+]
+"""Modules that are not imported to look for doctests."""
 
 PATIENCE = 20.0
 """Seconds that threads, processes and sockets get to finish closing."""

@@ -47,7 +47,9 @@ class Benchmark:
             share = blocks * (number + 1) // rounds - blocks * number // rounds
             for name, fresh in self._round_with_retries(transport, cases, share, quick).items():
                 before = measured.get(name)
-                measured[name] = fresh if before is None else {who: before[who].followed_by(fresh[who]) for who in fresh}
+                measured[name] = (
+                    fresh if before is None else {who: before[who].followed_by(fresh[who]) for who in fresh}
+                )
             for name, series in measured.items():
                 ratio = series[TELEGRAD].median() / series[TORCH].median()
                 print(f"{name}, round {number + 1} of {rounds}: {ratio:.2f}", file=sys.stderr, flush=True)
