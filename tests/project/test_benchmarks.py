@@ -108,6 +108,22 @@ def test_a_missing_optional_system_is_reported_in_one_line() -> None:
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["Ray", "pyzmq"]
 
 
+def test_the_examples_in_docstrings_of_the_benchmarks_run() -> None:
+    files = [
+        path.name for path in sorted(BENCHMARKS.glob("*.py")) if re.search(r"^ +>>> ", path.read_text(), re.MULTILINE)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "doctest", *files],
+        cwd=BENCHMARKS,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert files
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 def _texts(picture: Path) -> list[str]:
     return [text.text or "" for text in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
 

@@ -15,17 +15,21 @@ from telegrad.agent.agent import Agent
 from telegrad.autograd import backward, context, get_gradients
 from telegrad.default_agent import acting_as
 from telegrad.errors import CallError, DeadlineExceeded
+from telegrad.protocol.limits import SessionSettings
+from telegrad.settings import AgentSettings
 from telegrad.testing.faults import Decide, Fate, inject
 from telegrad.testing.group import local_group
 from telegrad.wire.messages import CleanupAutogradContextReq, Reply, Request, RRefUserDelete
 
 DELAY = 0.05
+CREDITS = 16
 
 
 @contextmanager
 def group_with(decide: Decide, transport: str = "tcp") -> Iterator[dict[str, Agent]]:
     """Start workers a and b, with faults on a, and act as worker a."""
-    with local_group(["a", "b"], transport=transport) as group:
+    settings = AgentSettings(session=SessionSettings(request_credits=CREDITS))
+    with local_group(["a", "b"], transport=transport, settings=settings) as group:
         inject(group["a"], decide)
         with acting_as(group["a"]):
             yield group
@@ -38,7 +42,7 @@ def is_call_of(head: Any, name: str) -> bool:
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
 def test_a_failed_request_fails_its_call_and_leaks_nothing(transport: str) -> None:
     with group_with(lambda head: Fate(fails=1) if is_call_of(head, ":neg") else None, transport) as group:
-        for _ in range(100):  # more than there are credits for
+        for _ in range(CREDITS):  # two calls each, so more than there are credits
             with pytest.raises(CallError, match="was not sent: its failure was injected"):
                 rpc.rpc_sync("b", operator.neg, (1,))
             with pytest.raises(CallError, match="was not sent"):

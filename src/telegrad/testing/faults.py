@@ -103,13 +103,13 @@ class _FaultyChannel(Channel):
         error = CallError(
             f"{call} was not sent: its failure was injected", worker=call.worker, function=call.function, call=call.id
         )
-        calling = self.agent.client
-        calling._forget(call, self.agent.peers.find(call.worker))
+        client = self.agent.client
+        client._forget(call, self.agent.peers.find(call.worker))
         self.calls[call.id] = call  # finish() expects it there
         on_done = None
         if call.at_once:  # like torch, fail an RRef before its creator has the handle
             on_done, call.on_done = call.on_done, None
-        calling.finish(call, error=error)
+        client.finish(call, error=error)
         if on_done is not None:
             self.expect_fewer(1)
             on_done(call)

@@ -171,24 +171,27 @@ def test_queued_calls_of_a_lost_caller_do_not_run() -> None:
     assert busy.ran == []
 
 
-def test_a_cancellation_may_overtake_its_request_and_stray_ones_are_dropped() -> None:
+def test_a_cancellation_may_overtake_its_request_and_stray_ones_are_forgotten() -> None:
     busy = Busy(0)
 
     def program(a: Agent) -> None:
         busy.finish()
         first = a.begin("b", "@note", ("first",))
         a.wait(first)
-        b = busy.sim["b"]
-        (channel,) = b.peers.find("a").channels()
+        server = busy.sim["b"].server
+        (channel,) = busy.sim["b"].peers.find("a").channels()
         # A cancellation is small, so it can overtake a large request, which travels in the other lane.
-        assert b.server.cancel(channel, first.id + 1, "the caller cancelled it") == []
+        assert server.cancel(channel, first.id + 1, "the caller cancelled it") == []
         with pytest.raises(CallCancelled, match="the caller cancelled it"):
             a.call("b", "@note", ("second",))
+        # Only the latest cancellations without a call are remembered.
+        server.cancel(channel, first.id + 2, "forgotten")
         for number in range(1000):
-            b.server.cancel(channel, number, "too late")
-        assert len(b.server._early) < 1000
-        b.server.cancel_all(channel, "the caller is lost")
-        assert not b.server._early
+            server.cancel(channel, first.id + 10 + number, "stray")
+        a.call("b", "@note", ("third",))
+        server.cancel(channel, first.id + 3, "forgotten with its channel")
+        server.cancel_all(channel, "the caller is lost")
+        a.call("b", "@note", ("fourth",))
 
     busy.run(program)
-    assert busy.ran == ["first"]
+    assert busy.ran == ["first", "third", "fourth"]
