@@ -30,9 +30,9 @@ hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("repeat")
 
-collect_ignore = [
-    "src/telegrad/drop_in/start/sitecustomize.py",  # importing it installs the drop-in
-    "tests/support",  # no tests, and some modules must only be imported by the test that needs them
+collect_ignore_glob = [
+    "src/telegrad/drop_in/*/sitecustomize.py",  # importing it installs the drop-in
+    "tests/support/*",  # no tests, and some modules must only be imported by the test that needs them
 ]
 """Modules that are not imported to look for doctests."""
 
