@@ -1,16 +1,16 @@
-# Two commands are all the set-up there is: `make demo` and `make test`.
+# `make demo` and `make test` set up everything they need.
 PYTHON ?= python3.11
 SEEDS ?= 5000
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test lint conformance soak bench bench-check clean
+.PHONY: setup demo test lint coverage conformance soak bench bench-check clean
 
 setup: $(VENV)/.ready
 
-# hatchling is installed first and the build is not isolated: an isolated build environment would not see the
-# constraints, and could fetch another torch.
+# hatchling is installed first and the build is not isolated: an isolated build ignores the constraints and could
+# download another torch.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt hatchling editables
@@ -27,7 +27,15 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/protocol --ignore=tests/wire
+	$(MAKE) coverage
+
+# Runs the tests of protocol/ and wire/ under coverage, and fails unless they reach every line and branch.
+coverage: setup
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2 --dist worksteal tests/protocol tests/wire
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 conformance: setup
 	$(BIN)/python -m conformance
@@ -42,4 +50,4 @@ bench-check: setup
 	$(BIN)/python benchmarks/check.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

@@ -1,6 +1,6 @@
-"""Is a backward pass over workers faster than torch's? torch.distributed.autograd and telegrad.autograd, alternately.
+"""Compares distributed backward passes: torch.distributed.autograd and telegrad.autograd, in turn.
 
-What one worker pays for a pass that never leaves it is compared, too, with plain ``loss.backward()`` in its process.
+The overhead of a pass that stays on one worker is compared with plain ``loss.backward()`` in the same process.
 
     python benchmarks/backward.py [--transport unix|tcp] [--cases hop1 ...] [--blocks N] [--quick] [--json FILE]
 """
@@ -46,18 +46,18 @@ BIG = 16 << 20 >> 2
 """Floats in 16 MB."""
 ALONE = "alone"
 
-Scene = Callable[[], AbstractContextManager[Action]]
+Setup = Callable[[], AbstractContextManager[Action]]
 """Sets up one iteration, yields what is timed, and cleans up."""
 Function = Callable[..., torch.Tensor]
 
 
-# -- what runs on the callee ----------------------------------------------------------------------------------
+# -- functions on the callee ----------------------------------------------------------------------------------
 
 
 @cache
 def weights() -> list[torch.Tensor]:
-    """The callee's leaves, made when first asked for, and the same on every worker."""
-    # Orthogonal: a chain of any length neither grows nor fades into denormal numbers, which are slow.
+    """Return the callee's leaves, created on first use, the same on every worker."""
+    # Orthogonal, so a long chain neither overflows nor decays into denormal numbers, which are slow.
     draw = torch.Generator().manual_seed(1)
     return [
         torch.linalg.qr(torch.randn(SIZE, SIZE, generator=draw)).Q.contiguous().requires_grad_()
@@ -66,19 +66,19 @@ def weights() -> list[torch.Tensor]:
 
 
 def multiply(x: torch.Tensor, matmuls: int) -> torch.Tensor:
-    """So many matmuls, each with a leaf of its own."""
+    """Multiply by `matmuls` different leaves."""
     for weight in weights()[:matmuls]:
         x = x @ weight
     return x
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
-    """Next to no work."""
+    """Do almost nothing."""
     return x * 2
 
 
 def weight_gradients(system: str, context_id: int) -> list[torch.Tensor | None]:
-    """What the context holds for the leaves of this worker."""
+    """Return the gradients of this worker's leaves from the context."""
     found = (torch_autograd if system == TORCH else telegrad_autograd).get_gradients(context_id)
     return [found.get(weight) for weight in weights()]
 
@@ -87,19 +87,19 @@ def weight_gradients(system: str, context_id: int) -> list[torch.Tensor | None]:
 
 
 class Program:
-    """Calls of `function` on the callee, each with the result of the one before, and a loss at the end."""
+    """A chain of calls of `function` on the callee, and a loss at the end."""
 
     def __init__(self, rpc: Any, x: torch.Tensor, function: Function, rest: tuple[Any, ...] = (), calls: int = 1):
         self.autograd: Any = torch_autograd if rpc is torch_rpc else telegrad_autograd
         self._system = TORCH if rpc is torch_rpc else TELEGRAD
         self._rpc = rpc
         self._x = x.requires_grad_()
-        # The gradient of a plain sum is one number seen as many. Torch would send only that: not what losses do.
+        # The gradient of a plain sum is an expanded scalar, and torch would send only the scalar. Real losses differ.
         self._slope = torch.rand(x.numel())
         self._function, self._rest, self._calls = function, rest, calls
 
     def forward(self) -> torch.Tensor:
-        """The loss, of what the callee computed."""
+        """Return the loss of the callee's result."""
         return self._forward(lambda *arguments: self._rpc.rpc_sync(CALLEE, self._function, arguments))
 
     def _forward(self, call: Function) -> torch.Tensor:
@@ -109,11 +109,11 @@ class Program:
         return torch.dot(result.flatten(), self._slope)
 
     def backward(self, context_id: int, loss: torch.Tensor) -> None:
-        """The pass, through both workers."""
+        """Run the pass through both workers."""
         self.autograd.backward(context_id, [loss])
 
     def check(self) -> None:
-        """Raise if one pass gives other gradients, on either worker, than it gives in one process."""
+        """Raise if a pass gives other gradients, on either worker, than in one process."""
         leaves = [self._x, *weights()]
         expected = torch.autograd.grad(self._forward(self._function), leaves, allow_unused=True)
         with self.autograd.context() as context_id:
@@ -131,26 +131,26 @@ def _check(found: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor
             raise BenchmarkError(f"a pass gave a wrong gradient for leaf {number}: its time means nothing")
 
 
-def _only_backward(program: Program) -> Scene:
+def _only_backward(program: Program) -> Setup:
     @contextlib.contextmanager
-    def scene() -> Iterator[Action]:
+    def setup() -> Iterator[Action]:
         with program.autograd.context() as context_id:
             loss = program.forward()
             yield lambda: program.backward(context_id, loss)
 
-    return scene
+    return setup
 
 
-def _forward_and_backward(program: Program) -> Scene:
+def _forward_and_backward(program: Program) -> Setup:
     @contextlib.contextmanager
-    def scene() -> Iterator[Action]:
+    def setup() -> Iterator[Action]:
         with program.autograd.context() as context_id:
             yield lambda: program.backward(context_id, program.forward())
 
-    return scene
+    return setup
 
 
-def _everything(program: Program) -> Scene:
+def _everything(program: Program) -> Setup:
     def action() -> None:
         with program.autograd.context() as context_id:
             program.backward(context_id, program.forward())
@@ -158,8 +158,8 @@ def _everything(program: Program) -> Scene:
     return lambda: contextlib.nullcontext(action)
 
 
-def _prepare(part: Callable[[Program], Scene], make: Callable[[Any], Program]) -> Callable[[Any], Scene]:
-    def prepare(rpc: Any) -> Scene:
+def _prepare(part: Callable[[Program], Setup], make: Callable[[Any], Program]) -> Callable[[Any], Setup]:
+    def prepare(rpc: Any) -> Setup:
         program = make(rpc)
         program.check()
         return part(program)
@@ -179,7 +179,7 @@ def _big(rpc: Any) -> Program:
 
 
 class Graph:
-    """A residual net of small operations: `NODES` nodes, of which `PARAMETERS` are leaves."""
+    """A residual network of small operations, with `NODES` nodes and `PARAMETERS` leaves."""
 
     def __init__(self) -> None:
         self.parameters = [(torch.randn(SIZE, SIZE) / SIZE**0.5).requires_grad_() for _ in range(PARAMETERS)]
@@ -189,7 +189,7 @@ class Graph:
             raise BenchmarkError(f"the graph has {found} nodes, and should have {NODES}")
 
     def forward(self) -> torch.Tensor:
-        """The loss. Each block makes three nodes, the sum at the end one."""
+        """Compute the loss. Each block adds three nodes, the final sum one."""
         blocks: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
             lambda h, p: h + torch.tanh(h @ p),
             lambda h, p: h - torch.sin(h * p),
@@ -202,19 +202,19 @@ class Graph:
         return h.sum()
 
     def plain(self) -> Iterator[Action]:
-        """Torch's own backward."""
+        """Set up torch's backward."""
         for parameter in self.parameters:
             parameter.grad = None
         yield self.forward().backward
 
     def in_context(self) -> Iterator[Action]:
-        """The same through telegrad, which leaves the gradients in the context."""
+        """Set up telegrad's backward, which accumulates gradients in the context."""
         with telegrad_autograd.context() as context_id:
             loss = self.forward()
             yield lambda: telegrad_autograd.backward(context_id, [loss])
 
     def check(self) -> None:
-        """Raise if the two differ."""
+        """Raise if the gradients of the two differ."""
         expected = torch.autograd.grad(self.forward(), self.parameters)
         with telegrad_autograd.context() as context_id:
             telegrad_autograd.backward(context_id, [self.forward()])
@@ -235,7 +235,7 @@ def _nodes(loss: torch.Tensor) -> set[Any]:
 
 @cache
 def _graph() -> Graph:
-    """The same for both sides, since they run in one process."""
+    """Return one graph for both systems, which run in the same process."""
     graph = Graph()
     graph.check()
     return graph
@@ -288,7 +288,7 @@ SYSTEMS = {TORCH: System(join_torch), TELEGRAD: System(join_telegrad), ALONE: Sy
 
 
 def turns(ready: Mapping[str, Workers], case: str, number: int) -> dict[str, tuple[Workers, str]]:
-    """Torch and telegrad; where a worker is alone, plain torch in the very same process."""
+    """Return torch and telegrad, or for a single worker plain torch in the same process."""
     if case == "local":
         return {TORCH: (ready[ALONE], "plain"), TELEGRAD: (ready[ALONE], case)}
     return {system: (ready[system], case) for system in (TORCH, TELEGRAD)}
@@ -305,7 +305,7 @@ BENCHMARK = command.Benchmark(
 
 
 if __name__ == "__main__":
-    # The same module again, under its own name: what is called remotely must be found by that on the other side.
+    # Imported under its own name: the other side finds remote functions by module name.
     import backward
 
     sys.exit(command.run(backward.BENCHMARK))

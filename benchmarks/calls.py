@@ -1,10 +1,10 @@
-"""Are calls faster than torch's, and by how much? torch.distributed.rpc and telegrad, alternately, in one run.
+"""Compares calls of torch.distributed.rpc and telegrad, in turn, in one run.
 
-Over unix, torch has its default options, shared memory among them. Over tcp, both act as if they were on two hosts:
-torch with its `uv` transport and its `basic` channel, so that tensors, too, go through the sockets.
+Over unix, torch uses its default options, including shared memory. Over tcp, both behave as if on two hosts: torch uses
+its `uv` transport and `basic` channel, which sends tensors through the sockets.
 
-Beside them, as the least that a round trip can cost in Python, a plain socket of the same kind carries as many bytes;
-and 16 MB are copied twice in memory, which is what shared memory cannot do without.
+As lower bounds of a round trip in Python, a plain socket of the same kind carries as many bytes, and 16 MB are copied
+twice in memory, which shared memory cannot avoid.
 
 python benchmarks/calls.py [--transport unix|tcp] [--cases noop add ...] [--blocks N] [--quick] [--json FILE]
 """
@@ -26,9 +26,9 @@ from pairs import (
     Action,
     BenchmarkError,
     Case,
-    Place,
     System,
     Workers,
+    WorkerSpec,
     at_most,
     join_telegrad,
     join_torch,
@@ -39,15 +39,15 @@ IN_FLIGHT = 500
 SIZE = struct.Struct("!Q")
 
 
-# -- what is called, and how ----------------------------------------------------------------------------------
+# -- calls ----------------------------------------------------------------------------------------------------
 
 
 def noop() -> None:
-    """What a call costs that does nothing."""
+    """Do nothing."""
 
 
 def echo(value: Any) -> Any:
-    """What it costs to move a value there and back."""
+    """Return the value."""
     return value
 
 
@@ -96,7 +96,7 @@ ECHOES = {
     "16MB": (16 * MB, 8, at_most(0.5, **{COPIES: 2.5})),
     "64MB": (64 * MB, 4, at_most(0.25)),
 }
-"""Bytes that go there and back, how often in a block, and targets."""
+"""Bytes that travel both ways, iterations in a block, and targets."""
 CASES = {
     "noop": Case("rpc_sync of a function that does nothing", 200, _call_noop, targets=at_most(0.25)),
     "add": Case("torch.add of two tensors of 16 floats", 200, _call_add, targets=at_most(0.35)),
@@ -113,19 +113,19 @@ CASES = {
 }
 
 
-# -- the least that it can cost -------------------------------------------------------------------------------
+# -- lower bounds ---------------------------------------------------------------------------------------------
 
 
 class RawPair:
-    """One end of a plain socket, in the place of a system."""
+    """One end of a plain socket, as the lower bound of what a system can do."""
 
-    def __init__(self, place: Place) -> None:
-        self._socket = place.socket
-        if place.name == CALLEE:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._socket = spec.socket
+        if spec.name == CALLEE:
             threading.Thread(target=self._answer, daemon=True).start()
 
     def echo(self, size: int) -> Action:
-        """Send so many bytes and wait until they are back, from and into memory used before."""
+        """Return an action that sends `size` bytes and waits for their echo, reusing memory."""
         sent, back = memoryview(bytearray(size)), memoryview(bytearray(size))
         head = SIZE.pack(size)
 
@@ -148,7 +148,7 @@ class RawPair:
             self._socket.sendall(buffer)
 
     def _read(self, into: memoryview) -> bool:
-        """Fill this; False if the other end is closed."""
+        """Fill a buffer. Returns False if the other end is closed."""
         while into:
             if not (count := self._socket.recv_into(into)):
                 return False
@@ -156,7 +156,7 @@ class RawPair:
         return True
 
     def shutdown(self) -> None:
-        """Nothing is to be agreed on."""
+        """Do nothing: the other end sees the connection close."""
 
 
 def _copy_twice(size: int) -> Action:
@@ -177,7 +177,7 @@ LEAST = {
     RAW: {"noop": 64, **{name: size for name, (size, _, _) in ECHOES.items()}},
     COPIES: {"16MB": 16 * MB},
 }
-"""By what is measured beside a case: how many bytes it moves there."""
+"""The bytes that each lower bound moves, by case."""
 HIDDEN = {
     **{f"{RAW} {name}": Case("", 1, _least(size)) for name, size in LEAST[RAW].items()},
     **{
@@ -189,7 +189,7 @@ SYSTEMS = {TORCH: System(join_torch), TELEGRAD: System(join_telegrad), RAW: Syst
 
 
 def turns(ready: Mapping[str, Workers], case: str, number: int) -> dict[str, tuple[Workers, str]]:
-    """Torch and telegrad, and what their times can be held against."""
+    """Return torch and telegrad, and the lower bounds of the case."""
     both = {system: (ready[system], case) for system in (TORCH, TELEGRAD)}
     return both | {least: (ready[RAW], f"{least} {case}") for least, sizes in LEAST.items() if case in sizes}
 
@@ -205,7 +205,7 @@ BENCHMARK = command.Benchmark(
 
 
 if __name__ == "__main__":
-    # The same module again, under its own name: what is called remotely must be found by that on the other side.
+    # Imported under its own name: the other side finds remote functions by module name.
     import calls
 
     sys.exit(command.run(calls.BENCHMARK))

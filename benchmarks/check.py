@@ -1,8 +1,7 @@
-"""Has a call become dearer? Counts what it takes, and compares with the counts that were committed.
+"""Counts the work of a call, and compares it with the committed counts.
 
-Times on a shared machine say little; counts are nearly the same on every run. So what a change costs shows here before
-it can be measured: Python functions and builtins called, system calls, wake-ups of other threads, bytes on the wire,
-and memory blocks that stay behind, for each iteration and on each side.
+Times on a shared machine are noisy, and counts are nearly the same on every run. The check counts Python functions,
+builtins, system calls, wake-ups of other threads, bytes on the wire, and leaked memory blocks, per iteration and side.
 
 python benchmarks/check.py [--update] [--cases noop ...]
 """
@@ -35,17 +34,17 @@ from telegrad.transport.socket_link import SocketLink
 
 COMMITTED = Path(__file__).parent / "counts.json"
 ROUNDS = 5
-"""Of each case; the smallest count of each kind is taken, because what disturbs a round only adds."""
+"""Rounds per case. The smallest count is used, because disturbances only add."""
 IN_FLIGHT = 100
 SLACK = 0.5
-"""Counts are averages, and a rare event (a timer, a thread that is started) must not fail a check."""
+"""Counts are averages; a rare event (a timer, a new thread) must not fail the check."""
 
 FUNCTIONS, BUILTINS, SYSTEM, WAKES, BYTES, LEFT = (
     *("Python functions", "builtins", "system calls", "wake-ups of threads", "bytes sent", "memory blocks left"),
 )
 TOLERANCE = {FUNCTIONS: 0.08, BUILTINS: 0.08, SYSTEM: 0.15, WAKES: 0.15, BYTES: 0.02, LEFT: 0.15}
 LOOSE = 3.0
-"""How much more is tolerated where threads race: which of them reads what is not the same on every run."""
+"""The tolerance is larger by this factor where threads race and runs differ."""
 
 _SYSTEM_CALLS = frozenset(
     {
@@ -76,7 +75,7 @@ def _on_event(frame: FrameType, event: str, argument: Any) -> None:
 
 
 def _on_first_event(frame: FrameType, event: str, argument: Any) -> None:
-    """Count on this thread, unless it is one that only the clock drives."""
+    """Count on this thread, unless only timers drive it."""
     watches = threading.current_thread().name.endswith(":watchdog")
     sys.setprofile(None if watches else _on_event)
 
@@ -92,16 +91,16 @@ def _count_bytes() -> None:
 
 
 def _counted() -> dict[str, int]:
-    """Called remotely: what this process has counted."""
+    """Return the counts of this process. Called remotely."""
     gc.collect()
     return {**_counts, LEFT: sys.getallocatedblocks()}
 
 
-# -- what is counted ------------------------------------------------------------------------------------------
+# -- cases ----------------------------------------------------------------------------------------------------
 
 
 def _nothing() -> None:
-    """What a call costs that does nothing."""
+    """Do nothing."""
 
 
 def _echo(value: Any) -> Any:
@@ -120,7 +119,7 @@ def _echoes(size: int) -> Callable[[], object]:
 def _batch() -> None:
     for future in [rpc.rpc_async(CALLEE, _nothing) for _ in range(IN_FLIGHT)]:
         future.wait()
-    rpc.rpc_async(CALLEE, _nothing).wait()  # the queue of deadlines forgets those that have ended with the next call
+    rpc.rpc_async(CALLEE, _nothing).wait()  # the next call removes finished calls from the deadline queue
 
 
 def _hop() -> None:
@@ -130,7 +129,7 @@ def _hop() -> None:
 
 
 CASES: dict[str, tuple[str, int, int, bool, Callable[[], Callable[[], object]]]] = {
-    # what, iterations of a round, calls in an iteration, whether threads race, how to prepare
+    # description, iterations per round, calls per iteration, whether threads race, preparation
     "noop": ("a call that does nothing", 200, 1, False, lambda: lambda: rpc.rpc_sync(CALLEE, _nothing)),
     "echo": ("16 floats there and back", 200, 1, False, lambda: _echoes(64)),
     "64KB": ("64 KB there and back", 100, 1, False, lambda: _echoes(1 << 16)),
@@ -139,7 +138,7 @@ CASES: dict[str, tuple[str, int, int, bool, Callable[[], Callable[[], object]]]]
 }
 
 Counts = dict[str, dict[str, float]]
-"""By side and kind."""
+"""Counts by side and kind."""
 
 
 def _run(case: str) -> Counts:
@@ -164,11 +163,11 @@ def _run(case: str) -> Counts:
 
 def _work(name: str, directory: str, cases: Sequence[str], control: Any) -> None:
     torch.set_num_threads(1)
-    # Counting makes everything some ten times slower, and a function that seems slow is handed to another thread.
+    # Counting makes everything about ten times slower, and a slow function would be moved to another thread.
     watchdog.SLOW_TASK = 0.5
     _count_bytes()
     threading.setprofile(_on_first_event)
-    # How often a thread looks before it sleeps depends on the machine.
+    # How often a thread spins before it sleeps depends on the machine.
     options = rpc.Options(init_method=f"file://{directory}/meeting", transports=("unix",), spin=0)
     rpc.init_rpc(name, rank=0 if name == CALLER else 1, world_size=2, rpc_backend_options=options)
     if name == CALLER:
@@ -186,7 +185,7 @@ def _directory() -> Iterator[str]:
 
 
 def count(cases: Sequence[str]) -> dict[str, Counts]:
-    """What each case takes, in two processes of their own."""
+    """Return the counts of each case, measured in two new processes."""
     context = get_context("fork")
     mine, theirs = context.Pipe(duplex=False)
     with _directory() as directory:
@@ -212,12 +211,12 @@ def count(cases: Sequence[str]) -> dict[str, Counts]:
 
 
 def versions() -> dict[str, str]:
-    """What counts depend on besides the code."""
+    """Return the versions that counts depend on."""
     return {"python": ".".join(platform.python_version_tuple()[:2]), "torch": torch.__version__.partition("+")[0]}
 
 
 def compare(committed: Mapping[str, Counts], found: Mapping[str, Counts]) -> tuple[list[list[str]], int]:
-    """A table of all counts, and how many have grown beyond their tolerance."""
+    """Return a table of all counts, and how many exceed their tolerance."""
     rows, worse = [], 0
     for case, sides in found.items():
         loose = LOOSE if CASES[case][3] else 1.0
@@ -237,7 +236,7 @@ def compare(committed: Mapping[str, Counts], found: Mapping[str, Counts]) -> tup
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check as a command."""
-    parser = argparse.ArgumentParser(description="Compare what calls take with the counts in counts.json.")
+    parser = argparse.ArgumentParser(description="Compare the work of calls with the counts in counts.json.")
     parser.add_argument("--update", action="store_true", help="write the counts instead of comparing them")
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="CASE")
     parser.add_argument("--counts", type=Path, default=COMMITTED, metavar="FILE", help="default: %(default)s")
@@ -261,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # The same module again, under its own name: what is called remotely must be found by that on the other side.
+    # Imported under its own name: the other side finds remote functions by module name.
     import check
 
     sys.exit(check.main())

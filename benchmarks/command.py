@@ -1,4 +1,4 @@
-"""All benchmarks that compare telegrad with torch are one command: the same options, the same table, the same JSON."""
+"""The command line of all comparison benchmarks: common options, table and JSON."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pairs import TELEGRAD, TORCH, BenchmarkError, Case, System, SystemFailedErr
 
 TRANSPORTS = "unix", "tcp"
 ROUNDS = 5
-"""How often all processes are started anew. Where its memory lies can make a process twice as slow for all its life."""
+"""How often all processes are restarted. Memory placement alone can make a process twice as slow as another."""
 PATIENCE = 2
-"""How often a round is done again because another system failed in it."""
+"""How often a round is repeated because another system failed in it."""
 Turns = Callable[[Mapping[str, Workers], str, int], Mapping[str, tuple[Workers, str]]]
-"""From the systems, a case and its place among those chosen: who takes turns in it, and with which case.
+"""Takes the systems, a case and its index, and returns which systems take turns, each with the case it runs.
 
-Torch and telegrad must be among them; what the others show is reported beside them.
+Torch and telegrad must be among them. The others are reported beside them.
 """
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Some cases, and the systems that are compared in them."""
+    """A set of cases, and the systems that they compare."""
 
     program: str
     description: str
@@ -36,55 +36,57 @@ class Benchmark:
     systems: Mapping[str, System]
     turns: Turns
     hidden: Mapping[str, Case] = field(default_factory=dict)
-    """Cases that `turns` may name, and the user may not."""
+    """Cases that only `turns` may name, not the user."""
 
     def measure(self, transport: str, cases: Sequence[str], blocks: int, quick: bool) -> Report:
-        """Run these cases, and return what was found."""
+        """Run these cases, and return a report."""
         facts = machine()
         rounds = 1 if quick else min(ROUNDS, blocks)
-        taken: dict[str, dict[str, Series]] = {}
+        measured: dict[str, dict[str, Series]] = {}
         for number in range(rounds):
             share = blocks * (number + 1) // rounds - blocks * number // rounds
-            for name, fresh in self._round_again(transport, cases, share, quick).items():
-                before = taken.get(name)
-                taken[name] = fresh if before is None else {who: before[who].and_then(fresh[who]) for who in fresh}
-            for name, series in taken.items():
+            for name, fresh in self._round_with_retries(transport, cases, share, quick).items():
+                before = measured.get(name)
+                measured[name] = (
+                    fresh if before is None else {who: before[who].followed_by(fresh[who]) for who in fresh}
+                )
+            for name, series in measured.items():
                 ratio = series[TELEGRAD].median() / series[TORCH].median()
                 print(f"{name}, round {number + 1} of {rounds}: {ratio:.2f}", file=sys.stderr, flush=True)
         settings = {"transport": transport, "blocks": blocks, "rounds": rounds, "quick": quick}
-        compared = [self._compared(transport, name, taken[name]) for name in cases]
+        compared = [self._compared(transport, name, measured[name]) for name in cases]
         return Report(TORCH, TELEGRAD, settings, compared, facts)
 
-    def _round_again(
+    def _round_with_retries(
         self, transport: str, cases: Sequence[str], blocks: int, quick: bool
     ) -> dict[str, dict[str, Series]]:
-        """A round; again if another system fails in it, as torch's now and then does. Telegrad may not."""
+        """Run a round, and repeat it if another system fails, as torch sometimes does. Telegrad must not."""
         for _ in range(PATIENCE):
             try:
                 return self._round(transport, cases, blocks, quick)
             except SystemFailedError as failure:
                 if failure.system == TELEGRAD:
                     raise
-                print(f"the round is done again: {failure}", file=sys.stderr, flush=True)
+                print(f"repeating the round: {failure}", file=sys.stderr, flush=True)
         return self._round(transport, cases, blocks, quick)
 
     def _round(self, transport: str, cases: Sequence[str], blocks: int, quick: bool) -> dict[str, dict[str, Series]]:
-        """So many blocks of each case, with processes of their own."""
+        """Run `blocks` blocks of each case, in new processes."""
         known = {**self.cases, **self.hidden}
-        taken = {}
+        measured = {}
         with started(self.systems, known, transport) as ready:
             for number, name in enumerate(cases):
                 iterations = max(2, known[name].iterations // 10) if quick else known[name].iterations
                 taking_part = self.turns(ready, name, number)
                 runs = {who: workers.runs(what, iterations) for who, (workers, what) in taking_part.items()}
-                taken[name] = alternate(runs, blocks)
-        return taken
+                measured[name] = alternate(runs, blocks)
+        return measured
 
-    def _compared(self, transport: str, name: str, taken: Mapping[str, Series]) -> Comparison:
+    def _compared(self, transport: str, name: str, measured: Mapping[str, Series]) -> Comparison:
         case = self.cases[name]
-        beside = {who: series for who, series in taken.items() if who not in (TORCH, TELEGRAD)}
+        beside = {who: series for who, series in measured.items() if who not in (TORCH, TELEGRAD)}
         targets = case.targets.get(transport, {})
-        return Comparison(name, case.what, taken[TORCH], taken[TELEGRAD], beside, targets)
+        return Comparison(name, case.what, measured[TORCH], measured[TELEGRAD], beside, targets)
 
 
 def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
@@ -100,9 +102,9 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
         help="of %(choices)s",
     )
     add_amount(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to this file")
     options = parser.parse_args(arguments)
-    with ending_in_a_line(benchmark.program) as end:
+    with reporting_errors(benchmark.program) as end:
         report = benchmark.measure(options.transport, options.cases, blocks(options), options.quick)
         print(report.text())
         if options.json is not None:
@@ -111,27 +113,27 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
 
 
 def add_amount(parser: argparse.ArgumentParser) -> None:
-    """The options that say how much is measured."""
+    """Add the options that set how much is measured."""
     parser.add_argument("--blocks", type=_at_least_one, help="blocks per system and case (10; with --quick, 2)")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the iterations: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="run a tenth of the iterations, to see that it works")
 
 
 def blocks(options: argparse.Namespace) -> int:
-    """How many blocks these options ask for."""
+    """Return the number of blocks that the options ask for."""
     return options.blocks or (2 if options.quick else 10)
 
 
 @dataclass
-class End:
-    """How a command ends."""
+class Exit:
+    """The exit code of a command."""
 
     code: int = 0
 
 
 @contextlib.contextmanager
-def ending_in_a_line(program: str) -> Iterator[End]:
-    """Turn what ends a run early into one line and an exit code."""
-    end = End()
+def reporting_errors(program: str) -> Iterator[Exit]:
+    """Turn an error that ends a run into one line and an exit code."""
+    end = Exit()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield end
@@ -146,7 +148,7 @@ def ending_in_a_line(program: str) -> Iterator[End]:
 def _at_least_one(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
 
 

@@ -1,8 +1,8 @@
-"""Draws what `everything.py` has found: how much of torch's time each case takes, and time against message size.
+"""Draws the results of `everything.py`: each case's time relative to torch, and time over message size.
 
     python benchmarks/draw.py [--json FILE] [--picture FILE]
 
-The picture depends on the file of figures alone: a test compares the committed picture with the committed figures.
+The picture depends only on the figures: a test compares the committed picture with the committed figures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIGURES = ROOT / "benchmarks" / "results" / "latest.json"
 PICTURE = ROOT / "docs" / "benchmarks.svg"
 sys.path.append(str(ROOT / "docs"))
 
-from drawing import ANSWER, BAD, FAINT, GRADIENT, INK, Picture  # noqa: E402 - where it is had to be said first
+from drawing import ANSWER, BAD, FAINT, GRADIENT, INK, Picture  # noqa: E402 - after its folder is on sys.path
 
 WIDTH = 860
 GRID, UNIX, TCP = "#e4e7eb", GRADIENT, "#f2b08c"
@@ -65,15 +65,15 @@ GROUPS = {
         },
     ),
 }
-"""By program: a heading, and what its cases are called here."""
+"""A heading and the labels of the cases, by program."""
 LINES = {"torch": (ANSWER, ""), "telegrad": (GRADIENT, ""), "raw socket": (FAINT, "5 4")}
 
 Runs = Mapping[tuple[str, str], Mapping[str, Any]]
-"""By program and transport: the cases."""
+"""The cases, by program and transport."""
 
 
 def draw(figures: Mapping[str, Any]) -> Picture:
-    """The whole picture."""
+    """Draw the whole picture."""
     runs = {(run["program"], run["transport"]): run["cases"] for run in figures["runs"]}
     curves = [transport for transport in TRANSPORTS if len(_sizes(runs.get(("calls.py", transport), {}))) > 1]
     others = runs.get(("others.py", "unix"), {})
@@ -93,7 +93,7 @@ def draw(figures: Mapping[str, Any]) -> Picture:
     return picture
 
 
-# -- how much of torch's time ---------------------------------------------------------------------------------
+# -- time relative to torch -----------------------------------------------------------------------------------
 
 
 def _bars(picture: Picture, runs: Runs, top: float, bottom: float) -> None:
@@ -138,7 +138,7 @@ def _bars(picture: Picture, runs: Runs, top: float, bottom: float) -> None:
 
 
 def _by_group(runs: Runs) -> dict[str, list[str]]:
-    """By program: the cases that were measured with any transport, in their order."""
+    """Return the cases that were measured over any transport, by program, in order."""
     found: dict[str, dict[str, None]] = {}
     for program in GROUPS:
         for (ran, _), cases in runs.items():
@@ -147,7 +147,7 @@ def _by_group(runs: Runs) -> dict[str, list[str]]:
     return {program: list(cases) for program, cases in found.items()}
 
 
-# -- time against size ----------------------------------------------------------------------------------------
+# -- time over message size -----------------------------------------------------------------------------------
 
 
 def _curves(
@@ -185,7 +185,7 @@ def _curves(
 
 
 def _sizes(cases: Mapping[str, Any]) -> dict[str, int]:
-    """Of the cases that are named by a size: how many bytes that is."""
+    """Return the size in bytes of each case that is named by a size."""
     units = {"KB": 1 << 10, "MB": 1 << 20}
     found = {name: re.fullmatch(r"(\d+)(KB|MB)", name) for name in cases}
     return {name: int(match[1]) * units[match[2]] for name, match in found.items() if match}
@@ -196,7 +196,7 @@ def _logarithmic(low: float, high: float, start: float, end: float) -> Callable[
 
 
 def _duration(power: int) -> str:
-    """A power of ten of a second.
+    """Format a power of ten of a second.
 
     >>> [_duration(power) for power in (-6, -4, -2, 0)]
     ['1 µs', '100 µs', '10 ms', '1 s']
@@ -205,7 +205,7 @@ def _duration(power: int) -> str:
     return f"{10 ** (power - 3 * unit)} {({-3: 'ns', -2: 'µs', -1: 'ms', 0: 's', 1: 'ks'})[unit]}"
 
 
-# -- what else there is ---------------------------------------------------------------------------------------
+# -- other systems --------------------------------------------------------------------------------------------
 
 
 def _table(picture: Picture, cases: Mapping[str, Any], top: float) -> None:
@@ -222,11 +222,11 @@ def _table(picture: Picture, cases: Mapping[str, Any], top: float) -> None:
             picture.text(x, y, f"{found['systems'][system]['median'] * 1e6:,.0f} µs", size=11, ink=ink, at="end")
 
 
-# -- below ----------------------------------------------------------------------------------------------------
+# -- footnotes ------------------------------------------------------------------------------------------------
 
 
 def _notes(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What must be known of the figures, and in which colour."""
+    """Return notes on the figures, each with its colour."""
     machine, settings = figures["machine"], figures["settings"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "telegrad"))
     notes = [
@@ -250,7 +250,7 @@ def _notes(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw, as a command."""
+    """Draw the picture as a command."""
     parser = argparse.ArgumentParser(description="Draw the figures that everything.py has written.")
     parser.add_argument("--json", type=Path, default=FIGURES, metavar="FILE", help="the figures (%(default)s)")
     parser.add_argument("--picture", type=Path, default=PICTURE, metavar="FILE", help="the picture (%(default)s)")

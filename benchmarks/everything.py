@@ -1,10 +1,10 @@
-"""Everything that is measured, over both transports, in one file of figures and one picture: `make bench`.
+"""Runs all benchmarks over both transports, and writes one file of figures and one picture: `make bench`.
 
     python benchmarks/everything.py [--quick] [--blocks N] [--transports unix tcp] [--cases noop ...]
                                     [--json FILE] [--picture FILE]
 
-Prints the table of each benchmark when it is done, and at the end which targets were not met. Leaves the figures in
-`benchmarks/results/latest.json` and the picture in `docs/benchmarks.svg`.
+Prints a table after each benchmark, and the missed targets at the end. Writes the figures to
+`benchmarks/results/latest.json` and the picture to `docs/benchmarks.svg`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ CASES = tuple(dict.fromkeys(case for benchmark in BENCHMARKS for case in benchma
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all, as a command."""
+    """Run all benchmarks as a command."""
     options = _parse(arguments)
     figures: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        # Asked for before anything runs: the load is that of others.
+        # Before anything runs, so the load is that of other programs.
         "machine": {**machine(), **others.versions()},
         "settings": {"blocks": command.blocks(options), "quick": options.quick},
         "runs": [],
         "failed": {},
     }
-    with command.ending_in_a_line("everything.py") as end:
+    with command.reporting_errors("everything.py") as end:
         for benchmark, transport in _plan(options.transports):
             cases = [case for case in benchmark.cases if case in options.cases]
             if cases:
@@ -59,9 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run all benchmarks, and draw what they find.")
+    parser = argparse.ArgumentParser(description="Run all benchmarks, and draw the results.")
     parser.add_argument(
-        "--transports", nargs="+", choices=command.TRANSPORTS, default=command.TRANSPORTS, help="both, if not given"
+        "--transports", nargs="+", choices=command.TRANSPORTS, default=command.TRANSPORTS, help="(both)"
     )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help="of %(choices)s")
     command.add_amount(parser)
@@ -75,13 +75,13 @@ def _plan(transports: Sequence[str]) -> Iterator[tuple[command.Benchmark, str]]:
         for benchmark in BENCHMARKS:
             yield benchmark, transport
     others.explain_absence()
-    # Ray has one way to move things between processes of a host, so there is nothing to choose.
+    # Ray has only one transport between processes on a host.
     if others.installed() and "unix" in transports:
         yield others.BENCHMARK, "unix"
 
 
 def _measure(benchmark: command.Benchmark, transport: str, cases: Sequence[str], figures: dict[str, Any]) -> None:
-    """Add what a benchmark finds, or why it does not. The others go on."""
+    """Add the results of a benchmark, or the reason why it failed. The others still run."""
     title = f"{benchmark.program} over {transport}"
     print(f"\n== {title}\n", flush=True)
     settings = figures["settings"]
@@ -100,7 +100,7 @@ def _measure(benchmark: command.Benchmark, transport: str, cases: Sequence[str],
 
 
 def summary(figures: Mapping[str, Any]) -> list[str]:
-    """How many targets were met, and which were not."""
+    """Return lines that say how many targets were met, and which were missed."""
     met, missed = 0, []
     for run in figures["runs"]:
         for case, found in run["cases"].items():

@@ -1,8 +1,8 @@
-"""What makes a comparison of two systems fair, and its figures readable, is the same for every benchmark here.
+"""Fair comparisons of two systems, and reports, for all benchmarks.
 
-A shared machine drifts: a neighbour starts a job, a core changes its clock. So no system is measured before the other.
-They take turns in short blocks, each time in the opposite order, and a ratio is always that of figures from the
-same minutes. How far the ratios of single pairs of blocks lie apart tells how much to trust the ratio of all.
+A shared machine drifts: a neighbour starts a job, a core changes its clock. So the systems take turns in short blocks,
+reversing the order each time, and ratios compare figures from the same minutes. The spread of the ratios of single
+block pairs shows how far to trust the overall ratio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Block = list[float]
 
 
 def time_each(action: Callable[[], object], iterations: int) -> Block:
-    """Run `action` several times, and return how long each took. What it returns is dropped inside its time."""
+    """Run `action` several times, and return the time of each run. The time includes freeing its result."""
     clock = time.perf_counter
     seconds = []
     for _ in range(iterations):
@@ -36,12 +36,12 @@ def time_each(action: Callable[[], object], iterations: int) -> Block:
     return seconds
 
 
-def time_inside(scene: Callable[[], AbstractContextManager[Callable[[], object]]], iterations: int) -> Block:
-    """Like `time_each`, with a scene set for every run and cleared after it, outside its time."""
+def time_inside(setup: Callable[[], AbstractContextManager[Callable[[], object]]], iterations: int) -> Block:
+    """Like `time_each`, with an untimed setup and teardown around every run."""
     clock = time.perf_counter
     seconds = []
     for _ in range(iterations):
-        with scene() as action:
+        with setup() as action:
             begin = clock()
             action()
             seconds.append(clock() - begin)
@@ -54,20 +54,20 @@ class Series:
 
     blocks: tuple[Block, ...]
 
-    def and_then(self, later: Series) -> Series:
-        """These blocks and the later ones."""
+    def followed_by(self, later: Series) -> Series:
+        """Return these blocks followed by the later ones."""
         return Series(self.blocks + later.blocks)
 
     def count(self) -> int:
-        """How many iterations there were."""
+        """Return the number of iterations."""
         return sum(len(block) for block in self.blocks)
 
     def median(self) -> float:
-        """The median over all iterations, in seconds."""
+        """Return the median over all iterations, in seconds."""
         return statistics.median(self._all())
 
     def percentile(self, percent: float) -> float:
-        """The smallest time that is not exceeded by `percent` of all: of less than a hundred, the 99th is the worst.
+        """Return the smallest time that `percent` of all do not exceed. Below 100 samples, the 99th is the maximum.
 
         >>> Series(([3.0, 1.0], [2.0, 4.0])).percentile(50)
         2.0
@@ -80,7 +80,7 @@ class Series:
 
 
 def alternate(systems: Mapping[str, Callable[[], Block]], blocks: int) -> dict[str, Series]:
-    """Let the systems run one block each in turn, the order reversed every time; the first turn is a warm-up.
+    """Let the systems take turns with one block each, reversing the order every time, after a warm-up turn.
 
     >>> turns = []
     >>> runs = {name: lambda name=name: turns.append(name) or [1.0] for name in "ab"}
@@ -102,27 +102,27 @@ def alternate(systems: Mapping[str, Callable[[], Block]], blocks: int) -> dict[s
 
 @dataclass(frozen=True)
 class Comparison:
-    """One case, measured on the system that is there and on the one that shall be better."""
+    """One case, measured on the baseline and on the candidate."""
 
     case: str
     what: str
     baseline: Series
     candidate: Series
     beside: Mapping[str, Series] = field(default_factory=dict)
-    """What else took its turns: other systems, or the least that it can cost."""
+    """Other series: other systems, or a lower bound of the cost."""
     targets: Mapping[str, float] = field(default_factory=dict)
-    """By system: how much of that system's time the candidate may take."""
+    """The largest allowed ratio of the candidate's time to that of a system, by system."""
 
     def ratio(self) -> float:
-        """The candidate's median over the baseline's: below 1, the candidate is faster."""
+        """Return the candidate's median over the baseline's. Below 1 the candidate is faster."""
         return self.ratio_to(self.baseline)
 
     def ratio_to(self, other: Series) -> float:
-        """The candidate's median over that of another."""
+        """Return the candidate's median over that of another series."""
         return self.candidate.median() / other.median()
 
     def pair_ratios(self) -> list[float]:
-        """The ratio of medians of each pair of neighbouring blocks."""
+        """Return the ratio of medians for each pair of adjacent blocks."""
         return [
             statistics.median(ours) / statistics.median(theirs)
             for ours, theirs in zip(self.candidate.blocks, self.baseline.blocks, strict=True)
@@ -131,7 +131,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """All that one run has found."""
+    """The results of one run."""
 
     baseline: str
     candidate: str
@@ -140,7 +140,7 @@ class Report:
     machine: Mapping[str, Any]
 
     def text(self) -> str:
-        """The report as plain tables."""
+        """Return the report as plain tables."""
         lines = [f"{name:9} {value}" for name, value in {**self.machine, **self.settings}.items()]
         head = ["case", self.baseline, "p99", self.candidate, "p99", "ratio", "at most", "met", "of block pairs", "n"]
         rows = [self._row(comparison) for comparison in self.comparisons]
@@ -159,7 +159,7 @@ class Report:
             comparison.case,
             *(_microseconds(seconds) for seconds in _median_and_p99(comparison.baseline)),
             *(_microseconds(seconds) for seconds in _median_and_p99(comparison.candidate)),
-            *_judged(comparison.ratio(), comparison.targets.get(self.baseline)),
+            *_with_target(comparison.ratio(), comparison.targets.get(self.baseline)),
             f"{min(pairs):.2f} to {max(pairs):.2f}",
             str(comparison.candidate.count()),
             comparison.what,
@@ -171,13 +171,13 @@ class Report:
                 comparison.case,
                 name,
                 *(_microseconds(seconds) for seconds in _median_and_p99(series)),
-                *_judged(comparison.ratio_to(series), comparison.targets.get(name)),
+                *_with_target(comparison.ratio_to(series), comparison.targets.get(name)),
             ]
             for name, series in comparison.beside.items()
         ]
 
     def as_data(self, *, blocks: bool = True) -> dict[str, Any]:
-        """Everything, in seconds; with `blocks`, down to the single iterations."""
+        """Return all results in seconds, with `blocks` down to single iterations."""
         return {
             "machine": dict(self.machine),
             "settings": dict(self.settings),
@@ -195,17 +195,17 @@ class Report:
         }
 
     def write_json(self, path: Path) -> None:
-        """Write everything, down to the single iterations, in seconds."""
+        """Write all results in seconds, down to single iterations."""
         path.write_text(json.dumps(self.as_data(), indent=1) + "\n")
 
 
 def is_met(ratio: float, target: float) -> bool:
-    """Whether a ratio is at most its target, in the two digits in which both are printed."""
+    """Whether a ratio, rounded to the two digits that are printed, is at most its target."""
     return round(ratio, 2) <= target
 
 
 def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Lines in which the cells of each column stand below each other: to the right, but for the columns in `left`."""
+    """Align cells in columns: to the right, except for the columns in `left`."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -218,7 +218,7 @@ def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[s
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on besides the code. The load tells whether the machine was ours."""
+    """Describe the machine. The load shows whether other programs were running."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "processor": _processor(),
@@ -232,7 +232,7 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    with contextlib.suppress(OSError):  # not every kernel has it
+    with contextlib.suppress(OSError):  # not available on every kernel
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")
             if name.strip() == "model name":
@@ -250,7 +250,7 @@ def _as_data(series: Series, blocks: bool) -> dict[str, Any]:
     return {"median": median, "p99": p99, "count": series.count(), **every}
 
 
-def _judged(ratio: float, target: float | None) -> tuple[str, str, str]:
+def _with_target(ratio: float, target: float | None) -> tuple[str, str, str]:
     if target is None:
         return f"{ratio:.2f}", "", ""
     return f"{ratio:.2f}", f"{target:.2f}", "yes" if is_met(ratio, target) else "NO"

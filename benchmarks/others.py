@@ -1,11 +1,11 @@
-"""What would one use instead? Ray's actors, and calls written by hand on ZeroMQ, beside telegrad and torch.
+"""Compares calls with Ray actors and with hand-written RPC on ZeroMQ.
 
-Each is left out where it is not installed (`pip install -e ".[bench]"` installs both).
+Each is skipped if it is not installed (`pip install -e ".[bench]"` installs both).
 
     python benchmarks/others.py [--cases noop echo ...] [--blocks N] [--quick] [--json FILE]
 
-All cases are those of `calls.py`. Ray always has its own ways between processes of one host. ZeroMQ has a unix socket
-or a TCP one, and the least code that can serve: calls in one thread, in order, without deadlines, errors or sessions.
+The cases are those of `calls.py`. Ray always uses its own transport between processes on a host. ZeroMQ uses a unix or
+TCP socket and minimal code: calls in one thread, in order, without deadlines, errors or sessions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import command
 import torch
-from pairs import CALLEE, CALLER, TELEGRAD, TORCH, Case, Place, System, Workers, join_telegrad, join_torch
+from pairs import CALLEE, CALLER, TELEGRAD, TORCH, Case, System, Workers, WorkerSpec, join_telegrad, join_torch
 
 import calls
 
@@ -37,15 +37,15 @@ END = b"end"
 
 
 class RayCalls:
-    """A group in which the callee is an actor, with a method for each function that is called."""
+    """Ray, with the callee as an actor that has a method for each function."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, spec: WorkerSpec) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # what it will do in future, and warns of otherwise
+        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # the future default; Ray warns otherwise
         import ray
 
         class Callee:
-            # In this place, so that it is sent to the actor's process and needs no file of ours there.
+            # Defined here so that Ray sends it to the actor's process by value.
             def noop(self) -> None:
                 pass
 
@@ -62,33 +62,33 @@ class RayCalls:
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
-            _temp_dir=f"{place.directory}/ray",
+            _temp_dir=f"{spec.directory}/ray",
         )
         self._ray = ray
         self._actor = ray.remote(Callee).remote()
 
     def rpc_async(self, to: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> RayFuture:
-        """Call the method that has this function's name."""
+        """Call the actor's method with the name of this function."""
         reference = getattr(self._actor, function.__name__).remote(*arguments)
         return RayFuture(self._ray, reference)
 
     def rpc_sync(self, to: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Any:
-        """The same, and wait."""
+        """Call and wait."""
         return self.rpc_async(to, function, arguments).wait()
 
     def shutdown(self) -> None:
-        """End all of Ray's processes."""
+        """Stop all of Ray's processes."""
         self._ray.shutdown()
 
 
 class RayFuture:
-    """A result that is on its way, with the one method that cases use."""
+    """A future with the one method that cases use."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
         self._ray, self._reference = ray, reference
 
     def wait(self) -> Any:
-        """Wait for it."""
+        """Wait for the result."""
         return self._ray.get(self._reference)
 
 
@@ -96,33 +96,33 @@ class RayFuture:
 
 
 class ZeroMQCalls:
-    """Two sockets, and a thread that serves; what is called is pickled, with tensors beside the pickle."""
+    """Two sockets and a serving thread. Calls are pickled, with tensors out of band."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, spec: WorkerSpec) -> None:
         import zmq
 
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._thread: threading.Thread | None = None
-        if place.name == CALLEE:
-            self._socket.bind("tcp://127.0.0.1:*" if place.transport == "tcp" else f"ipc://{place.directory}/zeromq")
-            place.socket.sendall(self._socket.getsockopt(zmq.LAST_ENDPOINT))
+        if spec.name == CALLEE:
+            self._socket.bind("tcp://127.0.0.1:*" if spec.transport == "tcp" else f"ipc://{spec.directory}/zeromq")
+            spec.socket.sendall(self._socket.getsockopt(zmq.LAST_ENDPOINT))
             self._thread = threading.Thread(target=self._serve)
             self._thread.start()
         else:
-            self._socket.connect(place.socket.recv(1024).rstrip(b"\0").decode())
+            self._socket.connect(spec.socket.recv(1024).rstrip(b"\0").decode())
 
     def rpc_async(self, to: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> ZeroMQCalls:
-        """Send the call. Answers come in the order of the calls: whoever waits takes the next one."""
+        """Send the call. Replies arrive in the order of the calls, so `wait` takes the next one."""
         self._socket.send_multipart(_encode((function, arguments)), copy=False)
         return self
 
     def wait(self) -> Any:
-        """Wait for the next answer."""
+        """Wait for the next reply."""
         return _decode(self._socket.recv_multipart(copy=False))
 
     def rpc_sync(self, to: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Any:
-        """Call, and wait."""
+        """Call and wait."""
         return self.rpc_async(to, function, arguments).wait()
 
     def _serve(self) -> None:
@@ -131,7 +131,7 @@ class ZeroMQCalls:
             self._socket.send_multipart(_encode(function(*arguments)), copy=False)
 
     def shutdown(self) -> None:
-        """The caller tells the callee; both close."""
+        """Tell the callee to stop, and close the sockets."""
         if self._thread is None:
             self._socket.send(END)
         else:
@@ -141,7 +141,7 @@ class ZeroMQCalls:
 
 
 class _Pickler(pickle.Pickler):
-    """Takes tensors out, as arrays, whose memory pickle leaves beside."""
+    """Pickles tensors as arrays, whose memory goes out of band."""
 
     def reducer_override(self, value: Any) -> Any:
         return (torch.from_numpy, (value.numpy(),)) if isinstance(value, torch.Tensor) else NotImplemented
@@ -167,24 +167,24 @@ SYSTEMS = {
 
 
 def installed() -> list[str]:
-    """Which of them are here."""
+    """Return the systems that are installed."""
     return [name for name, package in PACKAGES.items() if find_spec(package) is not None]
 
 
 def versions() -> dict[str, str]:
-    """The versions of those that are here."""
+    """Return the versions of the installed systems."""
     return {name: version(name.lower()) for name in installed()}
 
 
 def turns(ready: Mapping[str, Workers], case: str, number: int) -> dict[str, tuple[Workers, str]]:
-    """All that are here, in every case."""
+    """Return all systems, in every case."""
     return {name: (workers, case) for name, workers in ready.items()}
 
 
 CASES: dict[str, Case] = {name: replace(calls.CASES[name], targets={}) for name in CHOSEN}
 BENCHMARK = command.Benchmark(
     "others.py",
-    "Compare calls of telegrad with those of Ray's actors, and with what can be written on ZeroMQ.",
+    "Compare calls of telegrad with Ray actors and with hand-written RPC on ZeroMQ.",
     CASES,
     {
         TORCH: System(join_torch),
@@ -196,16 +196,16 @@ BENCHMARK = command.Benchmark(
 
 
 def explain_absence() -> None:
-    """Say in one line each which are not measured."""
+    """Print one line for each system that is not installed."""
     for name in sorted(SYSTEMS.keys() - installed()):
         print(
-            f'others.py: {name} is not installed and is left out; pip install -e ".[bench]" installs it',
+            f'others.py: {name} is not installed and is skipped; pip install -e ".[bench]" installs it',
             file=sys.stderr,
         )
 
 
 if __name__ == "__main__":
-    # The same module again, under its own name: what is called remotely must be found by that on the other side.
+    # Imported under its own name: the other side finds remote functions by module name.
     import others
 
     others.explain_absence()

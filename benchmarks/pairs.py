@@ -1,8 +1,8 @@
-"""Systems that are compared must not disturb each other: each has worker processes that run only while it is measured.
+"""Worker processes of the compared systems, which run only while their system is measured.
 
-A system has, in most cases, a pair of workers, a caller and a callee, that live during one round. While one system
-runs a block, all threads of the others are stopped by a signal: torch's shared-memory transport polls, and an idle
-pair of it would take a whole core from the pair that is measured.
+Most systems have a pair of workers, a caller and a callee, which live for one round. While one system runs a block, the
+processes of all others are stopped by a signal: torch's shared-memory transport polls, and an idle pair would take a
+whole core from the pair that is measured.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from telegrad import rpc as telegrad_rpc
 TORCH, TELEGRAD = "torch", "telegrad"
 CALLER, CALLEE = "caller", "callee"
 PATIENCE = 45.0
-"""Seconds after which a worker that has not answered is taken for stuck."""
+"""Seconds after which a worker that does not reply counts as stuck."""
 WARM_UP = 0.15
-"""Seconds that a block runs before it is timed."""
+"""Seconds that a block runs untimed before it is timed."""
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 Action = Callable[[], object]
 
 
 class BenchmarkError(RuntimeError):
-    """The run cannot go on, and its figures are worth nothing."""
+    """The run cannot continue, and its figures are invalid."""
 
 
 class SystemFailedError(BenchmarkError):
-    """One of the systems does not work."""
+    """One of the systems failed."""
 
     def __init__(self, system: str, worker: str, what: str) -> None:
         super().__init__(f"the {worker} of {system} {what}")
@@ -56,9 +56,10 @@ class SystemFailedError(BenchmarkError):
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure. `prepare` gets what its system was joined with, in the caller, before each block.
+    """One thing to measure.
 
-    `measure` is given what `prepare` returned, and runs it so many times.
+    Before each block, the caller passes the result of `System.join` to `prepare`. `measure` gets what that returned and
+    the number of iterations.
     """
 
     what: str
@@ -66,11 +67,11 @@ class Case:
     prepare: Callable[[Any], Any]
     measure: Callable[[Any, int], Block] = time_each
     targets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By transport and by system: how much of that system's time telegrad may take."""
+    """The largest allowed ratio of telegrad's time to that of a system, by transport and system."""
 
 
 def at_most(unix: float, tcp: float = 0.5, **beside: float) -> dict[str, dict[str, float]]:
-    """Targets against torch; and against what has its turns beside it, over unix.
+    """Return targets against torch, and over unix against other systems.
 
     >>> at_most(0.25)
     {'unix': {'torch': 0.25}, 'tcp': {'torch': 0.5}}
@@ -82,8 +83,8 @@ def at_most(unix: float, tcp: float = 0.5, **beside: float) -> dict[str, dict[st
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which worker a process is, and where it meets the others."""
+class WorkerSpec:
+    """Which worker a process is, and how it joins the others."""
 
     system: str
     name: str
@@ -92,78 +93,78 @@ class Place:
     directory: str
     token: str
     socket: socket.socket | None
-    """Leads to the other worker of a pair, for a system that is nothing but that."""
+    """A connection to the other worker of a pair, for systems that need one."""
 
-    def meeting(self) -> str:
-        """Where the workers of the system meet."""
+    def init_method(self) -> str:
+        """Return where the workers of the system rendezvous."""
         return f"file://{self.directory}/{self.system}"
 
     def member(self) -> dict[str, int]:
-        """What both kinds of init_rpc want to know of a worker."""
+        """Return the arguments that both kinds of init_rpc take."""
         return {"rank": self.names.index(self.name), "world_size": len(self.names)}
 
 
-def join_telegrad(place: Place) -> Any:
-    """Enter telegrad's group, and return what its calls are made with."""
-    options = telegrad_rpc.Options(init_method=place.meeting(), transports=(place.transport,), token=place.token)
-    telegrad_rpc.init_rpc(place.name, rpc_backend_options=options, **place.member())
+def join_telegrad(spec: WorkerSpec) -> Any:
+    """Join telegrad's group, and return its rpc module."""
+    options = telegrad_rpc.Options(init_method=spec.init_method(), transports=(spec.transport,), token=spec.token)
+    telegrad_rpc.init_rpc(spec.name, rpc_backend_options=options, **spec.member())
     return telegrad_rpc
 
 
-def join_torch(place: Place) -> Any:
-    """Enter torch's group, and return what its calls are made with."""
-    # Without these it looks up the name of this host, which can take seconds and leaves the machine.
+def join_torch(spec: WorkerSpec) -> Any:
+    """Join torch's group, and return its rpc module."""
+    # Without these it resolves the host name, which can take seconds and use the network.
     os.environ.update(TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo")
-    warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)  # torch's own use of its own group
-    # With tcp the two stand for workers of two hosts. Torch's transport alone does not make it so: its channels would
-    # still move tensors between the processes by shared memory. The basic one sends them through the transport.
-    apart = place.transport == "tcp"
+    warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)  # caused by torch itself
+    # With tcp the two simulate workers on two hosts. Choosing the transport is not enough: torch's channels would still
+    # move tensors through shared memory. The basic channel sends them through the transport.
+    apart = spec.transport == "tcp"
     options = torch_rpc.TensorPipeRpcBackendOptions(
-        init_method=place.meeting(), _transports=["uv"] if apart else None, _channels=["basic"] if apart else None
+        init_method=spec.init_method(), _transports=["uv"] if apart else None, _channels=["basic"] if apart else None
     )
-    torch_rpc.init_rpc(place.name, rpc_backend_options=options, **place.member())  # type: ignore[no-untyped-call]  # torch's
+    torch_rpc.init_rpc(spec.name, rpc_backend_options=options, **spec.member())  # type: ignore[no-untyped-call]  # torch has no types for it
     return torch_rpc
 
 
 @dataclass(frozen=True)
 class System:
-    """Something to measure: how its workers come together, and what they are called.
+    """A system to measure: how its workers join it, and their names, one of them the caller.
 
-    One is the caller. `join` returns what cases are prepared with; it has a `shutdown`.
+    `join` returns the object that cases are prepared with. It has a `shutdown` method.
     """
 
-    join: Callable[[Place], Any]
+    join: Callable[[WorkerSpec], Any]
     names: tuple[str, ...] = (CALLER, CALLEE)
 
 
-def _wake_up(case: Case, prepared: Any) -> None:
-    """Run it for a while: after a pause the first hundred milliseconds are slower."""
+def _warm_up(case: Case, prepared: Any) -> None:
+    """Run the case for a while, because the first hundred milliseconds after a pause are slower."""
     end = time.monotonic() + WARM_UP
     case.measure(prepared, 1)
     while time.monotonic() < end:
         case.measure(prepared, 1)
 
 
-def _work(place: Place, system: System, cases: Mapping[str, Case], control: Connection) -> None:
-    """Be a worker: run blocks as the driver says, until it says None."""
-    # Ctrl-C reaches every process of the terminal, but the driver alone decides. Where the driver is killed, only the
-    # kernel can end a worker that is stopped.
+def _work(spec: WorkerSpec, system: System, cases: Mapping[str, Case], control: Connection) -> None:
+    """Run a worker: execute the blocks that the driver sends, until it sends None."""
+    # Ctrl-C reaches every process of the terminal, but the driver handles it. If the driver is killed, only the kernel
+    # can kill a stopped worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     try:
-        joined = system.join(place)
+        joined = system.join(spec)
         control.send([])
         while (order := control.recv()) is not None:
             name, iterations = order
             case = cases[name]
             prepared = case.prepare(joined)
-            _wake_up(case, prepared)
+            _warm_up(case, prepared)
             control.send(case.measure(prepared, iterations))
         joined.shutdown()
         control.send([])
-    except Exception:  # noqa: BLE001 - the driver prints it and ends the run
+    except Exception:  # noqa: BLE001 - the driver prints it and stops the run
         control.send(traceback.format_exc())
 
 
@@ -171,12 +172,12 @@ def _work(place: Place, system: System, cases: Mapping[str, Case], control: Conn
 
 
 class Workers:
-    """The processes of one system, stopped unless told to do something."""
+    """The processes of one system, stopped while they have nothing to do."""
 
     def __init__(self, name: str, system: System, cases: Mapping[str, Case], transport: str, directory: str) -> None:
         self._system = name
-        # Forked, so that torch is loaded once, and the driver, as the parent, learns from the kernel when they stop.
-        # Nothing of torch or telegrad has run in the driver.
+        # Forked: torch is loaded once, and the kernel tells the driver, as the parent, when they stop. The driver
+        # itself has not used torch or telegrad.
         context = get_context("fork")
         token = secrets.token_hex(32)
         self._controls: dict[str, Connection] = {}
@@ -185,8 +186,8 @@ class Workers:
         for worker in system.names:
             mine, theirs = context.Pipe()
             end = ends.pop() if ends and len(system.names) <= 2 else None
-            place = Place(name, worker, system.names, transport, directory, token, end)
-            process = context.Process(target=_work, args=(place, system, cases, theirs), name=f"{name} {worker}")
+            spec = WorkerSpec(name, worker, system.names, transport, directory, token, end)
+            process = context.Process(target=_work, args=(spec, system, cases, theirs), name=f"{name} {worker}")
             process.start()
             theirs.close()
             if end is not None:
@@ -197,51 +198,51 @@ class Workers:
             left_over.close()
 
     def join(self) -> None:
-        """Wait until all are in their group, and stop them."""
+        """Wait until all have joined, and stop them."""
         for name in self._controls:
-            self._hear(name)
+            self._receive(name)
         self._stop()
 
     def run(self, case: str, iterations: int) -> Block:
-        """Let the caller run one block; the processes run only meanwhile."""
+        """Let the caller run one block. The processes run only during it."""
         self._signal(signal.SIGCONT)
         self._controls[CALLER].send((case, iterations))
-        block = self._hear(CALLER)
+        block = self._receive(CALLER)
         self._stop()
         return block
 
     def runs(self, case: str, iterations: int) -> Callable[[], Block]:
-        """The same, to be done later, and again."""
+        """Return a function that does the same."""
         return lambda: self.run(case, iterations)
 
     def leave(self) -> None:
-        """Let all shut their system down and end."""
+        """Let all processes shut their system down and exit."""
         self._signal(signal.SIGCONT)
         for control in self._controls.values():
             control.send(None)
         for name, process in self._processes.items():
-            self._hear(name)
+            self._receive(name)
             process.join(PATIENCE)
 
     def kill(self) -> None:
-        """End all, in whatever state they are."""
-        for pid in self._signal(signal.SIGSTOP):  # first, so that none ends or starts another meanwhile
+        """Kill all processes, in whatever state they are."""
+        for pid in self._signal(signal.SIGSTOP):  # first, so that none exits or starts another
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in self._processes.values():
             process.join()
 
-    def _hear(self, name: str) -> Block:
+    def _receive(self, name: str) -> Block:
         control = self._controls[name]
         if not control.poll(PATIENCE):
-            raise SystemFailedError(self._system, name, f"did not answer within {PATIENCE:g} s")
+            raise SystemFailedError(self._system, name, f"did not reply within {PATIENCE:g} s")
         try:
-            answer: Block | str = control.recv()
+            reply: Block | str = control.recv()
         except EOFError:
             raise self._died(name) from None
-        if isinstance(answer, str):
-            raise SystemFailedError(self._system, name, f"failed:\n{answer}")
-        return answer
+        if isinstance(reply, str):
+            raise SystemFailedError(self._system, name, f"failed:\n{reply}")
+        return reply
 
     def _died(self, name: str) -> SystemFailedError:
         process = self._processes[name]
@@ -249,7 +250,7 @@ class Workers:
         return SystemFailedError(self._system, name, f"died, with exit code {process.exitcode}")
 
     def _signal(self, number: signal.Signals) -> list[int]:
-        """Signal all processes, and after each those that it has started: a system may have some of its own."""
+        """Signal all processes and their descendants, and return their pids."""
         reached: list[int] = []
         due = [process.pid for process in self._processes.values() if process.pid is not None and process.is_alive()]
         while due:
@@ -261,18 +262,18 @@ class Workers:
         return reached
 
     def _stop(self) -> None:
-        """Return when no thread of any can run."""
+        """Stop all processes, and return when none of their threads runs."""
         self._signal(signal.SIGSTOP)
         for name, process in self._processes.items():
             seen = None
-            with contextlib.suppress(ChildProcessError):  # it has died, and `is_alive` has seen that
+            with contextlib.suppress(ChildProcessError):  # it has died, and `is_alive` has reaped it
                 seen = os.waitid(os.P_PID, process.pid or 0, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             if seen is None or seen.si_code != os.CLD_STOPPED:
                 raise self._died(name)
 
 
 def _connected(transport: str) -> list[socket.socket]:
-    """The two ends of a plain connection of this kind."""
+    """Return the two ends of a plain connection."""
     if transport == "unix":
         return list(socket.socketpair())
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -283,11 +284,11 @@ def _connected(transport: str) -> list[socket.socket]:
 
 
 def _children(parents: Collection[int]) -> list[int]:
-    """The processes that these have started, and that live."""
+    """Return the living children of these processes."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            # The name, in brackets, may hold anything; after it come state and parent.
+        with contextlib.suppress(OSError):  # the process has just exited
+            # The name in parentheses may contain anything. State and parent follow.
             if int(path.read_text().rpartition(")")[2].split()[1]) in parents:
                 found.append(int(path.parent.name))
     return found
@@ -295,7 +296,7 @@ def _children(parents: Collection[int]) -> list[int]:
 
 @contextlib.contextmanager
 def started(systems: Mapping[str, System], cases: Mapping[str, Case], transport: str) -> Iterator[dict[str, Workers]]:
-    """The systems, ready, for a block of code; however that ends, no process is left."""
+    """Start the systems, and kill all of their processes at the end of the block."""
     ready: dict[str, Workers] = {}
     with tempfile.TemporaryDirectory(prefix="telegrad-bench-") as directory:
         try:
@@ -309,8 +310,8 @@ def started(systems: Mapping[str, System], cases: Mapping[str, Case], transport:
                 except BenchmarkError as error:
                     if name == TELEGRAD:
                         raise
-                    # Torch's can time out on a busy machine. All has been measured by now.
-                    print(f"{name} did not shut down in order: {error}", file=sys.stderr)
+                    # Torch can time out on a busy machine. Everything is measured by now.
+                    print(f"{name} did not shut down cleanly: {error}", file=sys.stderr)
         finally:
             for workers in ready.values():
                 workers.kill()

@@ -1,4 +1,4 @@
-"""Does training with remote parts go faster than with torch's RPC? Both run the same programs, alternately.
+"""Compares training with remote modules on telegrad and on torch's RPC, running the same programs in turn.
 
     python benchmarks/training.py [--transport unix|tcp] [--cases server ...] [--blocks N] [--quick] [--json FILE]
 
@@ -36,13 +36,13 @@ from telegrad import rpc as telegrad_rpc
 
 SERVER = "server"
 OTHERS = ("other0", "other1", "other2")
-"""Trainers beside the caller, or the stages of a pipeline."""
+"""The trainers, or the stages of a pipeline."""
 NAMES = (CALLER, SERVER, *OTHERS)
 WIDTH, ROWS, MICRO_BATCHES = 64, 32, 4
 
 
 def _modules(system: str) -> tuple[Any, Any, Any]:
-    """The calls, the autograd and the optimizer of a system."""
+    """The rpc, autograd and optimizer of a system."""
     if system == TORCH:
         _say_nothing_of_torchscript()
         from torch.distributed.optim import DistributedOptimizer
@@ -52,7 +52,7 @@ def _modules(system: str) -> tuple[Any, Any, Any]:
 
 
 def _say_nothing_of_torchscript() -> None:
-    """Torch's optimizer uses it, warns of that, and does so past all filters."""
+    """Silence a deprecation that torch's own optimizer triggers and that no warning filter stops."""
     show = warnings.showwarning
 
     def show_others(message: Warning | str, *rest: Any) -> None:
@@ -63,37 +63,37 @@ def _say_nothing_of_torchscript() -> None:
         warnings.showwarning = show_others
 
 
-# -- what runs on the workers ---------------------------------------------------------------------------------
+# -- functions that run on the workers ------------------------------------------------------------------------
 
 
 class Part(torch.nn.Module):
-    """A layer that lives on one worker."""
+    """A layer on one worker."""
 
     def __init__(self, system: str) -> None:
         super().__init__()
         torch.manual_seed(0)
         self._rref = _modules(system)[0].RRef
-        # One layer: its backward pass needs no weights, so the steps of other trainers do not disturb it.
+        # One layer: its backward needs no weights, so steps of other trainers do not affect it.
         self.layer = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run it."""
+        """Run the layer."""
         return torch.tanh(self.layer(x))
 
     def forward_from(self, before: Any) -> torch.Tensor:
-        """The same, of what is elsewhere."""
+        """Run the layer on a remote value."""
         return self(before.to_here())
 
     def parameter_rrefs(self) -> list[Any]:
-        """References to all parameters."""
+        """Return RRefs to all parameters."""
         return [self._rref(parameter) for parameter in self.parameters()]
 
     def nothing(self) -> None:
-        """Next to no work."""
+        """Do almost nothing."""
 
 
 class Trainer:
-    """Trains a part of the model that lives on the server."""
+    """Trains a model that lives on the server."""
 
     def __init__(self, system: str, server: Any) -> None:
         _, self._autograd, optimizer = _modules(system)
@@ -102,7 +102,7 @@ class Trainer:
         self._x, self._y = torch.rand(ROWS, WIDTH), torch.rand(ROWS, WIDTH)
 
     def step(self) -> float:
-        """One step, with this trainer's data."""
+        """Run one step with this trainer's data."""
         with self._autograd.context() as context_id:
             loss = (self._server.rpc_sync().forward(self._x) - self._y).square().mean()
             self._autograd.backward(context_id, [loss])
@@ -110,7 +110,7 @@ class Trainer:
         return loss.item()
 
 
-# -- what is measured -----------------------------------------------------------------------------------------
+# -- cases ----------------------------------------------------------------------------------------------------
 
 
 def _system(rpc: Any) -> str:
@@ -177,7 +177,7 @@ def _proxy(rpc: Any) -> Action:
 CASES = {
     "server": Case(
         f"a parameter server and {len(OTHERS) + 1} trainers: one step of each",
-        100,  # the first 60 after each start are slower than those that follow
+        100,  # the first 60 after a start are slower
         _parameter_server,
         targets=at_most(0.5),
     ),
@@ -189,7 +189,7 @@ SYSTEMS = {TORCH: System(join_torch, NAMES), TELEGRAD: System(join_telegrad, NAM
 
 
 def turns(ready: Mapping[str, Workers], case: str, number: int) -> dict[str, tuple[Workers, str]]:
-    """Both systems, in every case."""
+    """Return both systems, in every case."""
     return {system: (ready[system], case) for system in (TORCH, TELEGRAD)}
 
 
@@ -203,7 +203,7 @@ BENCHMARK = command.Benchmark(
 
 
 if __name__ == "__main__":
-    # The same module again, under its own name: what is called remotely must be found by that on the other side.
+    # Imported under its own name: the other side finds remote functions by module name.
     import training
 
     sys.exit(command.run(training.BENCHMARK))

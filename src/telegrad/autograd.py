@@ -52,10 +52,12 @@ class ContextId(int):
 class context:  # noqa: N801 - torch's name
     """The scope of a forward and backward pass. Calls that are made inside can be differentiated through.
 
-    >>> with telegrad.autograd.context() as context_id:          # doctest: +SKIP
-    ...     loss = telegrad.rpc_sync("b", model, (x,)).sum()
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with telegrad.autograd.context() as context_id:
+    ...     loss = telegrad.rpc_sync("worker1", torch.mul, (x, 2)).sum()
     ...     telegrad.autograd.backward(context_id, [loss])
-    ...     grads = telegrad.autograd.get_gradients(context_id)
+    ...     telegrad.autograd.get_gradients(context_id)[x]
+    tensor([2., 2., 2.])
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""That the benchmarks run at all; what they find is not for tests to judge."""
+"""The benchmarks run and write their files. Their results are not tested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from support.paths import ROOT
 
-pytestmark = pytest.mark.timeout(300)  # torch's workers poll: on a busy machine they take long
+pytestmark = pytest.mark.timeout(300)  # torch's workers poll, which is slow on a busy machine
 
 BENCHMARKS = ROOT / "benchmarks"
 CALLS, BACKWARD, TRAINING, EVERYTHING, DRAW = (
@@ -22,7 +22,7 @@ CALLS, BACKWARD, TRAINING, EVERYTHING, DRAW = (
 
 
 def _check_ratios(benchmark: Path, cases: list[str], figures: Path) -> None:
-    """Run these cases, and find in table and file the same ratio of each."""
+    """Run these cases, and check that the table and the file have the same ratios."""
     command = [sys.executable, str(benchmark), "--quick", "--blocks", "1", "--json", str(figures), "--cases", *cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
@@ -35,19 +35,19 @@ def _check_ratios(benchmark: Path, cases: list[str], figures: Path) -> None:
         assert float(row[1]) == round(written[case]["ratio"], 2)
 
 
-def test_the_benchmark_of_calls_prints_and_writes_a_ratio(tmp_path: Path) -> None:
+def test_the_calls_benchmark_prints_and_writes_a_ratio(tmp_path: Path) -> None:
     _check_ratios(CALLS, ["noop"], tmp_path / "figures.json")
 
 
-def test_the_benchmark_of_backward_prints_and_writes_a_ratio_over_two_workers_and_on_one(tmp_path: Path) -> None:
+def test_the_backward_benchmark_prints_and_writes_ratios_for_two_workers_and_for_one(tmp_path: Path) -> None:
     _check_ratios(BACKWARD, ["hop1", "local"], tmp_path / "figures.json")
 
 
-def test_the_benchmark_of_training_prints_and_writes_a_ratio(tmp_path: Path) -> None:
+def test_the_training_benchmark_prints_and_writes_ratios(tmp_path: Path) -> None:
     _check_ratios(TRAINING, ["pipeline", "proxy"], tmp_path / "figures.json")
 
 
-def test_everything_leaves_the_figures_of_both_transports_and_a_picture_of_them(tmp_path: Path) -> None:
+def test_everything_writes_the_figures_of_both_transports_and_a_picture(tmp_path: Path) -> None:
     figures, picture, again = (tmp_path / name for name in ("results/figures.json", "drawn.svg", "again.svg"))
     command = [sys.executable, str(EVERYTHING), "--quick", "--blocks", "1", "--cases", "noop", "1KB", "64KB"]
     done = subprocess.run(
@@ -66,9 +66,9 @@ def test_everything_leaves_the_figures_of_both_transports_and_a_picture_of_them(
         assert list(run["cases"]) == ["noop", "1KB", "64KB"]
         assert all(case["systems"].keys() == {"torch", "telegrad", "raw socket"} for case in run["cases"].values())
     assert [run["cases"]["noop"]["targets"] for run in compared] == [{"torch": 0.25}, {"torch": 0.5}]
-    judged = {f"{run['cases'][case]['ratio']:.2f}" for run in compared for case in ("noop", "64KB")}
+    ratios = {f"{run['cases'][case]['ratio']:.2f}" for run in compared for case in ("noop", "64KB")}
     shown = {words.split()[0] for words in _texts(picture) if "≤" in words}
-    assert shown == judged
+    assert shown == ratios
     subprocess.run([sys.executable, DRAW, "--json", figures, "--picture", again], check=True, timeout=250)
     assert again.read_bytes() == picture.read_bytes()
 
@@ -81,7 +81,7 @@ def test_the_committed_picture_shows_the_committed_figures(tmp_path: Path) -> No
     )
 
 
-def test_the_picture_says_when_its_figures_are_not_to_be_relied_on(tmp_path: Path) -> None:
+def test_the_picture_says_when_its_figures_are_unreliable(tmp_path: Path) -> None:
     figures = json.loads((BENCHMARKS / "results" / "latest.json").read_text())
     for load, quick, expected in (
         ("0.1 0.1 0.1", False, []),
@@ -95,7 +95,7 @@ def test_the_picture_says_when_its_figures_are_not_to_be_relied_on(tmp_path: Pat
         assert [words.startswith(begin) for words, begin in zip(said, expected, strict=True)] == [True] * len(expected)
 
 
-def test_a_case_without_an_optional_system_says_in_one_line_what_is_left_out() -> None:
+def test_a_missing_optional_system_is_reported_in_one_line() -> None:
     hidden = "import sys; sys.modules.update(ray=None, zmq=None); sys.path.insert(0, sys.argv[1]); import others"
     done = subprocess.run(
         [sys.executable, "-c", f"{hidden}; others.explain_absence(); print(others.installed())", BENCHMARKS],
@@ -108,18 +108,34 @@ def test_a_case_without_an_optional_system_says_in_one_line_what_is_left_out() -
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["Ray", "pyzmq"]
 
 
+def test_the_examples_in_docstrings_of_the_benchmarks_run() -> None:
+    files = [
+        path.name for path in sorted(BENCHMARKS.glob("*.py")) if re.search(r"^ +>>> ", path.read_text(), re.MULTILINE)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "doctest", *files],
+        cwd=BENCHMARKS,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert files
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 def _texts(picture: Path) -> list[str]:
     return [text.text or "" for text in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_the_benchmark_of_calls_names_the_cases_when_it_does_not_know_one() -> None:
+def test_an_unknown_case_lists_the_known_ones() -> None:
     done = subprocess.run([sys.executable, CALLS, "--cases", "nope"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "'nope'" in done.stderr
     assert "64MB" in done.stderr
 
 
-def test_the_check_counts_writes_and_finds_its_own_counts_again(tmp_path: Path) -> None:
+def test_the_check_writes_counts_and_reports_those_that_grew(tmp_path: Path) -> None:
     counts = tmp_path / "counts.json"
     command = [sys.executable, str(BENCHMARKS / "check.py"), "--counts", str(counts), "--cases", "noop"]
     done = subprocess.run([*command, "--update"], capture_output=True, text=True, timeout=250, check=False)
@@ -171,13 +187,13 @@ def _with_one_death(system: str, directory: Path) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, cwd=BENCHMARKS)
 
 
-def test_a_round_in_which_torch_dies_is_done_again_and_counts_once(tmp_path: Path) -> None:
+def test_a_round_in_which_torch_dies_is_repeated_and_counted_once(tmp_path: Path) -> None:
     done = _with_one_death("torch", tmp_path)
     assert done.stdout == "2 6 6\n", done.stderr
-    assert "done again: the caller of torch died, with exit code 3" in done.stderr
+    assert "repeating the round: the caller of torch died, with exit code 3" in done.stderr
 
 
-def test_a_run_in_which_telegrad_dies_is_worth_nothing(tmp_path: Path) -> None:
+def test_a_run_in_which_telegrad_dies_fails(tmp_path: Path) -> None:
     done = _with_one_death("telegrad", tmp_path)
     assert done.returncode != 0
     assert "the caller of telegrad died, with exit code 3" in done.stderr

@@ -1,4 +1,4 @@
-"""PyTorch's own suites of RPC, distributed autograd, the optimizer and remote modules pass against telegrad."""
+"""PyTorch's test suites for RPC, distributed autograd, the optimizer and remote modules pass against telegrad."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
     "suites",
     [
         *(["autograd"], ["autograd-tensorpipe"], ["optimizer", "remote-module", "remote-module-three"]),
-        # In parts, so that each ends long before its time is up.
+        # In parts, so that each stays far below its timeout.
         *([*("rpc", "rpc-tensorpipe"), "--part", f"{part}/4"] for part in range(1, 5)),
     ],
     ids=lambda suites: f"{suites[0]}-{suites[-1]}",
@@ -43,14 +43,14 @@ def test_a_suite_passes(suites: list[str]) -> None:
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
 
 
-def test_every_exception_names_a_test_that_there_is_and_a_reason_that_is_allowed() -> None:
+def test_every_exception_names_an_existing_test_and_an_allowed_reason() -> None:
     program = "from conformance.suites import SUITES; [print(s.name, t) for s in SUITES for t in s.tests()]"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110, check=True
     )
-    there = {tuple(line.split()) for line in done.stdout.splitlines()}
-    assert set(left_out()) <= there
-    assert set(differences()) <= there
+    existing = {tuple(line.split()) for line in done.stdout.splitlines()}
+    assert set(left_out()) <= existing
+    assert set(differences()) <= existing
     assert not set(left_out()) & set(differences())
 
 
@@ -61,7 +61,7 @@ def printed_by(program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_every_suite_that_pytorch_runs_for_rpc_has_a_row() -> None:
+def test_every_rpc_suite_of_pytorch_is_listed() -> None:
     program = """
 from torch.testing._internal.distributed import rpc_utils
 from conformance.suites import SUITES
@@ -75,7 +75,7 @@ print(len(tests) - needing, needing)
     assert printed_by(program)[-2:] == ["True 5", "465 98"]
 
 
-def test_a_case_can_be_found_by_its_module_and_name() -> None:
+def test_a_test_case_can_be_pickled_by_name() -> None:
     program = """
 import pickle
 from conformance.suites import SUITES, make_case
@@ -86,20 +86,20 @@ print(pickle.loads(pickle.dumps(type(case))) is type(case))
     assert printed_by(program)[-1:] == ["True"]
 
 
-def test_at_most_eight_tests_of_autograd_the_optimizer_and_remote_modules_are_left_out() -> None:
+def test_at_most_eight_tests_of_autograd_the_optimizer_and_remote_modules_are_skipped() -> None:
     names = {suite.name for suite in SUITES if suite.name.startswith(("autograd", "optimizer", "remote-module"))}
     assert sum(suite in names for suite, _ in left_out()) <= 8
 
 
 @pytest.mark.timeout(200)
-def test_the_runner_sees_a_failure() -> None:
+def test_the_runner_reports_a_failure() -> None:
     done = conformance("autograd", "--all", "-k", "test_backward_unused_send_function")
     assert done.returncode == 1
     assert "failed" in done.stdout
 
 
 @pytest.mark.timeout(200)
-def test_what_differs_is_shown_as_that_and_is_no_failure() -> None:
+def test_an_intended_difference_is_reported_and_is_not_a_failure() -> None:
     done = conformance("rpc", "-k", "test_non_cont_tensors")
     assert done.returncode == 0, done.stdout
     assert done.stdout.split("together")[1].split()[:4] == ["0", "0", "1", "0"]

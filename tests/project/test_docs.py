@@ -1,8 +1,8 @@
-"""What the documents say is so: their programs run, their links lead somewhere, and their tables are complete.
+"""The docs are correct: their programs run, their links work, and their tables are complete.
 
-A block marked ``python run`` runs in this process, as worker0 of a group with worker1; all such blocks of a page share
-their names. A block marked ``python program`` is a whole program, run by ``telegrad run -n 2``, or by itself if it
-launches its workers.
+A block marked ``python run`` runs in this process, as worker0 of a group with worker1. All such blocks of a page share
+a namespace. A block marked ``python program`` is a whole program, run by ``telegrad run -n 2``, or by itself if it
+launches its own workers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)[^)]*\)")
 
 
 def blocks(page: Path, kind: str) -> list[str]:
-    """The blocks of that kind, each at its own line, so that an error names the line of the page."""
+    """Return the blocks of a kind, padded so that errors show the line number of the page."""
     text = page.read_text()
     return ["\n" * text[: match.start(2)].count("\n") + match[2] for match in _BLOCK.finditer(text) if match[1] == kind]
 
 
 def rows(page: str, heading: str) -> set[str]:
-    """What stands in backquotes in the first column of the table below a heading."""
+    """Return the names in backquotes in the first column of the table below a heading."""
     section = (ROOT / "docs" / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     first = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
@@ -48,7 +48,7 @@ def rows(page: str, heading: str) -> set[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "run")], ids=lambda page: page.stem)
 def test_the_snippets_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType(f"docs_{page.stem}")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # functions in it go by name
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # functions are pickled by name
     with local_group(["worker0", "worker1"]) as agents, acting_as(agents["worker0"]):
         for block in blocks(page, "run"):
             exec(compile(block, page, "exec"), module.__dict__)
@@ -67,17 +67,17 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
-def test_links_lead_to_files_that_exist(page: Path) -> None:
+def test_links_point_to_existing_files(page: Path) -> None:
     for target in _LINK.findall(page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_every_setting_is_in_the_table() -> None:
+def test_the_tables_list_exactly_the_settings() -> None:
     for heading, settings in (("Options", Options), ("Session", SessionSettings), ("Limits", Limits)):
         assert rows("settings.md", heading) == {field.name for field in dataclasses.fields(settings)}
 
 
-def test_every_environment_variable_that_is_read_is_in_the_table() -> None:
+def test_the_table_lists_exactly_the_environment_variables_that_are_read() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     ours = set(re.findall(r"\bTELEGRAD_[A-Z_]+\b", sources))
     documented = rows("settings.md", "Environment")

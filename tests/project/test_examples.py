@@ -1,4 +1,4 @@
-"""Every example runs as it is, or by the command that it names, and says nothing on standard error."""
+"""Every example runs by itself or with the command in its docstring, and prints nothing to stderr."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ def test_an_example_runs_without_a_warning(example: Path) -> None:
 
 @pytest.mark.parametrize("name", LIKE_ONE_PROCESS)
 def test_an_example_trains_step_for_step_like_one_process(name: str) -> None:
-    said = run(EXAMPLES[0].with_name(f"{name}.py")).stdout
-    difference = re.search(r"largest difference to one process: (\S+)", said)
-    assert difference is not None, said
+    output = run(EXAMPLES[0].with_name(f"{name}.py")).stdout
+    difference = re.search(r"largest difference to one process: (\S+)", output)
+    assert difference is not None, output
     assert float(difference[1]) < 1e-9
 
 
 @pytest.mark.parametrize("name", LIKE_ONE_PROCESS)
-def test_an_example_of_training_is_short(name: str) -> None:
+def test_a_training_example_is_short(name: str) -> None:
     assert len(EXAMPLES[0].with_name(f"{name}.py").read_text().splitlines()) < 100
 
 
-def test_the_model_that_is_split_over_two_workers_learns() -> None:
+def test_a_model_split_over_two_workers_learns() -> None:
     losses = re.findall(
         r"^step .* loss ([0-9.]+)$", run(EXAMPLES[0].with_name("split_training.py")).stdout, re.MULTILINE
     )
     assert float(losses[-1]) < 0.01 * float(losses[0])
 
 
-def test_the_demo_trains_as_one_process_would() -> None:
-    said = run(EXAMPLES[0].with_name("demo.py")).stdout
-    difference = re.search(r"differ by (\S+) at most", said)
-    assert difference is not None, said
+def test_the_demo_trains_like_one_process() -> None:
+    output = run(EXAMPLES[0].with_name("demo.py")).stdout
+    difference = re.search(r"differ by (\S+) at most", output)
+    assert difference is not None, output
     assert float(difference[1]) < 1e-9
-    first, last, right = re.findall(r"from (\S+) to (\S+), (\d+)%", said)[0]
+    first, last, right = re.findall(r"from (\S+) to (\S+), (\d+)%", output)[0]
     assert float(last) < float(first) / 4
     assert int(right) > 80
-    assert said.splitlines()[-1].startswith("Done in ")
+    assert output.splitlines()[-1].startswith("Done in ")
 
 
-def test_the_demo_says_what_the_readme_shows_but_for_the_numbers() -> None:
+def test_the_readme_shows_the_output_of_the_demo_except_for_numbers() -> None:
     def words(text: str) -> str:
         return re.sub(r"[\s\d.]+(e[-+]\d+)?", " ", text)
 

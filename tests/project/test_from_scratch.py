@@ -1,4 +1,4 @@
-"""The toy of docs/from-scratch.md runs, prints what the page says, and is made of the steps that the page explains."""
+"""The program in docs/from-scratch.md runs, prints what the page shows, and consists of the steps on the page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_program_prints_what_the_page_shows(tmp_path: Path) -> None:
     assert f"```\n{done.stdout}```\n" in PAGE
 
 
-def test_the_steps_are_the_whole_program() -> None:
+def test_the_steps_add_up_to_the_whole_program() -> None:
     code = [line for step in blocks("step") for line in step.splitlines() if line]
     assert code == [line for line in WHOLE.splitlines() if line]
 
@@ -63,7 +63,7 @@ def test_a_used_output_needs_no_probe(toy: dict[str, Any]) -> None:
     assert torch.equal(x.grad, x.detach().cos())
 
 
-def test_a_skip_connection_is_refused_as_the_page_says(toy: dict[str, Any]) -> None:
+def test_a_skip_connection_raises_as_the_page_says(toy: dict[str, Any]) -> None:
     h = torch.ones(3, requires_grad=True) * 2
     a, b = toy["Worker"](), toy["Worker"]()
     loss = (h + toy["call"](a, b, torch.sin, h)).sum()

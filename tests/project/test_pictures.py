@@ -1,4 +1,4 @@
-"""The pictures of the docs are what their code draws, and each is shown somewhere."""
+"""The pictures in the docs are up to date, and each is used on a page."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("pictures")
 
 
-def test_the_code_draws_exactly_the_committed_files(pictures: ModuleType, tmp_path: Path) -> None:
+def test_the_committed_pictures_are_up_to_date(pictures: ModuleType, tmp_path: Path) -> None:
     pictures.draw_all(tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     committed = {path.name: path.read_bytes() for path in (DOCS / "pictures").iterdir()}
     assert drawn == committed, "run `python docs/pictures.py`"
 
 
-def test_every_picture_is_shown_in_the_page_about_the_pass(pictures: ModuleType) -> None:
+def test_every_picture_is_on_the_page_about_the_backward_pass(pictures: ModuleType) -> None:
     page = (DOCS / "backward.md").read_text()
     for picture in pictures.PICTURES:
         assert f"](pictures/{picture.__name__}.svg)" in page
 
 
-def test_no_text_of_a_picture_begins_or_ends_outside_of_it(pictures: ModuleType) -> None:
+def test_all_text_is_inside_its_picture(pictures: ModuleType) -> None:
     for draw in pictures.PICTURES:
         picture = draw()
         for text in ElementTree.fromstring(picture.svg()).iter(f"{SVG}text"):
             words, x, size = text.text or "", float(text.attrib["x"]), float(text.attrib["font-size"])
-            width = len(words) * size * 0.62  # a generous mean for the fonts that are named
+            width = len(words) * size * 0.62  # a generous average for these fonts
             left = {"start": x, "middle": x - width / 2, "end": x - width}[text.attrib["text-anchor"]]
             assert left >= 0, f"{draw.__name__}: {words!r}"
             assert left + width <= picture.width, f"{draw.__name__}: {words!r}"

@@ -1,4 +1,4 @@
-"""The first program that a newcomer sees does what the README says."""
+"""The first program in the README prints what the README shows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_first_program_is_short() -> None:
     assert len(block("python").splitlines()) <= 20
 
 
-def test_the_commands_of_the_readme_are_those_of_the_makefile() -> None:
+def test_the_commands_in_the_readme_exist_in_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
     commands = re.findall(r"\bmake (\w+)", block("sh"))
     assert commands == ["demo", "test"]

@@ -32,7 +32,7 @@ def test_ten_thousand_references_are_all_freed(group: Group) -> None:
     del batch
     assert becomes_true(lambda: group["b"].references.counts()["values"] == 1)
     rules = group["b"].references.context.rules
-    assert [arrivals.gaps() for arrivals in rules._arrivals.values()] == [0]
+    assert list(rules.creations.gaps().values()) == [0]
     assert not rules._early
 
 

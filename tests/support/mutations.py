@@ -24,7 +24,7 @@ from telegrad.backward import engine_call, extension, grad_slots, inputs, island
 from telegrad.backward.nodes import receive
 from telegrad.calls import client
 from telegrad.testing.programs import chosen
-from telegrad.testing.soak import STALLED, Verdict, run_seeds
+from telegrad.testing.soak import STALLED, SeedResult, run_seeds
 from telegrad.wire import payload, tensor_encode
 
 Patch = Callable[[], contextlib.AbstractContextManager[object]]
@@ -145,15 +145,15 @@ def applied(name: str) -> contextlib.AbstractContextManager[object]:
     return MUTATIONS[name].patch()
 
 
-def found(name: str, most: int = MOST_SEEDS) -> Verdict | None:
-    """Return the disposition of the first seed that finds a mutation; None if none of `most` seeds does."""
+def found(name: str, most: int = MOST_SEEDS) -> SeedResult | None:
+    """The first seed that shows it, with how; None if none of so many does."""
     mutation = MUTATIONS[name]
     run = partial(run_seeds, processes=1, stalled=10.0 if mutation.hangs else STALLED, apply=partial(applied, name))
-    verdicts = run(0, most, chosen(mutation.features))
-    with contextlib.closing(verdicts):
-        for disposition in verdicts:
-            if disposition.failure:
-                return disposition
+    results = run(0, most, chosen(mutation.features))
+    with contextlib.closing(results):
+        for result in results:
+            if result.failure:
+                return result
     return None
 
 
@@ -161,13 +161,13 @@ def main() -> None:
     """Print how many seeds each mutation takes, and what the last of them found."""
     for name in MUTATIONS:
         if any(part in name for part in sys.argv[1:] or [""]):
-            disposition = found(name)
-            if disposition is None:
+            result = found(name)
+            if result is None:
                 print(f"NOT FOUND  {name}")
             else:
-                lines = disposition.failure.splitlines()
+                lines = result.failure.splitlines()
                 shown = [line for line in lines if "Different:" in line] or lines[-1:]
-                print(f"{disposition.seed + 1:>9}  {name}: {shown[-1][:160]}", flush=True)
+                print(f"{result.seed + 1:>9}  {name}: {shown[-1][:160]}", flush=True)
 
 
 if __name__ == "__main__":

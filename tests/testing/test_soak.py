@@ -1,4 +1,4 @@
-"""The soak: seeds in processes of their own, failures with the program, hangs that end."""
+"""The soak runs seeds in child processes, and reports failures, crashes and hangs."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def with_fake_seeds() -> Iterator[None]:
         soak.run_seed = real
 
 
-def test_a_seed_that_fails_or_kills_its_process_is_reported_and_the_others_run() -> None:
-    verdicts = list(soak.run_seeds(0, 8, processes=1, apply=with_fake_seeds))
-    assert sorted(verdict.seed for verdict in verdicts) == list(range(8))
-    failed = {verdict.seed: verdict.failure for verdict in verdicts if verdict.failure}
+def test_a_seed_that_fails_or_kills_its_process_is_reported_and_the_others_still_run() -> None:
+    results = list(soak.run_seeds(0, 8, processes=1, apply=with_fake_seeds))
+    assert sorted(result.seed for result in results) == list(range(8))
+    failed = {result.seed: result.failure for result in results if result.failure}
     assert failed.keys() == {3, 5}
     assert "it differs" in failed[3]
     assert "its process died" in failed[5]
 
 
 def test_a_seed_that_hangs_is_reported() -> None:
-    (verdict,) = soak.run_seeds(100, 1, processes=1, stalled=0.5, apply=with_fake_seeds)
-    assert "no end in 0.5 s" in verdict.failure
+    (result,) = soak.run_seeds(100, 1, processes=1, stalled=0.5, apply=with_fake_seeds)
+    assert "did not finish in 0.5 s" in result.failure
 
 
-def test_the_command_runs_programs_with_the_features_that_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_runs_programs_with_the_given_features(capfd: pytest.CaptureFixture[str]) -> None:
     assert soak.main(["--seeds", "5", "--processes", "1", "--only", ""]) == 0
     assert "5 seeds" in capfd.readouterr().out
 
 
-def test_what_fails_is_shrunk_and_says_how_to_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_seed_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     def differ(seed: int, programs: list[object]) -> None:
         if any(program.has("op") for program in programs):
             raise AssertionError(f"it differs\n{programs[0]}")

@@ -28,8 +28,8 @@ class RemoteModule(MovableModule):
     its methods are calls of `telegrad.rpc`: they are recorded in an autograd context, and raise `WorkerLost` if the
     worker dies.
 
-    >>> encoder = telegrad.nn.RemoteModule("worker1/cpu", torch.nn.Linear, (20, 30))     # doctest: +SKIP
-    >>> with telegrad.autograd.context() as context:                                     # doctest: +SKIP
+    >>> encoder = telegrad.nn.RemoteModule("worker1/cpu", torch.nn.Linear, (20, 30))
+    >>> with telegrad.autograd.context() as context:
     ...     context.backward(encoder(torch.randn(128, 20)).sum())
 
     Attributes are read and assigned on the worker. Inside a local module, `state_dict`, `load_state_dict`, `train`,

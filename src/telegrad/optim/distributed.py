@@ -67,10 +67,13 @@ class DistributedOptimizer(Optimizer):
     With ``step_in_backward=True``, each parameter is updated inside the backward pass as soon as its gradient is final,
     and the gradient is freed. `step` then does nothing for contexts whose pass started on this worker.
 
-    >>> optimizer = DistributedOptimizer(torch.optim.Adam, rrefs, lr=0.01)       # doctest: +SKIP
-    >>> with telegrad.autograd.context() as context_id:                        # doctest: +SKIP
-    ...     telegrad.autograd.backward(context_id, [loss()])
+    >>> weight = telegrad.remote("worker1", torch.ones, (3,), {"requires_grad": True})
+    >>> optimizer = DistributedOptimizer(torch.optim.SGD, [weight], lr=0.5)
+    >>> with telegrad.autograd.context() as context_id:
+    ...     telegrad.autograd.backward(context_id, [weight.to_here().sum()])
     ...     optimizer.step(context_id)
+    >>> weight.to_here().detach()
+    tensor([0.5000, 0.5000, 0.5000])
     """
 
     def __init__(

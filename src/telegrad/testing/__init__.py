@@ -1,6 +1,6 @@
-"""The public test kit: a simulated group with faults, and the contract that every transport keeps."""
+"""The public test kit: simulated groups with faults, and a contract test suite for transports."""
 
 from telegrad.testing.simulation import Faults, Simulation
-from telegrad.testing.transports import BrokenPromise, TransportUnderTest, check_transport
+from telegrad.testing.transport_contract import BrokenPromise, TransportUnderTest, check_transport
 
 __all__ = ["BrokenPromise", "Faults", "Simulation", "TransportUnderTest", "check_transport"]

@@ -1,4 +1,4 @@
-"""Runs random programs on simulated agents, against the oracle in one process.
+"""Runs random programs on simulated agents, and compares them with autograd in one process.
 
 >>> check_seed(0).probes
 0
@@ -35,11 +35,11 @@ from telegrad.testing.programs.running import Tensors, left_in_context
 from telegrad.testing.simulation import Faults, Simulation
 
 _STATE = ("num_autograd_contexts", "num_current_backward_passes", "sends", "recvs")
-_LONG = 300.0  # seconds of virtual time in which any program ends
+_LONG = 300.0  # seconds of virtual time, enough for any program
 
 
-class Stage:
-    """The agents' side of one program: each worker's leaves, stash and hooks."""
+class SimulatedGroup:
+    """The simulated workers of one program, with their leaves, stashes and hooks."""
 
     def __init__(
         self, sim: Simulation, names: Sequence[str], program: Program, leaves: list[list[torch.Tensor]]
@@ -53,22 +53,22 @@ class Stage:
         self.context_id = 0
         for number, worker in enumerate(self.workers):
             agent = sim[names[number]]
-            for service in ("body", "answer", "use_views", "make_views", "pass"):
+            for service in ("body", "relay", "use_views", "make_views", "pass"):
                 agent.register(f"{service} {self._service}", getattr(worker, f"serve_{service}"))
 
-    # -- what workers ask of their group ----------------------------------------------------------------------------
+    # -- the Group interface ----------------------------------------------------------------------------
 
-    def call(self, here: int, there: int, service: str, *args: Any) -> Any:
-        return self.sim[self.names[here]].call(self.names[there], f"@{service} {self._service}", args, timeout=0)
+    def call(self, here: int, target: int, service: str, *args: Any) -> Any:
+        return self.sim[self.names[here]].call(self.names[target], f"@{service} {self._service}", args, timeout=0)
 
     def message(self, tensors: Tensors) -> list[torch.Tensor]:
         return list(tensors)
 
     def sent_together(self, tensors: Tensors) -> None:
-        """Nothing to note: the oracle does."""
+        """Do nothing: only the oracle needs it."""
 
     def hooked(self, key: int, tensors: Tensors, mode: str = "") -> None:
-        """As above."""
+        """Do nothing: only the oracle needs it."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
         box: list[Any] = []
@@ -97,7 +97,7 @@ class Stage:
     # -- the program --------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Run the program, forward and backward, on worker 0's thread."""
+        """Run the program, forward and backward, on a thread of worker 0."""
         autograd = self._autograd(0)
         before = autograd.messaging.counts().get("probes", 0)
         context: DistAutogradContext = autograd.contexts.new()
@@ -141,43 +141,43 @@ class Stage:
 
 @dataclass
 class Checked:
-    """What a check of a seed found, beside that programs were equal to one process."""
+    """The result of a check whose programs matched one process."""
 
     probes: int = 0
     refusals: list[str] = field(default_factory=list)
-    """What telegrad refused, as its pages say it does."""
+    """What telegrad refused to do, as documented."""
 
 
 class _Check:
-    """One simulation, in which one program runs or several do at once."""
+    """One simulation that runs one program, or several at the same time."""
 
     def __init__(self, sim: Simulation, names: Sequence[str], programs: Sequence[Program]) -> None:
         self._sim = sim
         self._names = names
         self._programs = programs
-        self.stages: list[Stage] = []
+        self.groups: list[SimulatedGroup] = []
         self.outcomes: dict[int, Outcome] = {}
 
     def run(self) -> None:
-        """The simulation's program."""
+        """Run in the simulation's main thread."""
         handles = self._prepare()
         sim = self._sim
-        threads = [sim.spawn(self._names[0], partial(self._run_stage, number)) for number in range(len(self._programs))]
+        threads = [sim.spawn(self._names[0], partial(self._run_group, number)) for number in range(len(self._programs))]
         for thread in threads:
             if not thread.join(sim.scheduler.now + _LONG):
                 passes = [run for agent in sim.agents.values() for run in _passes(agent.autograd)]
                 shown = "\n".join(map(str, self._programs))
-                raise AssertionError(f"it hangs: {passes}\n{sim.scheduler.stacks()}\n{shown}")
+                raise AssertionError(f"the program hangs: {passes}\n{sim.scheduler.stacks()}\n{shown}")
         _wait_until_nothing_is_left(sim)
         for handle in handles:
             handle.remove()
 
     def _prepare(self) -> list[Any]:
-        """Make the stages. Programs that run at once share their leaves, with the hooks that those have."""
+        """Create the groups. Programs that run at the same time share their leaves and the hooks on them."""
         leaves = self._programs[0].leaves
         made = make_leaves(leaves)
-        self.stages = [Stage(self._sim, self._names, program, made) for program in self._programs]
-        first = self.stages[0]
+        self.groups = [SimulatedGroup(self._sim, self._names, program, made) for program in self._programs]
+        first = self.groups[0]
         return [
             handle
             for number in range(len(leaves.kinds))
@@ -185,15 +185,15 @@ class _Check:
         ]
 
     def _log(self) -> Log:
-        """The log of the program whose pass runs."""
-        if len(self.stages) == 1:
-            return self.stages[0].log
+        """Return the log of the program whose pass is running."""
+        if len(self.groups) == 1:
+            return self.groups[0].log
         context = current.get()
-        (stage,) = [stage for stage in self.stages if context is not None and stage.context_id == context.id]
-        return stage.log
+        (group,) = [group for group in self.groups if context is not None and group.context_id == context.id]
+        return group.log
 
-    def _run_stage(self, number: int) -> None:
-        self.outcomes[number] = self.stages[number].run()
+    def _run_group(self, number: int) -> None:
+        self.outcomes[number] = self.groups[number].run()
 
 
 def _passes(autograd: Any) -> list[Any]:
@@ -201,7 +201,7 @@ def _passes(autograd: Any) -> list[Any]:
 
 
 def _wait_until_nothing_is_left(sim: Simulation) -> None:
-    """Word that a context has ended travels without an answer; a network with faults may delay it."""
+    """Wait until all workers have released their contexts: one-way messages that faults may delay."""
     give_up = sim.scheduler.now + _LONG
     while True:
         left = {
@@ -216,7 +216,7 @@ def _wait_until_nothing_is_left(sim: Simulation) -> None:
 
 
 def draw_programs(seed: int, together: int, features: Mapping[str, float] = FEATURES) -> list[Program]:
-    """The program of a seed, or `together` of them that share their leaves."""
+    """Draw the program of a seed, or `together` programs that share their leaves."""
     if together == 1:
         return [draw_program(seed, features=features)]
     has = draw_program(seed, features=features).features
@@ -235,14 +235,14 @@ def check_seed(
     resumable: bool = True,
     features: Mapping[str, float] = FEATURES,
 ) -> Checked:
-    """Run the program of a seed (or `together` of them at once) and raise if it differs from one process."""
+    """Run the program of a seed (or `together` at the same time). Raise `Different` if it differs from one process."""
     return check_programs(draw_programs(seed, together, features), seed, faults=faults, resumable=resumable)
 
 
 def check_programs(
     programs: Sequence[Program], seed: int, *, faults: Faults | None = None, resumable: bool = True
 ) -> Checked:
-    """Run programs at once in one simulation, and raise if one differs from one process."""
+    """Run programs at the same time in one simulation. Raise `Different` if one differs from one process."""
     together = len(programs)
     count = max(program.workers for program in programs) if together == 1 else len(programs[0].leaves.kinds)
     names = [f"w{number}" for number in range(count)]
@@ -255,7 +255,7 @@ def check_programs(
         got, want = check.outcomes[number], run_locally(program)
         refused = refusal(got, want)
         found = differences(got, want, program, until_error=bool(refused))
-        # Counted by agent, so only a program that ran alone knows its own.
+        # Probes are counted per agent, so only for a program that ran alone.
         if together == 1 and got.probes > len(program.passes):
             found.append(f"{got.probes} probes in {len(program.passes)} passes")
         if found:
@@ -266,4 +266,4 @@ def check_programs(
 
 
 class Different(AssertionError):
-    """A program did not do what it does in one process."""
+    """A distributed program gave another result than in one process."""

@@ -1,11 +1,11 @@
-"""Makes messages of one agent, on its real transports, late or lost: where a test needs faults without a simulation.
+"""Delays or fails messages of one agent on its real transports, for tests without a simulation.
 
-What happens to a message is decided when it is posted, before its session has numbered it:
+The fate of a message is decided when it is posted, before its session numbers it:
 
-- A message that is *late* is posted after its delay. Others overtake it.
-- A request that *fails* is never sent, and its call ends at once with an error.
-- Any other message that *fails* finds the connection broken, as often as it is told to. Its session opens a new one and
-  sends it again, so it arrives once. That takes a transport whose sessions survive broken connections: tcp.
+- A *delayed* message is posted later. Other messages overtake it.
+- A request that *fails* is never sent, and its call fails at once.
+- Any other message that *fails* breaks its connection, as many times as `Fate.fails` says. The session reconnects and
+  sends it again, so it arrives once. This requires a transport whose sessions survive broken connections: tcp.
 
 >>> from telegrad.testing.group import local_group
 >>> with local_group() as group:
@@ -35,22 +35,22 @@ _log = logging.getLogger("telegrad")
 
 
 class Fate(NamedTuple):
-    """What is to happen to a message."""
+    """What happens to a message."""
 
     delay: float = 0.0
-    """Seconds after which it is posted."""
+    """Seconds until it is posted."""
     fails: int = 0
-    """How many attempts to send it fail; a request is not tried again after the first."""
+    """How many attempts to send it fail. A request is not retried."""
 
 
 Decide = Callable[[Head], Fate | None]
-"""Called with the head of every message that is posted; None: nothing happens to it."""
+"""Called with the head of every posted message. None means no fault."""
 
 
 def inject(agent: Agent, decide: Decide) -> None:
-    """Have `decide` say what happens to the messages of `agent`, which has no channels yet."""
+    """Let `decide` choose the fate of every message that `agent` posts. Call this before its first call."""
     if any(peer.channels() for peer in agent.peers.all()):
-        raise ValueError(f"worker {agent.me.name!r} has channels already: inject faults before its first call")
+        raise ValueError(f"worker {agent.me.name!r} already has channels: inject faults before its first call")
 
     class Injected(_FaultyChannel):
         pass
@@ -60,7 +60,7 @@ def inject(agent: Agent, decide: Decide) -> None:
 
 
 class _FaultyChannel(Channel):
-    """A channel that asks what is to happen to each message."""
+    """A channel that asks `decide` about each message."""
 
     agent: Agent
     decide: Decide
@@ -68,7 +68,7 @@ class _FaultyChannel(Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._count = threading.Lock()  # protects _breaks
-        self._breaks = 0  # how many connections are still to break before what waits in the session goes out
+        self._breaks = 0  # how many more connections break before the queued messages are sent
 
     def post(self, frames: Sequence[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
         """See `Channel.post`."""
@@ -78,7 +78,7 @@ class _FaultyChannel(Channel):
         if fate.fails and not isinstance(head, Request):
             self._break(fate.fails)
         elif fate.fails or fate.delay:
-            # Its credits are taken and its answer is expected now, whatever becomes of it.
+            # Takes its credits and expects its reply now, whatever happens to it later.
             if not super().post((), charge, unwaited=unwaited):
                 return False
             if fate.fails:
@@ -93,8 +93,8 @@ class _FaultyChannel(Channel):
     def _post_late(self, frames: tuple[Outgoing, ...]) -> None:
         try:
             super().post(frames)
-        except TelegradError as error:  # whoever waits for the answer is told by the channel's end
-            _log.debug("a message for worker %r that was late has no taker: %s", self.peer, error)
+        except TelegradError as error:  # the caller fails when the channel closes
+            _log.debug("could not send a delayed message to worker %r: %s", self.peer, error)
 
     def _fail(self, head: Request) -> None:
         call = self.calls.get(head.call)
@@ -105,9 +105,9 @@ class _FaultyChannel(Channel):
         )
         client = self.agent.client
         client._forget(call)
-        self.calls[call.id] = call  # only then can it end
+        self.calls[call.id] = call  # finish() expects it there
         on_done = None
-        if call.at_once:  # a reference knows that it was not created before its maker has it, as in torch
+        if call.at_once:  # like torch, fail an RRef before its creator has the handle
             on_done, call.on_done = call.on_done, None
         client.completion.finish(call, error=error)
         if on_done is not None:
@@ -115,11 +115,11 @@ class _FaultyChannel(Channel):
             on_done(call)
 
     def _break(self, times: int) -> None:
-        """Break the connection now, and so many attempts to open a new one that it is `times` in all."""
+        """Break the connection now and fail the next `times` - 1 reconnects."""
         if not self.resumable:
             raise ValueError(
-                f"a broken connection with worker {self.peer!r} would be the end of it: such faults take tcp "
-                "(TELEGRAD_TRANSPORTS=tcp, and a token in TELEGRAD_TOKEN)"
+                f"the connection to worker {self.peer!r} cannot be resumed once broken: such faults need tcp "
+                "(set TELEGRAD_TRANSPORTS=tcp and TELEGRAD_TOKEN)"
             )
         with self._count:
             self._breaks = max(self._breaks, times - 1)
@@ -137,7 +137,7 @@ class _FaultyChannel(Channel):
 
 
 def _head_of(frame: Outgoing) -> memoryview:
-    """The head of a message, whose first frame this is: it follows the lengths, or ends the frame."""
+    """Return the head of a message from its first frame: it follows the lengths, or ends the frame."""
     body = memoryview(frame.body)
     length = int.from_bytes(body[:4], "little")
     return body[PREFIX_SIZE : PREFIX_SIZE + length] if frame.kind == MESSAGE else body[len(body) - length :]

@@ -1,4 +1,4 @@
-"""A group of agents in one process on real sockets and real threads, for tests that need no simulation."""
+"""A group of agents in one process, on real sockets and threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def local_group(
     token: bytes | None = TOKEN,
     settings: AgentSettings | None = None,
 ) -> Iterator[dict[str, Agent]]:
-    """Agents by name, all started; closed at the end of the block.
+    """Start agents, yield them by name, and close them at the end of the block.
 
     >>> import operator
     >>> with local_group(["a", "b"]) as group:
@@ -38,15 +38,15 @@ def local_group(
         agents: dict[str, Agent] = {}
         try:
             for number, name in enumerate(workers):
-                way: tuple[Transport, str]
+                listening: tuple[Transport, str]
                 if transport == "unix":
-                    way = UnixTransport(), f"unix://{directory}/{name}.sock"
+                    listening = UnixTransport(), f"unix://{directory}/{name}.sock"
                 else:
-                    way = TcpTransport(), "tcp://127.0.0.1:0"
+                    listening = TcpTransport(), "tcp://127.0.0.1:0"
                 agents[name] = Agent(
                     name,
                     number,
-                    transports=[way],
+                    transports=[listening],
                     poller=SocketPoller(),
                     runtime=RealRuntime(),
                     token=token,

@@ -1,4 +1,4 @@
-"""Ctrl-C at every line: each place in telegrad that a thread passes is interrupted once, and all works as before.
+"""Interrupts telegrad with Ctrl-C at every line or bytecode, and checks that it still works afterwards.
 
 python -m telegrad.testing.interruption --transport tcp --opcodes
 """
@@ -26,10 +26,10 @@ from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 
 PATIENCE = 60.0
-"""Seconds for a call, and for an interrupt to be raised: many times what it takes on a machine that stalls."""
+"""Seconds for a call, and for an interrupt to be raised: far more than a busy machine needs."""
 
 _NOT_TRACED = ("telegrad.testing", "telegrad.rpc.signals", "telegrad.interrupts")
-_LARGE = torch.ones(400_000)  # four chunks, or one region of shared memory
+_LARGE = torch.ones(400_000)  # four chunks, or one shared-memory region
 _WEIGHT = torch.ones(8, requires_grad=True)
 _LARGE_WEIGHT = torch.ones(400_000, requires_grad=True)
 
@@ -37,7 +37,7 @@ Operation = Callable[[], None]
 
 
 class Place(NamedTuple):
-    """A line of telegrad, or one bytecode of it."""
+    """A line of telegrad, or one of its bytecodes."""
 
     module: str
     function: str
@@ -67,7 +67,7 @@ def _trace(visit: Callable[[Place], None], opcodes: bool) -> Callable[[FrameType
 
 
 def places_of(operation: Operation, *, opcodes: bool = False) -> list[Place]:
-    """The places that this thread passes in `operation`, each once."""
+    """Return the places that this thread executes in `operation`, each once."""
     passed: dict[Place, None] = {}
     sys.settrace(_trace(lambda place: passed.setdefault(place), opcodes))
     try:
@@ -78,9 +78,9 @@ def places_of(operation: Operation, *, opcodes: bool = False) -> list[Place]:
 
 
 def interrupt(operation: Operation, place: Place) -> str:
-    """Run `operation` with a SIGINT the first time that it comes to `place`; says when KeyboardInterrupt was raised.
+    """Run `operation`, send a SIGINT when it first reaches `place`, and return when KeyboardInterrupt was raised.
 
-    Any other exception is raised. Call it in the main thread, where signals are handled.
+    Any other exception propagates. Call it in the main thread, where Python handles signals.
     """
     sent = False
 
@@ -108,7 +108,7 @@ def interrupt(operation: Operation, place: Place) -> str:
 
 
 class Target:
-    """Two agents in this process: the main thread calls from one, and is interrupted."""
+    """Two agents in this process. The main thread makes calls from one, and is interrupted."""
 
     def __init__(self, caller: Agent, callee: Agent) -> None:
         self.caller, self.callee = caller, callee
@@ -120,7 +120,7 @@ class Target:
             "a pass": lambda: self._pass(_WEIGHT),
             "a large pass": lambda: self._pass(_LARGE_WEIGHT),
         }
-        for prepare in self.operations.values():  # connections, and shared memory of every size
+        for prepare in self.operations.values():  # opens connections and shared memory of every size
             for _ in range(3):
                 prepare()
         channel = caller.peers.find(callee.me.name).outgoing
@@ -146,14 +146,14 @@ class Target:
             assert dist_autograd.get_gradients(context_id)[weight][0] == 2
 
     def check(self) -> None:
-        """The next call works, over the same connection."""
+        """Check that the next call works, over the same connection."""
         self._small()
         assert self._channel.link is self._link, "the connection was closed"
         assert not dist_autograd._has_valid_context()
 
     def settled(self) -> bool:
-        """Whether all that was interrupted is over on both sides, and has given back what it held."""
-        self._small()  # reads answers that nobody waits for
+        """Whether all interrupted operations have ended on both sides and released their resources."""
+        self._small()  # reads replies that nobody waits for
         return (
             not self._channel.calls
             and self._channel.credits._in_flight == 0
@@ -163,17 +163,17 @@ class Target:
         )
 
     def settle(self) -> None:
-        """Wait for that."""
+        """Wait until `settled`."""
         runtime = self.caller.runtime
         deadline = runtime.now() + PATIENCE
         while not self.settled():
-            assert runtime.now() < deadline, "something that was interrupted is not over"
+            assert runtime.now() < deadline, "an interrupted operation did not end"
             runtime.event().wait(runtime.now() + 0.001)
 
 
 @contextmanager
 def target(transport: str, *, shared_memory: bool = True) -> Iterator[Target]:
-    """A group of two with signal handlers as `init_rpc` installs them; to be used in the main thread."""
+    """Start a group of two with the signal handlers of `init_rpc`. For use in the main thread."""
     settings = AgentSettings() if shared_memory else AgentSettings(shared_memory=0)
     with local_group(["a", "b"], transport=transport, settings=settings) as agents:
         rpc.set_default_agent(agents["a"])
@@ -185,31 +185,31 @@ def target(transport: str, *, shared_memory: bool = True) -> Iterator[Target]:
             rpc.set_default_agent(None)
 
 
-def sweep(there: Target, name: str, *, opcodes: bool = False, places: Sequence[Place] | None = None) -> Counter[str]:
-    """Interrupt the operation of that name at each of its places, and check each time that all works as before."""
-    operation = there.operations[name]
+def sweep(victim: Target, name: str, *, opcodes: bool = False, places: Sequence[Place] | None = None) -> Counter[str]:
+    """Interrupt an operation at each of its places, and check after each that calls still work."""
+    operation = victim.operations[name]
     seen: Counter[str] = Counter()
     for place in places_of(operation, opcodes=opcodes) if places is None else places:
         try:
             seen[interrupt(operation, place)] += 1
-            there.check()
+            victim.check()
         except BaseException as error:
             error.add_note(f"{name} was interrupted at {place}")
             raise
-    there.settle()
+    victim.settle()
     return seen
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Interrupt everything everywhere."""
+    """Interrupt every operation at every place."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transport", choices=["unix", "tcp"], default="unix")
     parser.add_argument("--opcodes", action="store_true", help="at every bytecode, not only at every line")
     parser.add_argument("--no-shared-memory", action="store_true")
     options = parser.parse_args(arguments)
-    with target(options.transport, shared_memory=not options.no_shared_memory) as there:
-        for name in there.operations:
-            counts = sweep(there, name, opcodes=options.opcodes)
+    with target(options.transport, shared_memory=not options.no_shared_memory) as victim:
+        for name in victim.operations:
+            counts = sweep(victim, name, opcodes=options.opcodes)
             sys.stdout.write(f"{name}: {sum(counts.values())} places; raised {dict(counts)}\n")
             sys.stdout.flush()
     return 0

@@ -1,8 +1,8 @@
-"""Virtual time and threads that run one at a time: what makes a simulation repeat itself.
+"""A deterministic scheduler: virtual time, and threads that run one at a time.
 
-Threads are real, but only the one that holds the baton runs. It gives the baton up only where it waits, to a thread
-drawn at random (from a seed) among those that can go on. When none can, the clock jumps to the next timer. When there
-is no timer either, the program hangs, and the simulation says where.
+Threads are real, but only the one that holds the baton runs. It gives the baton up only where it waits, to a runnable
+thread drawn at random from a seed. If no thread is runnable, the clock jumps to the next timer. If there is no timer
+either, the program hangs, and the simulation reports where.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from telegrad.waiting import Event, Thread
 
 
 class SimulationStuck(AssertionError):
-    """Every thread waits for something that will never come."""
+    """Every thread waits, and no timer is set: the program hangs."""
 
 
 class Killed(BaseException):
-    """Unwinds a thread of a worker that was killed, when the simulation is over."""
+    """Unwinds a thread when the simulation is over."""
 
 
 class SimThread:
-    """One thread of the simulated program."""
+    """One simulated thread."""
 
     def __init__(self, scheduler: Scheduler, node: str, name: str, target: Callable[[], None]) -> None:
         self.scheduler = scheduler
@@ -109,7 +109,7 @@ class SimEvent:
 
 
 class Scheduler:
-    """Decides who runs, and what time it is."""
+    """Decides which thread runs, and what time it is."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -128,19 +128,19 @@ class Scheduler:
     # -- timers -----------------------------------------------------------------------------------------------
 
     def at(self, when: float, action: Callable[[], None]) -> list[Callable[[], None]]:
-        """Do something at a time; it must not wait. The list that is returned is the handle for `cancel`."""
+        """Run `action`, which must not wait, at a given time. Returns a handle for `cancel`."""
         cell = [action]
         heapq.heappush(self._timers, (max(when, self.now), next(self._order), cell))
         return cell
 
     def cancel(self, cell: list[Callable[[], None]]) -> None:
-        """Do not do it."""
+        """Cancel a timer."""
         cell.clear()
 
     # -- threads ----------------------------------------------------------------------------------------------
 
     def start(self, node: str, name: str, target: Callable[[], None]) -> SimThread:
-        """Start a thread; it runs when it is drawn."""
+        """Start a thread. It runs when the scheduler picks it."""
         thread = SimThread(self, node, name, target)
         self.threads[thread.number] = thread
         thread.thread.start()
@@ -148,46 +148,46 @@ class Scheduler:
         return thread
 
     def make_runnable(self, thread: SimThread) -> None:
-        """It can go on."""
+        """Mark a thread as runnable."""
         if not thread.killed and thread not in self.runnable:
             self.runnable.append(thread)
 
     def kill(self, node: str) -> None:
-        """No thread of `node` runs any more."""
+        """Stop all threads of `node`."""
         for thread in self.threads.values():
             if thread.node == node:
                 thread.killed = True
         self.runnable = [thread for thread in self.runnable if not thread.killed]
 
     def failed(self, thread: SimThread, error: BaseException) -> None:
-        """A thread ended with an exception."""
+        """Record that a thread ended with an exception."""
         if not self._over:
             self.errors.append((thread, error))
 
     def switch(self, me: SimThread) -> None:
-        """Wait until this thread is drawn again."""
+        """Let other threads run until the scheduler picks this one again."""
         if self._over:
             raise Killed
-        following = self._draw()
-        if following is not me:
-            self._hand_over(following)
+        chosen = self._pick()
+        if chosen is not me:
+            self._hand_over(chosen)
             me.baton.acquire()
         if me.killed:
             raise Killed
         if self._is_stuck:
-            raise SimulationStuck("nobody can go on")
+            raise SimulationStuck("no thread can run")
 
     def leave(self, me: SimThread) -> None:
-        """This thread ends; somebody else runs."""
+        """Hand over to another thread because this one ends."""
         if not self._over:
-            self._hand_over(self._draw())
+            self._hand_over(self._pick())
 
     def _hand_over(self, thread: SimThread) -> None:
         self.switches += 1
         self.current = thread
         thread.baton.release()
 
-    def _draw(self) -> SimThread:
+    def _pick(self) -> SimThread:
         while not self.runnable:
             while self._timers and not self._timers[0][2]:
                 heapq.heappop(self._timers)
@@ -199,38 +199,38 @@ class Scheduler:
         return self.runnable.pop(self.random.randrange(len(self.runnable)))
 
     def _stuck(self) -> SimThread:
-        """Nobody can go on: the main thread is told."""
+        """Let the main thread raise `SimulationStuck`."""
         self._is_stuck = True
         return self.main
 
-    # -- the whole --------------------------------------------------------------------------------------------
+    # -- running --------------------------------------------------------------------------------------------
 
     main: SimThread
 
     def run(self, program: Callable[[], Any]) -> Any:
-        """Run `program` as the first simulated thread, on the calling thread, and return what it returns."""
+        """Run `program` as the main simulated thread, on the calling thread, and return its result."""
         self.main = SimThread(self, "", "main", lambda: None)
         self.threads[self.main.number] = self.main
         self.current = self.main
         try:
             return program()
         except SimulationStuck as stuck:
-            raise SimulationStuck(f"at {self.now:.3f} s nobody can go on:\n{self.stacks()}") from stuck
+            raise SimulationStuck(f"at {self.now:.3f} s no thread can run:\n{self.stacks()}") from stuck
         finally:
             self.close()
 
     def close(self) -> None:
-        """Unwind every thread that is left."""
+        """Unwind all remaining threads."""
         self._over = True
         self.threads.pop(self.main.number, None)
-        while self.threads:  # one that unwinds may start another: an executor sees to it that somebody serves
+        while self.threads:  # an executor may start a thread while another one unwinds
             _, thread = self.threads.popitem()
             thread.killed = True
             thread.baton.release()
             thread.thread.join(10)
 
     def stacks(self) -> str:
-        """Where every thread is, for the report of a hang."""
+        """Return the stack of every thread, for the report of a hang."""
         frames = sys._current_frames()
         lines = []
         for thread in self.threads.values():
@@ -263,12 +263,12 @@ class SimRuntime:
         return self._scheduler.random.getrandbits(count)
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        """An asyncio loop that waits in virtual time."""
+        """Return an asyncio loop that waits in virtual time."""
         return _SimLoop(self)
 
 
 class _SimSelector(selectors.SelectSelector):
-    """Knows no files; waits for a wake-up or the loop's next timer."""
+    """Watches no files; waits for a wake-up or the loop's next timer."""
 
     def __init__(self, runtime: SimRuntime) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A group of agents in one process, on a simulated network and clock, under faults that a seed decides.
+"""A group of agents in one process, on a simulated network and clock, with faults drawn from a seed.
 
 >>> import operator
 >>> with Simulation(seed=1, workers=["a", "b"]) as sim:
@@ -29,18 +29,18 @@ TOKEN = b"the token of the simulated group"
 
 @dataclass
 class Faults:
-    """What the network does to frames. Times in seconds, the rest are probabilities per frame."""
+    """Faults of the network: delays in seconds, everything else as probabilities per frame."""
 
     shortest_delay: float = 0.0001
     longest_delay: float = 0.005
     drop: float = 0.0
     duplicate: float = 0.0
     cut: float = 0.0
-    """The connection breaks instead of carrying the frame, and all that is under way on it is lost."""
+    """The connection breaks, and this frame and all frames in flight on it are lost."""
 
 
 class SimNetwork(MemoryNetwork):
-    """Carries frames in virtual time, in order on each connection, and does the faults."""
+    """Delivers frames in virtual time, in order on each connection, and injects faults."""
 
     def __init__(self, scheduler: Scheduler, faults: Faults) -> None:
         super().__init__(SimRuntime(scheduler, ""))
@@ -64,12 +64,12 @@ class SimNetwork(MemoryNetwork):
             if random.random() < faults.drop:
                 self.counts["dropped"] += 1
                 return
-        self._carry(link, frame)
+        self._transmit(link, frame)
         if link.resumable and random.random() < faults.duplicate:
             self.counts["repeated"] += 1
-            self._carry(link, frame)
+            self._transmit(link, frame)
 
-    def _carry(self, link: MemoryLink, frame: Frame) -> None:
+    def _transmit(self, link: MemoryLink, frame: Frame) -> None:
         delay = self.scheduler.random.uniform(self.faults.shortest_delay, self.faults.longest_delay)
         when = max(self.scheduler.now + delay, self._last.get(link, 0.0))
         self._last[link] = when
@@ -81,7 +81,7 @@ class SimNetwork(MemoryNetwork):
         self.scheduler.at(when, arrive)
 
     def hang_up(self, link: MemoryLink, reason: str) -> None:
-        # After what was sent before.
+        # After all frames that were sent before.
         when = max(self.scheduler.now + self.faults.shortest_delay, self._last.get(link, 0.0))
 
         def end() -> None:
@@ -92,7 +92,7 @@ class SimNetwork(MemoryNetwork):
 
     def connecting(self, source: str, target: str) -> None:
         if frozenset((source, target)) in self.parted:
-            raise TimeoutError(f"no way from {source} to {target}")
+            raise TimeoutError(f"no route from {source} to {target}")
 
     def connected(self, link: MemoryLink) -> None:
         self.links.append(link)
@@ -105,13 +105,13 @@ class SimNetwork(MemoryNetwork):
             link.other.ended(reason)
 
     def part(self, one: str, other: str) -> None:
-        """Cut two workers off from each other until `heal`."""
+        """Partition two workers from each other until `heal`."""
         with self.lock:
             pair = frozenset((f"memory://{one}", f"memory://{other}"))
             self.parted.add(pair)
             for link in self.links:
                 if frozenset((link.origin, link.target)) == pair:
-                    self.cut(link, "the network was parted")
+                    self.cut(link, "the network was partitioned")
 
     def heal(self) -> None:
         """Undo every `part`."""
@@ -119,7 +119,7 @@ class SimNetwork(MemoryNetwork):
             self.parted.clear()
 
     def silence(self, address: str) -> None:
-        """The process behind `address` is gone: its kernel closes its connections."""
+        """Close the listener and connections of `address`, as the kernel does when a process dies."""
         with self.lock:
             self.listeners.pop(address, None)
             for link in self.links:
@@ -130,9 +130,9 @@ class SimNetwork(MemoryNetwork):
 
 
 class Simulation:
-    """Agents with the given names, all started and knowing each other.
+    """A group of agents with the given names, in virtual time.
 
-    `run` runs a program as the simulation's first thread; `spawn` starts others. Everything waits in virtual time.
+    `run` runs a program as the simulation's main thread, and `spawn` starts others.
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class Simulation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._ran:
-            raise AssertionError("a simulation that was never run shows nothing")
+            raise AssertionError("the simulation was never run")
 
     def run(self, program: Callable[[], Any]) -> Any:
-        """Start the agents, run `program`, shut down, and return what it returned. Errors of threads are raised."""
+        """Start the agents, run `program`, close the agents, and return its result. Raise if any thread failed."""
         self._ran = True
 
         def main() -> Any:
@@ -203,7 +203,7 @@ class Simulation:
         return agent
 
     def spawn(self, name: str, program: Callable[[], Any]) -> SimThread:
-        """Run `program` on a thread of worker `name`; `telegrad.rpc_sync` and its kin act on that worker there."""
+        """Run `program` on a thread of worker `name`, which is the default agent there."""
 
         def run() -> None:
             with acting_as(self.agents[name]):
@@ -217,13 +217,13 @@ class Simulation:
         SimRuntime(self.scheduler, "").event().wait(self.scheduler.now + seconds)
 
     def kill(self, name: str) -> None:
-        """End a worker as ``kill -9`` does."""
+        """Kill a worker as ``kill -9`` does."""
         agent = self.agents.pop(name)
         self.scheduler.kill(name)
         self.network.silence(agent.me.addresses[0])
 
     def restart(self, name: str) -> Agent:
-        """Start a killed worker again, as another incarnation."""
+        """Start a killed worker again, with a new incarnation."""
         self.network.dead.discard(f"memory://{name}")
         agent = self._make(name)
         others: list[WorkerRecord] = [other.me for other in self.agents.values()]

@@ -1,4 +1,4 @@
-"""Runs as many random programs as you like against the oracle: ``make soak SEEDS=10000``.
+"""Compares many random programs with autograd in one process: ``make soak SEEDS=10000``.
 
 python -m telegrad.testing.soak --first 0 --seeds 1000 --processes 2 --only inputs,multi_grad
 """
@@ -25,14 +25,14 @@ from telegrad.testing.programs import FEATURES, Program, chosen, shrink
 from telegrad.testing.simulation import Faults
 
 STALLED = 120.0
-"""Seconds of real time for one seed, after which its process is ended: a thread waits for something real."""
+"""Seconds of real time for one seed. Its process is killed after that: a thread blocks outside the simulation."""
 _BLOCK = 50
 
 Apply = Callable[[], AbstractContextManager[object]]
 
 
 def run_seed(seed: int, features: Mapping[str, float] = FEATURES) -> str:
-    """Run one seed as the soak does: some with two programs at once, some with faults, some as on one host."""
+    """Run one seed like the soak: some with two programs at once, some with faults, some without resumable links."""
     checked = _check(seed, draw_programs(seed, _together(seed), features))
     if checked.refusals:
         return f"equal until: {checked.refusals[0]}"
@@ -51,9 +51,9 @@ def _check(seed: int, programs: Sequence[Program]) -> Checked:
 
 
 def shrunk(seed: int, features: Mapping[str, float] = FEATURES) -> str:
-    """What is left of a seed that fails when all is taken out that it fails without, and how it fails."""
+    """Return the smallest program found that still fails for this seed, and its failure."""
     programs = draw_programs(seed, _together(seed), features)
-    last = "it does not fail"
+    last = "the seed does not fail"
 
     def fails(index: int, smaller: Program) -> bool:
         nonlocal last
@@ -71,8 +71,8 @@ def shrunk(seed: int, features: Mapping[str, float] = FEATURES) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How one seed went."""
+class SeedResult:
+    """The result of one seed."""
 
     seed: int
     summary: str
@@ -88,10 +88,10 @@ def run_seeds(
     stalled: float = STALLED,
     apply: Apply = nullcontext,
     shrinking: bool = False,
-) -> Generator[Verdict, None, None]:
-    """Run seeds in processes of their own, so that one that hangs ends with its process. Order is not kept.
+) -> Generator[SeedResult, None, None]:
+    """Run seeds in child processes, which are killed if they hang. Results come in any order.
 
-    `apply` is entered in each process around its seeds. With `shrinking`, failures show programs made smaller.
+    `apply` is entered in each process around its seeds. With `shrinking`, failing programs are shrunk.
     """
     start = partial(_Process, _Work(dict(features), stalled, apply, shrinking))
     blocks = [range(begin, min(begin + _BLOCK, first + count)) for begin in range(first, first + count, _BLOCK)]
@@ -119,7 +119,7 @@ def run_seeds(
 
 @dataclass(frozen=True)
 class _Work:
-    """What processes are told."""
+    """What every child process needs to know."""
 
     features: Mapping[str, float]
     stalled: float
@@ -128,7 +128,7 @@ class _Work:
 
 
 class _Process:
-    """One process that runs seeds."""
+    """A child process that runs seeds."""
 
     def __init__(self, work: _Work, block: range) -> None:
         spawning = multiprocessing.get_context("spawn")
@@ -139,45 +139,45 @@ class _Process:
         theirs.close()
         self._died = False
         self.give(block)
-        self._heard = math.inf  # until it has imported torch
+        self._last_message = math.inf  # until it has imported torch
 
     def give(self, block: range) -> None:
-        """Have it run these seeds."""
+        """Send it seeds to run."""
         self.left = block
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         self.connection.send(block)
 
-    def read(self) -> Iterator[Verdict]:
-        """What it has found since."""
+    def read(self) -> Iterator[SeedResult]:
+        """Yield the results that it has sent since the last call."""
         while self.left and self.connection.poll():
             try:
-                said: Verdict | None = self.connection.recv()
+                received: SeedResult | None = self.connection.recv()
             except (EOFError, ConnectionResetError):
                 self._died = True
                 return
-            self._heard = time.monotonic()
-            if said is not None:
+            self._last_message = time.monotonic()
+            if received is not None:
                 self.left = self.left[1:]
-                yield said
+                yield received
 
-    def lost(self) -> Verdict | None:
-        """What to say of the seed that it runs, if that has killed it or takes too long."""
-        late = time.monotonic() > self._heard + self._stalled
+    def lost(self) -> SeedResult | None:
+        """Return a failure for the current seed if the process died or takes too long."""
+        late = time.monotonic() > self._last_message + self._stalled
         if not self.left or not (self._died or late):
             return None
         seed, self.left = self.left[0], self.left[1:]
-        why = f"no end in {self._stalled:g} s of real time; where its threads wait is on stderr"
-        return Verdict(seed, "FAILED", f"seed {seed}: {'its process died' if self._died else why}")
+        why = f"did not finish in {self._stalled:g} s of real time; the stacks of its threads are on stderr"
+        return SeedResult(seed, "FAILED", f"seed {seed}: {'its process died' if self._died else why}")
 
     def end(self) -> None:
-        """End the process."""
+        """Kill the process."""
         self.connection.close()
         self._process.kill()
         self._process.join()
 
 
 def _serve(connection: Connection, work: _Work) -> None:
-    logging.getLogger("telegrad").setLevel(logging.CRITICAL)  # faults are what is wanted here
+    logging.getLogger("telegrad").setLevel(logging.CRITICAL)  # injected faults log warnings
     with work.apply():
         connection.send(None)  # ready
         while True:
@@ -187,30 +187,30 @@ def _serve(connection: Connection, work: _Work) -> None:
                 return
             for seed in block:
                 faulthandler.dump_traceback_later(work.stalled * 0.9)
-                connection.send(_verdict(seed, work))
+                connection.send(_result_of(seed, work))
                 faulthandler.cancel_dump_traceback_later()
 
 
-def _verdict(seed: int, work: _Work) -> Verdict:
+def _result_of(seed: int, work: _Work) -> SeedResult:
     try:
-        return Verdict(seed, run_seed(seed, work.features))
-    except BaseException as error:  # noqa: BLE001 - reported with its seed; the soak goes on
+        return SeedResult(seed, run_seed(seed, work.features))
+    except BaseException as error:  # noqa: BLE001 - reported with its seed, and the soak continues
         if work.shrinking:
-            return Verdict(seed, "FAILED", f"seed {seed}: {shrunk(seed, work.features)}")
-        return Verdict(seed, "FAILED", f"seed {seed}: {''.join(traceback.format_exception(error))}")
+            return SeedResult(seed, "FAILED", f"seed {seed}: {shrunk(seed, work.features)}")
+        return SeedResult(seed, "FAILED", f"seed {seed}: {''.join(traceback.format_exception(error))}")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the soak; 1 if a seed failed."""
+    """Run the soak. Return 1 if a seed failed."""
     parser = argparse.ArgumentParser(description="Random distributed programs against one-process autograd.")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--only", help=f"features, each in every program: {', '.join(FEATURES)}")
-    parser.add_argument("--without", help="features that no program has")
+    parser.add_argument("--only", help=f"use these features in every program, and no others: {', '.join(FEATURES)}")
+    parser.add_argument("--without", help="use these features in no program")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
-    parser.add_argument("--shrink", action="store_true", help="show what is left of a failing seed when it is shrunk")
-    parser.add_argument("--stalled", type=float, default=STALLED, help="seconds of real time for one seed")
+    parser.add_argument("--shrink", action="store_true", help="shrink the programs of failing seeds")
+    parser.add_argument("--stalled", type=float, default=STALLED, help="kill a seed after so many seconds of real time")
     options = parser.parse_args(arguments)
     names = [
         None if given is None else [name for name in given.split(",") if name]
@@ -220,18 +220,18 @@ def main(arguments: list[str] | None = None) -> int:
     total: Counter[str] = Counter()
     begin = shown = time.monotonic()
     run = partial(run_seeds, processes=options.processes, stalled=options.stalled, shrinking=options.shrink)
-    verdicts = run(options.first, options.seeds, features)
-    for disposition in verdicts:
-        total[disposition.summary] += 1
-        if disposition.failure:
-            sys.stdout.write(disposition.failure + "\n")
-        if time.monotonic() - shown > 30 or disposition.failure:
+    results = run(options.first, options.seeds, features)
+    for result in results:
+        total[result.summary] += 1
+        if result.failure:
+            sys.stdout.write(result.failure + "\n")
+        if time.monotonic() - shown > 30 or result.failure:
             shown = time.monotonic()
             sys.stdout.write(f"{total.total():,} seeds in {shown - begin:.0f} s: {dict(total)}\n")
             sys.stdout.flush()
-        if disposition.failure and options.stop:
+        if result.failure and options.stop:
             break
-    verdicts.close()
+    results.close()
     sys.stdout.write(f"{total.total():,} seeds in {time.monotonic() - begin:.0f} s: {dict(total)}\n")
     return 1 if total["FAILED"] else 0
 

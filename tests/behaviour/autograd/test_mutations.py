@@ -23,9 +23,9 @@ def run_all(features: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("name", [name for name, mutation in MUTATIONS.items() if mutation.hangs])
 def test_a_mutation_that_hangs_is_found(name: str) -> None:
-    disposition = found(name)
-    assert disposition is not None
-    assert "no end" in disposition.failure
+    result = found(name)
+    assert result is not None
+    assert "no end" in result.failure
 
 
 def test_every_feature_has_a_mutation() -> None:

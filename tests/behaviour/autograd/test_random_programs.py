@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from support.program_processes import check_programs
 from telegrad import launch
-from telegrad.testing.processes import check_programs
 from telegrad.testing.programs import FEATURES, chosen
 from telegrad.testing.soak import run_seed
 

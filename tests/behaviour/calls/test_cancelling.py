@@ -1,4 +1,4 @@
-"""Calls that are given up while they wait, at the callee, for a thread."""
+"""Calls that are cancelled, or time out, while they are queued at the callee."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from telegrad.testing.simulation import Faults, Simulation
 
 
 class Busy:
-    """Worker b is at functions that compute, so that others wait; what runs after them is noted."""
+    """Worker b has no free place to run functions, so calls queue; `ran` lists those that ran later."""
 
     def __init__(self, seed: int, faults: Faults | None = None, *, credits: int = 1024) -> None:
         settings = AgentSettings(running=1, session=SessionSettings(request_credits=credits))
@@ -25,13 +25,13 @@ class Busy:
         self.ran: list[str] = []
 
     def run(self, program: Callable[[Agent], Any]) -> None:
-        """Run a program on a. Nobody can wait for what it calls before `finish`."""
+        """Run a program on worker a. Its calls stay queued until `finish`."""
 
         def main() -> None:
             b = self.sim["b"]
             b.register("note", self.ran.append)
-            # A function that computes takes a place, and does not wait. In a simulation, where nothing takes time but
-            # waiting, there is none; so its place is taken away instead.
+            # A function that computes would hold the place. In a simulation only waiting takes time, and a function
+            # that waits gives its place up, so the place is taken away instead.
             b.executor.queue.max_running = 0
             program(self.sim["a"])
             self.sim.sleep(5.0)
@@ -40,20 +40,20 @@ class Busy:
         self.sim.run(main)
 
     def finish(self) -> None:
-        """What b was at is done."""
+        """Give worker b its place back."""
         b = self.sim["b"]
         b.executor.queue.max_running = 1
         b.executor.submit(lambda: None)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_call_whose_deadline_passes_in_the_queue_never_runs(seed: int) -> None:
+def test_a_call_that_times_out_in_the_queue_never_runs(seed: int) -> None:
     busy = Busy(seed)
 
     def program(a: Agent) -> None:
         later = a.begin("b", "@note", ("wanted",), timeout=60.0)
         with pytest.raises(DeadlineExceeded):
-            a.call("b", "@note", ("given up",), timeout=2.0)
+            a.call("b", "@note", ("late",), timeout=2.0)
         busy.sim.sleep(1.0)
         busy.finish()
         a.wait(later)
@@ -63,7 +63,7 @@ def test_a_call_whose_deadline_passes_in_the_queue_never_runs(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_call_that_is_cancelled_in_the_queue_never_runs_also_where_connections_break(seed: int) -> None:
+def test_a_call_cancelled_in_the_queue_never_runs_even_if_connections_break(seed: int) -> None:
     busy = Busy(seed, Faults(cut=0.05, duplicate=0.05))
 
     def program(a: Agent) -> None:
@@ -83,7 +83,7 @@ def test_a_call_that_is_cancelled_in_the_queue_never_runs_also_where_connections
     assert busy.ran == ["call 1", "call 3", "call 5"]
 
 
-def test_credits_come_back_of_calls_that_were_given_up_in_the_queue() -> None:
+def test_calls_that_time_out_in_the_queue_return_their_credits() -> None:
     busy = Busy(0)
 
     def program(a: Agent) -> None:
@@ -103,20 +103,20 @@ def test_credits_come_back_of_calls_that_were_given_up_in_the_queue() -> None:
     assert busy.ran == ["wanted"]
 
 
-def test_credits_come_back_of_a_call_that_is_given_up_just_when_its_answer_was_read(
+def test_a_call_cancelled_while_its_reply_is_being_delivered_returns_its_credit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with local_group(["a", "b"], settings=AgentSettings(session=SessionSettings(request_credits=1))) as group:
         a = group["a"]
         finish = a.client.completion.finish
 
-        def give_up_first(call: Call, answer: Any = None, *args: Any, **kwargs: Any) -> bool:
+        def cancel_first(call: Call, answer: Any = None, *args: Any, **kwargs: Any) -> bool:
             if answer is not None:
                 assert a.cancel(call)
             return finish(call, answer, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(a.client.completion, "finish", give_up_first)
+            patch.setattr(a.client.completion, "finish", cancel_first)
             with pytest.raises(CallCancelled):
                 a.call("b", abs, (-1,))
         assert a.call("b", abs, (-1,), timeout=20) == 1
@@ -125,7 +125,7 @@ def test_credits_come_back_of_a_call_that_is_given_up_just_when_its_answer_was_r
         assert channel.abandoned == {}
 
 
-def test_credits_come_back_of_a_call_that_is_given_up_twice() -> None:
+def test_a_call_cancelled_twice_returns_its_credit_once() -> None:
     busy = Busy(0, credits=1)
 
     def program(a: Agent) -> None:
@@ -141,7 +141,7 @@ def test_credits_come_back_of_a_call_that_is_given_up_twice() -> None:
     assert busy.ran == ["wanted"]
 
 
-def test_what_was_to_be_made_by_a_call_that_was_given_up_in_the_queue_is_an_error() -> None:
+def test_the_value_of_an_rref_whose_creation_timed_out_in_the_queue_is_an_error() -> None:
     busy = Busy(0)
 
     def program(a: Agent) -> None:
@@ -156,7 +156,7 @@ def test_what_was_to_be_made_by_a_call_that_was_given_up_in_the_queue_is_an_erro
     assert busy.ran == []
 
 
-def test_calls_in_the_queue_of_a_worker_that_was_lost_do_not_run() -> None:
+def test_queued_calls_of_a_lost_caller_do_not_run() -> None:
     busy = Busy(0)
 
     def program(a: Agent) -> None:
@@ -171,24 +171,27 @@ def test_calls_in_the_queue_of_a_worker_that_was_lost_do_not_run() -> None:
     assert busy.ran == []
 
 
-def test_a_cancellation_that_overtakes_a_large_request_counts_and_those_without_one_are_not_kept_for_ever() -> None:
+def test_a_cancellation_may_overtake_its_request_and_stray_ones_are_forgotten() -> None:
     busy = Busy(0)
 
     def program(a: Agent) -> None:
         busy.finish()
         first = a.begin("b", "@note", ("first",))
         a.wait(first)
-        b = busy.sim["b"]
-        (channel,) = b.peers.find("a").channels()
-        # As one in the lane of small messages does.
-        assert b.server.cancel(channel, first.id + 1, "the caller gave it up") == []
-        with pytest.raises(CallCancelled, match="the caller gave it up"):
+        server = busy.sim["b"].server
+        (channel,) = busy.sim["b"].peers.find("a").channels()
+        # A cancellation is small, so it can overtake a large request, which travels in the other lane.
+        assert server.cancel(channel, first.id + 1, "the caller cancelled it") == []
+        with pytest.raises(CallCancelled, match="the caller cancelled it"):
             a.call("b", "@note", ("second",))
+        # Only the latest cancellations without a call are remembered.
+        server.cancel(channel, first.id + 2, "forgotten")
         for number in range(1000):
-            b.server.cancel(channel, number, "too late")
-        assert len(b.server._early) < 1000
-        b.server.cancel_all(channel, "it is lost")
-        assert not b.server._early
+            server.cancel(channel, first.id + 10 + number, "stray")
+        a.call("b", "@note", ("third",))
+        server.cancel(channel, first.id + 3, "forgotten with its channel")
+        server.cancel_all(channel, "the caller is lost")
+        a.call("b", "@note", ("fourth",))
 
     busy.run(program)
-    assert busy.ran == ["first"]
+    assert busy.ran == ["first", "third", "fourth"]

@@ -1,4 +1,4 @@
-"""Real processes, real sockets, real kills."""
+"""Calls between real processes: many workers, kills, broken connections, forks and exits."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from telegrad import launch, rpc
 from telegrad.agent.agent import Agent
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import WorkerLost
+from telegrad.protocol.limits import SessionSettings
 from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport
 from telegrad.waiting import RealRuntime
@@ -32,7 +33,7 @@ from telegrad.waiting import RealRuntime
 TOKEN = b"a token for the tests of processes"
 
 
-# -- what runs in the workers -------------------------------------------------------------------------------
+# -- functions that run in the workers -------------------------------------------------------------------------------
 
 
 def call_eight_others(world: int) -> int:
@@ -56,8 +57,8 @@ def never_return(note: str) -> None:
     signal.pause()
 
 
-def wait_for_the_killed(note: str) -> dict[str, Any]:
-    """Calls the worker that will be killed, and tells how the call ended."""
+def call_the_worker_to_be_killed(note: str) -> dict[str, Any]:
+    """Call the worker that will be killed, and report how the call ended."""
     if telegrad.get_worker_info().name != "worker0":
         threading.Event().wait(30)
         return {}
@@ -67,7 +68,7 @@ def wait_for_the_killed(note: str) -> dict[str, Any]:
     with pytest.raises(WorkerLost):
         telegrad.rpc_sync("worker1", operator.add, (1, 2))
     begin = time.monotonic()
-    telegrad.shutdown()  # the killed one does not keep it from ending
+    telegrad.shutdown()  # returns although workers were killed
     return {
         "text": str(error),
         "worker": error.worker,
@@ -81,13 +82,13 @@ def wait_for_the_killed(note: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(120)
-def test_sixty_four_workers_come_up_call_each_other_and_shut_down() -> None:
+def test_sixty_four_workers_start_call_each_other_and_shut_down() -> None:
     results = launch.local(call_eight_others, 64, (64,), timeout=90)
     assert results == [sum(k + me for k in range(1, 9)) for me in range(64)]
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_nested_calls_two_hundred_deep_between_two_processes_return(
+def test_calls_nested_two_hundred_deep_between_two_processes_return(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TELEGRAD_TRANSPORTS", transport)
@@ -95,40 +96,39 @@ def test_nested_calls_two_hundred_deep_between_two_processes_return(
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_a_killed_callee_fails_the_pending_call_within_three_seconds(
+def test_a_killed_callee_fails_the_pending_call_before_any_timeout(
     transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TELEGRAD_TRANSPORTS", transport)
-    took = []
-    while min(took, default=3.0) >= 3 > len(took):  # three times, if the machine stands still for a while
-        note = tmp_path / f"running{len(took)}"
-        with launch.start(wait_for_the_killed, 3, (str(note),)) as group:
-            _until(note.exists)
-            killed_at = time.time()
-            group.kill("worker1")
-            group.kill("worker2")  # nobody has a connection with it: shutdown must find out
-            told = group.join(60)[0]
-        took.append(told["ended"] - told["shutdown"] - killed_at)
-        assert "worker 'worker1' is lost" in told["text"]
-        assert "never_return" in told["text"]
-        assert told["worker"] == "worker1"
-        assert told["sockets"] == []
-    assert min(took) < 3
+    note = tmp_path / "running"
+    with launch.start(call_the_worker_to_be_killed, 3, (str(note),)) as group:
+        _until(note.exists)
+        killed_at = time.time()
+        group.kill("worker1")
+        group.kill("worker2")  # nobody is connected to it, so only shutdown can notice
+        report = group.join(60)[0]
+    assert "worker 'worker1' is lost" in report["text"]
+    assert "never_return" in report["text"]
+    assert report["worker"] == "worker1"
+    assert report["sockets"] == []
+    # Far below the time after which a silent peer is lost, and far above what a busy machine adds. The simulation
+    # in test_under_faults.py checks the exact time.
+    assert report["ended"] - report["shutdown"] - killed_at < SessionSettings().silence_limit / 2
 
 
 def _until(condition: Any, seconds: float = 30) -> None:
-    """Wait for what another process does; there is nothing to be notified by."""
+    """Poll for something that another process does."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "timed out"
         threading.Event().wait(0.01)
 
 
-# -- a connection that is cut in the middle -----------------------------------------------------------------
+# -- a connection that breaks in the middle -----------------------------------------------------------------
 
 
 class Proxy:
-    """Passes bytes on between a caller and a callee, and cuts the first connection after so many of them."""
+    """Forwards bytes between a caller and a callee, and cuts the first connection after a number of bytes."""
 
     def __init__(self, target: tuple[str, int], *, forward: int | None, back: int | None) -> None:
         self._target = target
@@ -151,11 +151,11 @@ class Proxy:
             self._sockets += [client, server]
             limits = self._limits if self.connections == 1 else [None, None]
             for source, sink, limit in ((client, server, limits[0]), (server, client, limits[1])):
-                thread = threading.Thread(target=self._pass_on, args=(source, sink, limit))
+                thread = threading.Thread(target=self._forward, args=(source, sink, limit))
                 self._threads.append(thread)
                 thread.start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, limit: int | None) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, limit: int | None) -> None:
         left = limit
         try:
             while data := source.recv(4096):
@@ -201,7 +201,7 @@ def count_and_return(counter: str, value: torch.Tensor) -> torch.Tensor:
     return value + 1
 
 
-def be_the_callee(caller: bytes, note: str, stop: str) -> None:
+def run_callee(caller: bytes, note: str, stop: str) -> None:
     agent = _tcp_agent("b", 1)
     agent.start([msgspec.json.decode(caller, type=WorkerRecord), agent.me])
     Path(note + ".new").write_bytes(msgspec.json.encode(agent.me))
@@ -212,12 +212,12 @@ def be_the_callee(caller: bytes, note: str, stop: str) -> None:
 
 @pytest.fixture
 def callee(tmp_path: Path) -> Iterator[tuple[Agent, WorkerRecord, Path]]:
-    """This process is worker a; worker b is another process."""
+    """Run worker a in this process and worker b in another one."""
     agent = _tcp_agent("a", 0)
     note, stop = tmp_path / "record", tmp_path / "stop"
     try:
         with launch.start(
-            be_the_callee, ["b"], (msgspec.json.encode(agent.me), str(note), str(stop)), init=False
+            run_callee, ["b"], (msgspec.json.encode(agent.me), str(note), str(stop)), init=False
         ) as group:
             _until(note.exists)
             yield agent, msgspec.json.decode(note.read_bytes(), type=WorkerRecord), tmp_path
@@ -231,7 +231,7 @@ def callee(tmp_path: Path) -> Iterator[tuple[Agent, WorkerRecord, Path]]:
     ("forward", "back"),
     [(700, None), (300_000, None), (None, 500), (None, 300_000), (1_000_500, None), (2_000_000, 3_000_000)],
 )
-def test_a_call_whose_connection_is_cut_in_the_middle_returns_its_result_once(
+def test_a_call_whose_connection_breaks_in_the_middle_runs_once_and_returns(
     callee: tuple[Agent, WorkerRecord, Path], forward: int | None, back: int | None
 ) -> None:
     agent, record, directory = callee
@@ -265,7 +265,7 @@ def sockets_held() -> list[str]:
 
 
 class Rows(torch.utils.data.Dataset[Any]):
-    """A dataset that tells what its worker process holds."""
+    """A dataset that reports the sockets of its worker process."""
 
     def __init__(self, before: list[str]) -> None:
         self.before = before
@@ -277,8 +277,8 @@ class Rows(torch.utils.data.Dataset[Any]):
         try:
             telegrad.rpc_sync("worker1", operator.add, (1, 2))
         except RuntimeError as error:
-            answer = str(error)
-        return [held for held in sockets_held() if held in self.before], answer
+            refusal = str(error)
+        return [held for held in sockets_held() if held in self.before], refusal
 
 
 def load_data_while_calling() -> tuple[list[str], str, int] | None:
@@ -291,11 +291,10 @@ def load_data_while_calling() -> tuple[list[str], str, int] | None:
     return rows[0][0], rows[0][1], telegrad.rpc_sync("worker1", operator.add, (1, 2))
 
 
-def test_the_children_of_a_fork_neither_hold_nor_use_the_agents_sockets() -> None:
-    held, answer, after = launch.local(load_data_while_calling, 2, timeout=60)[0]
-    # What the test's own launcher gave the process (its report pipe is no socket) may be held, the agent's may not.
+def test_a_forked_child_neither_holds_nor_uses_the_sockets_of_the_agent() -> None:
+    held, refusal, after = launch.local(load_data_while_calling, 2, timeout=60)[0]
     assert held == []
-    assert "fork" in answer
+    assert "fork" in refusal
     assert after == 3
 
 
@@ -308,7 +307,7 @@ def hold():
 def are_held(count):
     for _ in range(count):
         held.acquire()
-telegrad.init_rpc()  # after what the other one calls
+telegrad.init_rpc()  # after the functions that the other worker calls
 me = telegrad.get_worker_info().name
 if me == "worker0":
     def wait():
@@ -316,7 +315,7 @@ if me == "worker0":
             telegrad.rpc_sync("worker1", hold, timeout=0)
         except RuntimeError as error:
             print("aborted:", type(error).__name__)
-    thread = threading.Thread(target=wait)  # no daemon: the interpreter waits for it
+    thread = threading.Thread(target=wait)  # not a daemon: the interpreter waits for it
     thread.start()
     telegrad.rpc_async("worker1", hold, timeout=0)
     telegrad.rpc_sync("worker1", are_held, (2,))
@@ -329,7 +328,7 @@ else:
 """
 
 
-def test_a_process_that_ends_without_shutdown_while_threads_wait_neither_hangs_nor_aborts(tmp_path: Path) -> None:
+def test_a_process_that_exits_without_shutdown_while_threads_wait_does_not_hang(tmp_path: Path) -> None:
     script = tmp_path / "leave.py"
     script.write_text(EXIT_SCRIPT)
     done = subprocess.run(
@@ -374,29 +373,29 @@ def init_in_another_directory() -> str:
     return init_without_token(None)
 
 
-def test_without_a_token_workers_of_one_host_use_unix_sockets() -> None:
+def test_workers_on_one_host_use_unix_sockets_without_a_token() -> None:
     assert launch.local(init_without_token, 2, (None,), init=False, timeout=60) == ["fine", "fine"]
 
 
-def test_tcp_without_a_token_fails_at_init_with_one_clear_sentence() -> None:
-    for answer in launch.local(init_without_token, 2, (("tcp",),), init=False, timeout=60):
-        assert answer == (
+def test_tcp_without_a_token_fails_at_init_with_a_clear_error() -> None:
+    for result in launch.local(init_without_token, 2, (("tcp",),), init=False, timeout=60):
+        assert result == (
             "TokenError: tcp connections need a group token, and there is none. Run `telegrad token` once and start "
             "every worker with TELEGRAD_TOKEN set to what it prints."
         )
 
 
-def test_workers_that_cannot_reach_each_others_sockets_and_have_no_token_are_told_at_init() -> None:
-    for answer in launch.local(init_in_another_directory, 2, init=False, timeout=60):
-        assert answer.startswith("TokenError: worker 'worker")
-        assert "needs a group token" in answer
+def test_init_fails_if_workers_share_neither_a_runtime_directory_nor_a_token() -> None:
+    for result in launch.local(init_in_another_directory, 2, init=False, timeout=60):
+        assert result.startswith("TokenError: worker 'worker")
+        assert "needs a group token" in result
 
 
-def test_init_and_shutdown_can_be_done_again() -> None:
+def test_a_process_can_init_again_after_shutdown() -> None:
     assert launch.local(init_twice, 2, init=False, timeout=60) == [["fine", "fine"]] * 2
 
 
-def test_a_bad_name_or_token_is_refused_before_anything_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_name_or_token_is_rejected_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("with space", "", "x" * 128):
         with pytest.raises(ValueError, match="use 1 to 127 letters"):
             rpc.init_rpc(name, rank=0, world_size=1)

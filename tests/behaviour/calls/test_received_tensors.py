@@ -1,4 +1,4 @@
-"""A received tensor can be used as any other; only its storage cannot grow, and the error says what to do."""
+"""Received tensors behave like any other, except that their storage cannot be resized."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ USES: dict[str, Callable[[torch.Tensor], Any]] = {
     "made smaller": lambda x: x.resize_(2),
     "reshaped in place": lambda x: x.resize_(2, 2),
     "set": lambda x: x.set_(torch.arange(5.0)),
-    "other data": with_other_data,
-    "an array": lambda x: torch.from_numpy(x.numpy()),
+    "data assigned": with_other_data,
+    "converted to an array": lambda x: torch.from_numpy(x.numpy()),
     "pickled": lambda x: pickle.loads(pickle.dumps(x)),
     "saved": saved,
     "copied": copy.deepcopy,
     "shared": lambda x: x.share_memory_(),
-    "sent on": lambda x: rpc.rpc_sync("b", itself, (x,)),
-    "an output": lambda x: torch.add(torch.ones(4), 1, out=x),
-    "its storage": lambda x: torch.tensor(x.untyped_storage().nbytes() >= x.nbytes),
+    "sent again": lambda x: rpc.rpc_sync("b", itself, (x,)),
+    "used as out=": lambda x: torch.add(torch.ones(4), 1, out=x),
+    "storage read": lambda x: torch.tensor(x.untyped_storage().nbytes() >= x.nbytes),
     "cloned and made larger": lambda x: x.clone().resize_(100)[:4],
 }
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_received_tensor_can_be_used_as_any_other(name: str) -> None:
+def test_a_received_tensor_behaves_like_any_other(name: str) -> None:
     wanted = USES[name](torch.arange(4.0))
     for received in (rpc.rpc_sync("b", itself, (torch.arange(4.0),)), rpc.rpc_sync("b", torch.arange, (4.0,))):
         assert torch.equal(USES[name](received), wanted)
-    there = rpc.rpc_sync("b", lambda x: USES[name](x), (torch.arange(4.0),))
-    assert torch.equal(there, wanted)
+    on_worker = rpc.rpc_sync("b", lambda x: USES[name](x), (torch.arange(4.0),))
+    assert torch.equal(on_worker, wanted)
 
 
 def grow(x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def free(x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("function", [grow, free])
-def test_the_error_of_a_storage_that_cannot_be_resized_says_what_to_do(function: Any) -> None:
+def test_resizing_the_storage_of_a_received_tensor_suggests_clone(function: Any) -> None:
     with pytest.raises(RuntimeError, match="not resizable") as caught:
         rpc.rpc_sync("b", function, (torch.ones(4),))
     assert "call clone() on it before resize_()" in caught.value.__notes__[0]

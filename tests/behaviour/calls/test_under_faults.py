@@ -1,4 +1,4 @@
-"""Agents that call each other, nested and both ways, on a network that loses, repeats, cuts and parts."""
+"""Agents call each other, nested and in both directions, on a network with losses, duplicates, cuts and partitions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from telegrad.testing.simulation import Faults, Simulation
 NAMES = [f"w{i}" for i in range(8)]
 
 
-class Town:
-    """Every worker serves ``@visit``, which notes that it ran and goes on to the next worker of its way."""
+class Routes:
+    """Every worker serves ``@hop``, which records that it ran and calls the next worker on its route."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -25,26 +25,26 @@ class Town:
         self.keys = 0
 
     def prepare(self, agent: Agent) -> None:
-        agent.register("visit", self.visit)
+        agent.register("hop", self.hop)
 
-    def visit(self, key: str, way: list[str]) -> list[str]:
+    def hop(self, key: str, route: list[str]) -> list[str]:
         self.ran[key] += 1
         served = current_served.get()
         assert served is not None
         agent = served.agent
-        if not way:
+        if not route:
             return [agent.me.name]
-        return [agent.me.name, *self.call(agent, way)]
+        return [agent.me.name, *self.call(agent, route)]
 
-    def call(self, agent: Agent, way: list[str], timeout: float | None = None) -> list[str]:
+    def call(self, agent: Agent, route: list[str], timeout: float | None = None) -> list[str]:
         self.keys += 1
         key = f"call {self.keys}"
         try:
-            result: list[str] = agent.call(way[0], "@visit", (key, way[1:]), {}, timeout=timeout)
+            result: list[str] = agent.call(route[0], "@hop", (key, route[1:]), {}, timeout=timeout)
         except TelegradError as error:
             self.failed[key] = error
             raise
-        assert result == way
+        assert result == route
         self.returned.add(key)
         return result
 
@@ -58,8 +58,8 @@ class Town:
 def _one_seed(seed: int) -> dict[str, int]:
     faults = Faults()
     sim = Simulation(seed, NAMES, faults=faults, resumable=seed % 5 != 0)
-    town = Town(sim)
-    # Drawn from the simulation's own source, so that a seed is the whole story.
+    routes = Routes(sim)
+    # Drawn from the simulation's own generator, so a seed determines everything.
     draw = sim.random
     faults.drop, faults.duplicate, faults.cut = draw.choice([(0, 0, 0), (0.01, 0.02, 0.01), (0, 0, 0.03), (0.03, 0, 0)])
     killed, parted = draw.random() < 0.3, draw.random() < 0.3
@@ -67,10 +67,10 @@ def _one_seed(seed: int) -> dict[str, int]:
 
     def trip(name: str) -> None:
         for _ in range(2):
-            way = [draw.choice(NAMES) for _ in range(draw.randint(1, 4))]
+            route = [draw.choice(NAMES) for _ in range(draw.randint(1, 4))]
             timeout = draw.choice([0.02, 60.0, 60.0, 0.0])
             try:
-                town.call(sim[name], way, timeout=timeout)
+                routes.call(sim[name], route, timeout=timeout)
             except WorkerLost:
                 assert not calm, "a worker was lost on a network without faults"
             except DeadlineExceeded:
@@ -78,7 +78,7 @@ def _one_seed(seed: int) -> dict[str, int]:
 
     def program() -> None:
         for agent in sim.agents.values():
-            town.prepare(agent)
+            routes.prepare(agent)
         threads = [sim.spawn(name, lambda name=name: trip(name)) for name in NAMES]
         if killed:
             sim.sleep(draw.uniform(0.0, 0.03))
@@ -94,12 +94,12 @@ def _one_seed(seed: int) -> dict[str, int]:
 
     with sim:
         sim.run(program)
-    town.check()
-    return {"returned": len(town.returned), "failed": len(town.failed), **sim.network.counts}
+    routes.check()
+    return {"returned": len(routes.returned), "failed": len(routes.failed), **sim.network.counts}
 
 
 @pytest.mark.parametrize("block", range(20))
-def test_a_function_runs_once_per_call_that_returned_and_at_most_once_otherwise(block: int) -> None:
+def test_a_function_runs_exactly_once_if_its_call_returns_and_at_most_once_if_it_fails(block: int) -> None:
     total: Counter[str] = Counter()
     for seed in range(block * 25, block * 25 + 25):
         try:
@@ -111,3 +111,30 @@ def test_a_function_runs_once_per_call_that_returned_and_at_most_once_otherwise(
     assert total["cuts"] > 0
     assert total["repeated"] > 0
     assert total["dropped"] > 0
+
+
+@pytest.mark.parametrize("resumable", [False, True], ids=["unix", "tcp"])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_killed_callee_fails_the_pending_call_within_three_seconds(seed: int, resumable: bool) -> None:
+    with Simulation(seed, ["a", "b"], resumable=resumable) as sim:
+        lost_at: list[float] = []
+
+        def never_return() -> None:
+            sim.sleep(3600.0)
+
+        def call() -> None:
+            with pytest.raises(WorkerLost) as caught:
+                sim["a"].call("b", "@never_return", timeout=0)
+            assert caught.value.worker == "b"
+            lost_at.append(sim.scheduler.now)
+
+        def program() -> None:
+            sim["b"].register("never_return", never_return)
+            thread = sim.spawn("a", call)
+            sim.sleep(10.0)
+            killed_at = sim.scheduler.now
+            sim.kill("b")
+            assert thread.join(killed_at + 3.0)
+            assert lost_at[0] >= killed_at
+
+        sim.run(program)

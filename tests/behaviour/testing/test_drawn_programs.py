@@ -1,4 +1,4 @@
-"""Random programs: drawn by seed, run by an oracle, made smaller when they fail."""
+"""Random programs are drawn from a seed, run by the oracle, and shrunk when they fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from telegrad.testing.programs import (
 
 
 def program(*steps: tuple[object, ...], passes: list[Pass], **others: object) -> Program:
-    """A program of two workers whose main body has these steps."""
+    """Make a program of two workers whose main body has these steps."""
     leaves = Leaves(1, [["double"] * 2] * 2)
     made = Program(0, frozenset(), 2, leaves, [Body(list(steps), [0])], passes)
     return replace(made, **others)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def test_the_oracle_runs_programs_with_each_feature(feature: str) -> None:
     assert worked > 10
 
 
-def test_an_outcome_with_another_dtype_differs() -> None:
+def test_another_dtype_is_a_difference() -> None:
     simple = program(passes=[Pass("backward", (0,))])
     got, want = run_locally(simple), run_locally(simple)
     assert got.grads[0][0] is not None
@@ -68,7 +68,7 @@ def test_an_outcome_with_another_dtype_differs() -> None:
     assert len(differences(got, want, simple)) == 1
 
 
-def test_an_error_on_one_side_differs_unless_it_is_documented() -> None:
+def test_an_error_on_one_side_is_a_difference_unless_it_is_documented() -> None:
     simple = program(passes=[Pass("backward", (0,))])
     got, want = run_locally(simple), run_locally(simple)
     got.results, got.error = [], RuntimeError("no such thing")
@@ -78,8 +78,8 @@ def test_an_error_on_one_side_differs_unless_it_is_documented() -> None:
     assert refusal(got, want)
 
 
-def test_hooks_before_siblings_of_what_is_needed_may_run() -> None:
-    # Both leaves go in one message. The hook is on what leads to the second, and the first is asked for.
+def test_hooks_on_the_way_to_siblings_of_inputs_may_run() -> None:
+    # Both leaves travel in one message. The hook is on the way to the second, and the pass needs the first.
     body = Body([], [2, 3])
     steps = [("call", 1, (0, 1), 1, ()), ("op", "mul", 3, 3, False), ("hook", 4, 7), ("op", "add", 2, 4, False)]
     passes = [Pass("grad", (5,), (0,)), Pass("grad", (5,), (1,))]

@@ -1,9 +1,9 @@
-"""Random programs over several workers, and the oracle that they are held against: the same program in one process.
+"""Random distributed programs, and the oracle that checks them: the same program in one process.
 
-A program is plain data, drawn from a seed (`drawing`, `data`): bodies of steps over tensors, calls in which another
-worker runs a body on some of them, and passes. `running` carries it out, with the operations, tensors and hooks of
-`ops`, `tensors` and `hooks`. `oracle` runs it in one process and compares: gradients with their dtypes and None
-pattern, every call of a hook with its value, and errors.
+A program is plain data, drawn from a seed (`drawing`, `data`): bodies of steps over tensors, calls that run a body on
+another worker, and passes. `running` executes it, with the operations, tensors and hooks of `ops`, `tensors` and
+`hooks`. `oracle` runs it in one process and compares gradients (with dtypes and Nones), every hook call with its value,
+and errors.
 
 >>> outcome = run_locally(draw_program(7))
 >>> differences(outcome, outcome, draw_program(7))

@@ -1,7 +1,7 @@
-"""Programs as plain data: bodies of steps, leaves, passes, and the features that a program may use.
+"""Programs as plain data: bodies of steps, leaves, passes and features.
 
-A step is a tuple that begins with its kind; `telegrad.testing.programs.running` says what each kind does. Tensors are
-named by their place in the environment of a body, which begins with the leaves of the worker and the arguments.
+A step is a tuple that begins with its kind; `telegrad.testing.programs.running` executes each kind. Tensors are
+referred to by their index in the environment of a body, which begins with the worker's leaves and the arguments.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LEAVES = 2
-"""Leaves that each worker has."""
+"""The number of leaves on each worker."""
 
 FEATURES = {
     "inputs": 0.35,  # grad() and backward(inputs=) for leaves, inner tensors, received tensors and roots
-    "passes": 0.35,  # several passes, retained or not, some of them begun on other workers
+    "passes": 0.35,  # several passes, retained or not, some started on other workers
     "grad_modes": 0.2,  # calls under no_grad
     "subclasses": 0.25,  # Parameters, subclasses with and without their own __reduce_ex__, wrapper subclasses
     "dtypes": 0.25,  # leaves and messages of several dtypes
@@ -24,14 +24,14 @@ FEATURES = {
     "multi_grad": 0.25,  # register_multi_grad_hook, 'all' and 'any'
     "post_accumulate": 0.3,  # post-accumulate hooks, most of which make calls
     "autocast": 0.2,  # calls under autocast
-    "grad_dtype": 0.15,  # leaves with a grad_dtype of their own
+    "grad_dtype": 0.15,  # leaves that set grad_dtype
 }
-"""What programs may have beside calls, shared graphs and tensor hooks; each with how often a program has it."""
+"""Optional features of programs, beyond calls, shared graphs and tensor hooks, with their probabilities."""
 
 
 @dataclass
 class Body:
-    """Steps over an environment of tensors, and the places of those that are returned."""
+    """Steps over an environment of tensors, and the indices of the results."""
 
     steps: list[tuple[Any, ...]] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Body:
 
 @dataclass(frozen=True)
 class PostHook:
-    """A post-accumulate hook on one leaf, which calls along a route of workers."""
+    """A post-accumulate hook on one leaf, which makes nested calls along a route of workers."""
 
     worker: int
     leaf: int
@@ -49,7 +49,7 @@ class PostHook:
 
 @dataclass
 class Leaves:
-    """The leaves of all workers: what kind each is, and the hooks that they have from the start."""
+    """The leaves of all workers: the kind of each, and the hooks that they start with."""
 
     seed: int
     kinds: list[list[str]]
@@ -76,7 +76,7 @@ class Pass:
 
 @dataclass
 class Program:
-    """One program: it runs `bodies[0]` on worker 0, and ends in passes."""
+    """A program that runs `bodies[0]` on worker 0, and then its passes."""
 
     seed: int
     features: frozenset[str]
@@ -86,26 +86,26 @@ class Program:
     passes: list[Pass]
     accumulate: str = "context"
     shares_leaves: bool = False
-    """Whether other programs use its leaves at the same time: then it puts no hooks on them."""
+    """Whether other programs use its leaves at the same time. It then registers no hooks on them."""
 
     def has(self, kind: str) -> bool:
-        """Whether a step of this kind is in it."""
+        """Whether the program contains a step of this kind."""
         return any(step[0] == kind for number in self.reached() for step in self.bodies[number].steps)
 
     @property
     def counts_only(self) -> bool:
-        """Whether post-accumulate hooks note calls without values: which come first is up to the engine."""
+        """Whether post-accumulate hooks log calls without values, because their order depends on the engine."""
         return "reentrant" in self.features
 
     def reached(self) -> list[int]:
-        """The bodies that are called, callers first. Shrinking leaves others."""
+        """Return the bodies that are called, callers first. Shrinking can leave bodies that are not."""
         reached = [0]
         for number in reached:
             reached += [step[3] for step in self.bodies[number].steps if step[0] == "call"]
         return reached
 
     def has_inputs(self) -> bool:
-        """Whether a pass is asked for some gradients only."""
+        """Whether some pass has `inputs`."""
         return any(one.wanted for one in self.passes)
 
     def __str__(self) -> str:
@@ -127,9 +127,9 @@ class Program:
         indent, body = "  " * depth, self.bodies[number]
         for step in body.steps:
             if step[0] == "call":
-                _, there, sent, inner, modes = step
+                _, target, sent, inner, modes = step
                 lines.append(
-                    f"{indent}call worker {there} with {list(sent)}{' under ' + ', '.join(modes) if modes else ''}"
+                    f"{indent}call worker {target} with {list(sent)}{' under ' + ', '.join(modes) if modes else ''}"
                 )
                 self._show(inner, depth + 1, lines)
             else:
@@ -142,10 +142,10 @@ def _is_key(part: Any) -> bool:
 
 
 def chosen(only: Sequence[str] | None, without: Sequence[str] = ()) -> dict[str, float]:
-    """The features that programs may have: `only` these, each in every program, or all but some."""
+    """Return feature probabilities: `only` these features, in every program, or all but `without`."""
     for name in (*(only or ()), *without):
         if name not in FEATURES:
-            raise ValueError(f"there is no feature {name!r}; there are {', '.join(FEATURES)}")
+            raise ValueError(f"there is no feature {name!r}; choose from {', '.join(FEATURES)}")
     if only is not None:
         return {name: 1.0 for name in FEATURES if name in only}
     return {name: weight for name, weight in FEATURES.items() if name not in without}

@@ -18,24 +18,24 @@ def draw_program(
     features: Mapping[str, float] = FEATURES,
     leaves: Leaves | None = None,
 ) -> Program:
-    """The program of a seed. `features` are those that it may have, each with how often a program has it.
+    """Draw the program of a seed. `features` are the probabilities of features.
 
-    With `leaves` it shares these with other programs that run at the same time: it puts no hooks of its own on them,
-    and leaves gradients in its context.
+    With `leaves` it shares these with other programs that run at the same time: it registers no hooks on them, and
+    accumulates gradients in its context.
     """
     draw = random.Random(seed)
     has = frozenset(name for name, weight in features.items() if draw.random() < weight)
     workers = draw.randint(2, most_workers)
     shared = leaves is not None
     if shared and "inputs" in has:
-        has -= {"reentrant"}  # a backward inside a pass with inputs= leaves gradients in .grad, which all share
+        has -= {"reentrant"}  # a backward inside a pass with inputs= accumulates into .grad, which all share
     if leaves is None:
         leaves = draw_leaves(seed, workers, has)
     bodies = _Bodies(draw, workers, has, leaf_hooks=not shared)
     count = bodies.draw_body(0, 0, 0)
     passes = _draw_passes(draw, workers, count, has)
     if "inputs" in has:
-        # Hooks where they matter most: on what is asked for, and on roots, which may not lead to it.
+        # Hooks where they matter most: on the inputs, and on roots that may not lead to an input.
         places = sorted({place for one in passes if not one.worker for place in (*one.wanted, *one.roots)})
         first = LEAVES if shared else 0
         bodies.made[0].steps += [
@@ -48,7 +48,7 @@ def draw_program(
 
 
 def draw_leaves(seed: int, workers: int, has: frozenset[str], *, reachable: int | None = None) -> Leaves:
-    """The leaves of so many workers, for programs with these features; hooks call the first `reachable` workers."""
+    """Draw the leaves of all workers, for programs with these features. Hooks call the first `reachable` workers."""
     draw = random.Random(f"leaves of {seed}")
     kinds = ["double"] * 6
     if "subclasses" in has:
@@ -70,12 +70,12 @@ def draw_leaves(seed: int, workers: int, has: frozenset[str], *, reachable: int 
 
 
 def _draw_passes(draw: random.Random, workers: int, count: int, has: frozenset[str]) -> list[Pass]:
-    """Passes over an environment of so many tensors."""
+    """Draw passes over an environment of `count` tensors."""
     number = draw.choice([1, 2, 2, 3, 4]) if "passes" in has else draw.choice([1, 1, 1, 2])
     passes = []
     for index in range(number):
         roots = {draw.randrange(count) for _ in range(draw.choice([1, 1, 1, 2, 3]))}
-        # The roots should reach something, most of the time: the last values do.
+        # Most roots should reach something, and the last values do.
         if draw.random() < 0.7:
             roots.add(count - 1)
         kind, wanted, worker = "backward", set[int](), 0
@@ -101,11 +101,11 @@ class _Bodies:
         self._workers = workers
         self._leaf_hooks = leaf_hooks
         self._has = has
-        self._budget = draw.randint(3, 30)  # steps in all
+        self._budget = draw.randint(3, 30)  # steps in total
         self._special = [name for name in _SPECIAL if name in has]
 
     def draw_body(self, here: int, arguments: int, depth: int) -> int:
-        """Draw a body; returns how long its environment is at its end."""
+        """Draw a body, and return the final size of its environment."""
         draw, body, size = self._draw, Body(), LEAVES + arguments
         self.made.append(body)
         for place in range(LEAVES if self._leaf_hooks else 0):
@@ -128,11 +128,11 @@ class _Bodies:
         draw = self._draw
         kind = draw.random()
         if kind < 0.4 and depth < 4:
-            there = draw.randrange(self._workers)
+            target = draw.randrange(self._workers)
             sent = tuple(draw.randrange(size) for _ in range(draw.randint(1, 3)))
             inner = len(self.made)
-            self.draw_body(there, len(sent), depth + 1)
-            return "call", there, sent, inner, self._draw_modes()
+            self.draw_body(target, len(sent), depth + 1)
+            return "call", target, sent, inner, self._draw_modes()
         if kind < 0.75:
             return "op", draw.choice(_OPS), draw.randrange(size), draw.randrange(size), draw.random() < 0.3
         if kind < (0.9 if "inputs" in self._has else 0.85) and size > LEAVES:
@@ -171,20 +171,23 @@ class _Bodies:
 
     def _draw_views(self, place: int, other: int) -> tuple[Any, ...]:
         draw = self._draw
-        there, direction = draw.randrange(self._workers), draw.choice(["request", "reply"])
+        target, direction = draw.randrange(self._workers), draw.choice(["request", "reply"])
         with_history = draw.random() < 0.5
         kinds = [draw.choice(list(VIEWS)) for _ in range(draw.randint(2, 3))]
-        if with_history and draw.random() < 0.9:  # others cannot be changed in place where they arrive: see docs
+        if with_history and draw.random() < 0.9:  # the receiver cannot modify others in place: see docs
             kinds = [draw.choice(["head", "tail", "whole", "rows"]) for _ in kinds]
             kinds[draw.randrange(len(kinds))] = "base"
         actions = tuple(
             (draw.choice(["use", "use", "scale", "mul_", "zero_"]), draw.randrange(len(kinds)))
             for _ in range(draw.randint(2, 4))
         )
-        return "views", direction, there, place, other, tuple(kinds), with_history, actions
+        return "views", direction, target, place, other, tuple(kinds), with_history, actions
 
 
 _OPS = list(OPS)
-_WRAPS = ["plain subclass", "own reduce", "own wrapper"] * 10 + ["wrapper", "unlinked wrapper"]  # those two are refused
+_WRAPS = ["plain subclass", "own reduce", "own wrapper"] * 10 + [
+    "wrapper",
+    "unlinked wrapper",
+]  # telegrad refuses the last two
 _SPECIAL = ("subclasses", "dtypes", "autocast", "reentrant", "multi_grad", "views")
-_SILENT = ("hook", "stash", "multi-grad hook")  # steps that add nothing to the environment
+_SILENT = ("hook", "stash", "multi-grad hook")  # steps without a result

@@ -1,4 +1,4 @@
-"""The operations of random programs: on two tensors, and those that run a backward inside a backward."""
+"""The operations of random programs, including those that run a backward inside a backward."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ OPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def compute(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Run one of the operations."""
+    """Run the operation of that name."""
     return OPS[name](normal(x), normal(y))
 
 
 def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """What autocast runs in another dtype. No narrow tensor is used twice: sums of those depend on order."""
+    """Multiply in the dtype of autocast. No narrow tensor is used twice: its summed gradient would depend on order."""
     product = torch.mm(normal(x).float().view(3, 1), normal(y).float().view(1, 3))
     return product.double().sum(0)
 
 
 class UserMul(torch.autograd.Function):
-    """A product that a user wrote: it turns missing gradients into zeros, as torch's default is."""
+    """A user-written product. It materializes missing gradients as zeros, torch's default."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ def _user_mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 class Recompute(torch.autograd.Function):
-    """A checkpoint made by hand: its backward runs the forward again, and a backward of its own."""
+    """A hand-written checkpoint: its backward runs the forward again, and a nested backward."""
 
     @staticmethod
     def forward(ctx: Any, run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -89,14 +89,14 @@ REENTRANT: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Ten
 
 
 def run_again_in_backward(kind: str, x: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    """A function of `x` and of a leaf that `x` does not show to the graph."""
+    """Compute with `x` and a leaf, in a Function that shows only `x` to the graph."""
     x = normal(x)
 
     def run(x: torch.Tensor) -> torch.Tensor:
         return (x * normal(leaf)).tanh()
 
     if not (x.requires_grad and torch.is_grad_enabled()):
-        return run(x)  # torch warns of checkpoints without gradients
+        return run(x)  # torch warns about checkpoints without gradients
     result: torch.Tensor = REENTRANT[kind](run, x)
     return result
 
@@ -114,7 +114,7 @@ MODES: dict[str, Callable[[], Any]] = {
 
 @contextmanager
 def entered(modes: Sequence[str]) -> Iterator[None]:
-    """In these modes of torch."""
+    """Enter these modes of torch."""
     with ExitStack() as stack:
         for mode in modes:
             stack.enter_context(MODES[mode]())

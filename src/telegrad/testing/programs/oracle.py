@@ -1,4 +1,4 @@
-"""The oracle: a random program in one process, with torch's own autograd, where a call is a plain function."""
+"""The oracle: runs a random program in one process with torch's autograd, and compares outcomes."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from telegrad.testing.programs.tensors import values_of
 
 
 class OneProcess:
-    """All workers in one process."""
+    """All workers in one process. A call is a plain function call."""
 
     def __init__(self, program: Program, progress: Progress) -> None:
         self._progress = progress
         self.workers: list[Worker] = []
         self._program = program
-        self._got: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what tensors that are no leaves have got
+        self._retained: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the gradients of non-leaf tensors, by id
         self._messages: list[set[Node]] = []
-        self._hooked: list[tuple[int, str, set[Node]]] = []  # what `hooked` was told
+        self._hooked: list[tuple[int, str, set[Node]]] = []  # the hooks: key, mode and nodes
         self.may_run: list[set[int]] = []
-        """By pass: the hooks that telegrad may call and one process does not; see `siblings`."""
+        """Per pass, the hooks that telegrad may call although one process does not; see `siblings`."""
         self.may_fail: set[int] = set()
-        """Passes in which telegrad may run such nodes."""
+        """Passes in which telegrad may run additional nodes."""
         self.may_free = False
-        """Whether telegrad may have freed buffers that one process has not, for the same reason."""
+        """Whether telegrad may have freed buffers that one process keeps, for the same reason."""
 
-    def call(self, here: int, there: int, service: str, *args: Any) -> Any:
-        return getattr(self.workers[there], f"serve_{service}")(*args)
+    def call(self, here: int, target: int, service: str, *args: Any) -> Any:
+        return getattr(self.workers[target], f"serve_{service}")(*args)
 
     def message(self, tensors: Tensors) -> list[torch.Tensor]:
-        """New ones, the same one twice still being one; whatever the grad mode."""
+        """Return copies, in any grad mode. A tensor that occurs twice is copied once."""
         made: dict[int, torch.Tensor] = {}
         with torch.enable_grad():
             for tensor in tensors:
@@ -67,7 +67,7 @@ class OneProcess:
     def backward(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors | None) -> Found:
         inner = [tensor for tensor in inputs or () if not tensor.is_leaf]
         if self._program.accumulate == "context":
-            # A tensor that was asked for once collects the gradients of all later passes in torch: take them away.
+            # In torch, a non-leaf input retains its gradient, and all later passes add to it.
             for tensor in inner:
                 tensor.grad = None
         self._note_multi_grad_hooks(roots)
@@ -78,24 +78,25 @@ class OneProcess:
             return [tensor.grad for tensor in inputs or ()]
         for tensor in inner:
             if tensor.grad is not None:
-                before = self._got.get(id(tensor))
-                self._got[id(tensor)] = tensor, tensor.grad if before is None else before[1] + tensor.grad
+                before = self._retained.get(id(tensor))
+                self._retained[id(tensor)] = tensor, tensor.grad if before is None else before[1] + tensor.grad
         return [
-            tensor.grad if tensor.is_leaf else self._got.get(id(tensor), (None, None))[1] for tensor in inputs or ()
+            tensor.grad if tensor.is_leaf else self._retained.get(id(tensor), (None, None))[1]
+            for tensor in inputs or ()
         ]
 
     def grad(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors, unused: bool) -> Found:
         self._note_multi_grad_hooks(roots)
         self._note_siblings(roots, inputs, retain)
-        # Of edges: given tensors of a subclass, torch would make all results tensors of it.
+        # Edges, not tensors: given a tensor subclass, torch would return all results as that subclass.
         outputs, wanted = [list(map(get_gradient_edge, tensors)) for tensors in (roots, inputs)]
         return list(torch.autograd.grad(outputs, wanted, grads, retain_graph=retain, allow_unused=unused))
 
     def _note_multi_grad_hooks(self, roots: Tensors) -> None:
-        """Note those that torch treats in ways of its own.
+        """Record multi-grad hooks whose calls cannot be compared.
 
-        It calls one for 'all' twice if one of its tensors is the only root. And one for 'any' may be called with None,
-        for an unused sibling of what is used, and then is not called again.
+        Torch calls an 'all' hook twice if one of its tensors is the only root. An 'any' hook may be called with None,
+        for an unused output of a node that runs, and is then not called again.
         """
         begin = {node_of(root) for root in roots}
         for key, mode, nodes in self._hooked:
@@ -111,7 +112,7 @@ class OneProcess:
             self.may_fail.add(len(self.may_run) - 1)
             self.may_free |= not retain
             if self._program.has("run again"):
-                self._progress.end_comparison()  # a backward inside such a node leaves gradients
+                self._progress.end_comparison()  # a backward inside such a node accumulates gradients
 
 
 def run_locally(program: Program) -> Outcome:
@@ -151,7 +152,7 @@ def run_locally(program: Program) -> Outcome:
 
 
 def tolerance(program: Program) -> float:
-    """How far values may be apart, next to the largest: sums of narrow numbers depend on their order."""
+    """Return the tolerance relative to the largest value: narrow sums depend on their order."""
     narrow = any("float" in kind for row in program.leaves.kinds for kind in row) or program.has("cast")
     if program.has("matmul"):
         return 0.05 if narrow else 1e-6
@@ -168,10 +169,10 @@ def _equal(a: torch.Tensor | None, b: torch.Tensor | None, tolerance: float) -> 
     return bool(((a - b).abs() <= bound).all()) or (bool(b.isnan().any()) and torch.equal(a.isnan(), b.isnan()))
 
 
-# Errors of one process that telegrad has no reason to raise, as they appear in torch's words.
+# Errors that torch raises in one process and telegrad does not.
 _LIMITS_OF_TORCH = ("A leaf node was passed to _will_engine_execute_node",)
 
-# Errors that telegrad raises where one process goes on, and says so on its pages.
+# Documented errors that telegrad raises although one process works.
 _REFUSALS = {
     "a received view was changed in place": "is a view and is being modified inplace",
     "a wrapper subclass was sent": "a Wrapper that requires grad cannot be sent in an autograd context",
@@ -180,7 +181,7 @@ _REFUSALS = {
 
 
 def refusal(got: Outcome, want: Outcome) -> str:
-    """Why a program ended early on one side, if that is documented: what both did until then must be equal."""
+    """Return the documented reason why a program ended early on one side, or an empty string."""
     if want.error is not None and any(words in str(want.error) for words in _LIMITS_OF_TORCH):
         return "torch cannot do it in one process"
     if want.comparable is not None and len(got.results) >= want.comparable:
@@ -193,9 +194,9 @@ def refusal(got: Outcome, want: Outcome) -> str:
 
 
 def differences(got: Outcome, want: Outcome, program: Program, until_error: bool = False) -> list[str]:
-    """How two outcomes differ, for people; nothing if they are equal.
+    """Describe how two outcomes differ. The list is empty if they are equal.
 
-    With `until_error` only passes that worked on both sides are compared.
+    With `until_error`, only passes that succeeded on both sides are compared.
     """
     near = tolerance(program)
     if until_error:
@@ -203,10 +204,12 @@ def differences(got: Outcome, want: Outcome, program: Program, until_error: bool
         if want.comparable is not None:
             worked = min(worked, want.comparable)
         pairs = list(zip(got.results[:worked], want.results[:worked], strict=True))
-        mine, theirs = ({key: side.hooks[key] for key in side.hooks if key[0] < worked} for side in (got, want))
-        return [*_different_results(pairs, near), *_different_hooks(mine, theirs, want.may_run, near)]
+        our_calls, their_calls = (
+            {key: side.hooks[key] for key in side.hooks if key[0] < worked} for side in (got, want)
+        )
+        return [*_different_results(pairs, near), *_different_hooks(our_calls, their_calls, want.may_run, near)]
     if (got.error is None) != (want.error is None) or len(got.results) != len(want.results):
-        return [f"{_ending(got)}, and one process {_ending(want)}"]
+        return [f"{_describe_end(got)}, and one process {_describe_end(want)}"]
     found = _different_results(list(zip(got.results, want.results, strict=True)), near)
     for worker, (ours, other) in enumerate(zip(got.grads, want.grads, strict=True)):
         for leaf, (a, b) in enumerate(zip(ours, other, strict=True)):
@@ -245,7 +248,7 @@ def _different_hooks(
 
 
 def _match(saw: Tensors, should: Tensors, near: float) -> bool:
-    """Whether these are equal in some order: a backward inside a backward may run before or after the rest."""
+    """Whether the values are equal in some order: a nested backward may run before or after the rest."""
     left = list(should)
     for value in saw:
         equal = [index for index, other in enumerate(left) if _equal(value, other, near)]
@@ -255,7 +258,7 @@ def _match(saw: Tensors, should: Tensors, near: float) -> bool:
     return True
 
 
-def _ending(outcome: Outcome) -> str:
+def _describe_end(outcome: Outcome) -> str:
     if outcome.error is None:
         return f"all {len(outcome.results)} passes return"
     first = str(outcome.error).strip().splitlines()[0][:300]

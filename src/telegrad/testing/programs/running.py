@@ -1,6 +1,6 @@
-"""What one worker does in a random program: steps of bodies, and passes. The same code runs in one process and on many.
+"""Executes random programs: the steps of bodies, and passes. The oracle and real workers run the same code.
 
-`Group` is what differs: calls are plain functions in the oracle, and messages on workers.
+They differ in `Group`: a call is a plain function call in the oracle, and a message between workers.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ Found = list[torch.Tensor | None]
 
 
 class Group(Protocol):
-    """How a worker reaches others, and differentiates."""
+    """How a worker calls others, and runs passes."""
 
-    def call(self, here: int, there: int, service: str, *args: Any) -> Any:
-        """Run a service of another worker: a method of `Worker` that begins with ``serve_``."""
+    def call(self, here: int, target: int, service: str, *args: Any) -> Any:
+        """Run a service on another worker: the method `serve_<service>` of `Worker`."""
 
     def message(self, tensors: Tensors) -> list[torch.Tensor]:
-        """What a message makes of these. On workers a message does it."""
+        """Return the tensors as they arrive in a message. The oracle copies them here; on workers the message does."""
 
     def sent_together(self, tensors: Tensors) -> None:
-        """Note that these go in one message, which one process does not copy."""
+        """Record that these tensors travel in one message."""
 
     def hooked(self, key: int, tensors: Tensors, mode: str = "") -> None:
-        """Note that a hook was put on these; `mode` is that of a multi-grad hook."""
+        """Record that a hook was registered on these tensors. `mode` is that of a multi-grad hook."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
-        """Run it in another thread."""
+        """Run `action` in another thread, and return its result."""
 
     def backward(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors | None) -> Found:
-        """A pass; returns what `inputs` have got until now."""
+        """Run a pass, and return the gradients of `inputs` so far."""
 
     def grad(self, here: int, roots: Tensors, grads: Tensors, retain: bool, inputs: Tensors, unused: bool) -> Found:
-        """The gradients of `inputs`."""
+        """Return the gradients of `inputs`."""
 
 
 def make_leaves(leaves: Leaves) -> list[list[torch.Tensor]]:
-    """The leaves of every worker, the same for the same seed."""
+    """Create the leaves of every worker from their seed."""
     generator = torch.Generator().manual_seed(leaves.seed)
     return [[_make_leaf(kind, torch.randn(3, generator=generator)) for kind in row] for row in leaves.kinds]
 
@@ -70,23 +70,23 @@ def _make_leaf(kind: str, values: torch.Tensor) -> torch.Tensor:
 def install_post_hooks(
     leaves: Leaves, made: list[list[torch.Tensor]], log: Callable[[], Log], group: Group, counted_only: bool, owner: int
 ) -> list[Any]:
-    """Register the post-accumulate hooks of a worker's leaves; returns their handles."""
+    """Register the post-accumulate hooks on a worker's leaves, and return their handles."""
     handles = []
     for hook in leaves.hooks:
         if hook.worker == owner:
-            ask = partial(_ask, group, hook.worker, hook.route)
-            run = post_accumulate_hook(log, hook.key, ask, counted_only)
+            relay = partial(_relay, group, hook.worker, hook.route)
+            run = post_accumulate_hook(log, hook.key, relay, counted_only)
             register: Any = made[hook.worker][hook.leaf].register_post_accumulate_grad_hook  # untyped in torch
             handles.append(register(run))
     return handles
 
 
-def _ask(group: Group, here: int, route: Sequence[int], value: torch.Tensor) -> Any:
-    return group.call(here, route[0], "answer", tuple(route[1:]), value) if route else value
+def _relay(group: Group, here: int, route: Sequence[int], value: torch.Tensor) -> Any:
+    return group.call(here, route[0], "relay", tuple(route[1:]), value) if route else value
 
 
 class Worker:
-    """What one worker has while a program runs."""
+    """The state of one worker while a program runs."""
 
     def __init__(self, number: int, program: Program, leaves: Tensors, log: Log, group: Group) -> None:
         self.number = number
@@ -96,25 +96,25 @@ class Worker:
         self.group = group
         self.stash: list[torch.Tensor] = []
         self.environment: list[torch.Tensor] = []
-        """What the passes of this worker start from: the whole environment of the program, or what was stashed."""
+        """The tensors that passes of this worker start from. If empty, its leaves and its stash."""
         self.handles: list[Any] = []
 
     # -- services -------------------------------------------------------------------------------------------------
 
     def serve_body(self, body: int, *arguments: torch.Tensor) -> list[torch.Tensor]:
-        """Run a body."""
+        """Run a body, and return its results."""
         environment = self.run(body, arguments)
         return [environment[place] for place in self.program.bodies[body].results]
 
-    def serve_answer(self, route: tuple[int, ...], value: torch.Tensor) -> torch.Tensor:
-        """Answer what a hook asks, after asking others in turn."""
-        answer: torch.Tensor = _ask(self.group, self.number, route, value * 2)
-        return answer
+    def serve_relay(self, route: tuple[int, ...], value: torch.Tensor) -> torch.Tensor:
+        """Double a value and pass it along the route, for a hook."""
+        result: torch.Tensor = _relay(self.group, self.number, route, value * 2)
+        return result
 
     def serve_use_views(
         self, actions: Sequence[tuple[str, int]], x: torch.Tensor, *views: torch.Tensor
     ) -> torch.Tensor:
-        """Compute with views that came in one message."""
+        """Compute with views that arrived in one message."""
         return use_views(x, views, actions)
 
     def serve_make_views(self, kinds: Sequence[str], with_history: bool, x: torch.Tensor) -> list[torch.Tensor]:
@@ -122,7 +122,7 @@ class Worker:
         return make_views(x, kinds, with_history)
 
     def serve_pass(self, one: Pass) -> Found | None:
-        """Run a pass from here; None if there is nothing to differentiate."""
+        """Run a pass that starts on this worker. Returns None if there is nothing to differentiate."""
         environment = self.environment or [*self.leaves, *self.stash]
         roots = _differentiable(environment, one.roots)
         wanted = _differentiable(environment, one.wanted)
@@ -136,7 +136,7 @@ class Worker:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def run(self, body: int, arguments: Tensors) -> list[torch.Tensor]:
-        """Run a body here. Returns the whole environment."""
+        """Run a body here, and return its whole environment."""
         environment = [*self.leaves, *arguments]
         for step in self.program.bodies[body].steps:
             self._step(step, environment)
@@ -147,13 +147,13 @@ class Worker:
         match step:
             case "op", name, left, right, elsewhere:
                 action = partial(compute, name, environment[left], environment[right])
-                # Modes are a thread's own: in another one the operation would not be in them.
+                # Modes are thread-local: the operation would not be in them in another thread.
                 elsewhere = elsewhere and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
                 environment.append(group.in_thread(here, action) if elsewhere else action())
-            case "call", there, sent, inner, modes:
+            case "call", target, sent, inner, modes:
                 arguments = group.message([environment[place] for place in sent])
                 with entered(modes):
-                    results = group.call(here, there, "body", inner, *arguments)
+                    results = group.call(here, target, "body", inner, *arguments)
                 environment += group.message(results)
             case "hook", place, key:
                 if environment[place].requires_grad and self._may_hook(environment[place]):
@@ -163,7 +163,7 @@ class Worker:
                 self.stash.append(environment[place])
             case "unstash", number:
                 environment.append(self.stash[number % len(self.stash)] if self.stash else environment[0])
-            case "again", count:  # what shrinking leaves of a step
+            case "again", count:  # a placeholder that shrinking leaves for a step
                 environment += [environment[0]] * count
             case "cast", name, place:
                 environment.append(normal(environment[place]).to(CASTS[name]))
@@ -179,17 +179,17 @@ class Worker:
                     self.handles.append(multi_grad_hook(self.log, key, tensors, mode))
                     for index in range(len(tensors)):  # what is called for one shows in what is noted of all
                         group.hooked(key + index, tensors, mode)
-            case "views", direction, there, place, other, kinds, with_history, actions:
+            case "views", direction, target, place, other, kinds, with_history, actions:
                 # One process hands the views themselves over: nobody uses them afterwards.
                 x = environment[other]
                 if direction == "request":
                     views = make_views(environment[place], kinds, with_history)
                     sent = group.message([normal(x)])
                     group.sent_together([*sent, *views])
-                    environment += group.message([group.call(here, there, "use_views", actions, *sent, *views)])
+                    environment += group.message([group.call(here, target, "use_views", actions, *sent, *views)])
                 else:
                     sent = group.message([normal(environment[place])])
-                    views = group.call(here, there, "make_views", kinds, with_history, *sent)
+                    views = group.call(here, target, "make_views", kinds, with_history, *sent)
                     group.sent_together(views)
                     environment.append(use_views(x, views, actions))
             case _:
@@ -207,7 +207,7 @@ class Worker:
 
 
 def _differentiable(environment: Tensors, places: Sequence[int]) -> list[torch.Tensor]:
-    """The tensors at these places that require grad, each once."""
+    """Return the tensors at these indices that require grad, each once."""
     found = [environment[place % len(environment)] for place in places]
     return list({id(tensor): tensor for tensor in found if tensor.requires_grad}.values())
 
@@ -217,27 +217,27 @@ def _differentiable(environment: Tensors, places: Sequence[int]) -> list[torch.T
 
 @dataclass
 class Outcome:
-    """What a run of a program left behind."""
+    """The result of running a program."""
 
     grads: list[Found]
-    """Of each worker's leaves, after the last pass that worked."""
+    """The gradients of each worker's leaves, after the last pass that succeeded."""
     results: list[Found | None]
-    """Of each pass that worked: the gradients of what was wanted; None if there was nothing to differentiate."""
+    """For each pass that succeeded: the gradients of its inputs, or None if there was nothing to differentiate."""
     hooks: dict[Key, list[torch.Tensor]]
     error: BaseException | None = None
-    """What the forward or a pass raised, which ended the program."""
+    """The error of the forward or a pass, which ended the program."""
     probes: int = 0
     may_run: set[Key] = field(default_factory=set)
-    """Of the oracle: hooks that telegrad may call or not."""
+    """Set by the oracle: hooks that telegrad may or may not call."""
     may_fail: set[int] = field(default_factory=set)
-    """Of the oracle: passes in which telegrad runs more than one process, which may raise."""
+    """Set by the oracle: passes in which telegrad may run additional nodes, which may raise."""
     comparable: int | None = None
-    """Of the oracle: how many passes must be equal, if not all."""
+    """Set by the oracle: how many passes must be equal, or None for all."""
 
 
 @dataclass
 class Progress:
-    """Runs the passes of a program one by one, and keeps what they give."""
+    """Runs a program pass by pass, and collects the results."""
 
     program: Program
     grads: list[Found] = field(default_factory=list)
@@ -257,32 +257,32 @@ class Progress:
             forward()
             for number, one in enumerate(self.program.passes):
                 found = one_pass(number, one)
-                self.results.append(None if found is None else [_kept(grad) for grad in found])
-                self.grads = [[_kept(grad) for grad in row] for row in look()]
-        except RuntimeError as error:  # of torch, of a worker, or of telegrad
+                self.results.append(None if found is None else [_copy(grad) for grad in found])
+                self.grads = [[_copy(grad) for grad in row] for row in look()]
+        except RuntimeError as error:  # from torch, a worker or telegrad
             self.error = error
 
     def end_comparison(self) -> None:
-        """What the passes that follow give is up to the engine."""
+        """Exclude the following passes from the comparison: their results depend on the engine."""
         if self.comparable is None:
             self.comparable = len(self.results)
 
     def outcome(self, log: Log) -> Outcome:
-        """All of it. Which hooks a failed pass had run is not said."""
+        """Return the outcome, without the hook calls of a failed pass."""
         failed = len(self.results) if self.error is not None else None
         hooks = log.without_pass(failed)
         return Outcome(self.grads, self.results, hooks, self.error, comparable=self.comparable)
 
 
 def left_in_context(program: Program, tensor: torch.Tensor, found: torch.Tensor | None) -> torch.Tensor | None:
-    """All gradients of a tensor, of which `found` is in the context.
+    """Return the whole gradient of a tensor, given the part that is in the context.
 
-    A backward inside a pass with inputs= accumulates into ``.grad``, as in one process; no other pass does.
+    A nested backward inside a pass with inputs= accumulates into ``.grad``, as in one process. Nothing else does.
     """
     if not (tensor.is_leaf and program.has_inputs() and program.has("run again")) or tensor.grad is None:
         return found
     return tensor.grad if found is None else tensor.grad + found
 
 
-def _kept(grad: torch.Tensor | None) -> torch.Tensor | None:
+def _copy(grad: torch.Tensor | None) -> torch.Tensor | None:
     return None if grad is None else grad.detach().clone()

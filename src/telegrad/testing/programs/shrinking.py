@@ -1,4 +1,4 @@
-"""Makes a program that fails smaller, as long as it still fails."""
+"""Shrinks a failing program while it still fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], most: int = 400) -> Program:
-    """The smallest program found in so many tries for which `fails` still holds."""
+    """Return the smallest program found in at most `most` tries for which `fails` still holds."""
     tries, again = 0, True
     while again:
         again = False
@@ -27,7 +27,7 @@ def shrink(program: Program, fails: Callable[[Program], bool], most: int = 400) 
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Programs with one thing less, those with much less first."""
+    """Yield programs with one thing removed, the largest reductions first."""
     for number in range(len(program.passes)):
         if len(program.passes) > 1:
             yield replace(program, passes=_without(program.passes, number))

@@ -1,8 +1,8 @@
-"""What telegrad may run beyond what one process runs, because the tensors of one message are outputs of one node.
+"""Finds the nodes that telegrad runs and one process does not, because a message is one node with several outputs.
 
-In a pass with inputs, torch runs the nodes that lead to one. It runs a node with several outputs for all of them, with
-all that lies between the roots and any of its outputs. The oracle copies each tensor of a message by a node of its own,
-so it runs less. `extra_nodes` says what the difference is.
+In a pass with inputs, torch runs the nodes that lead to an input. It runs a node with several outputs for all of them,
+together with everything between the roots and any of these outputs. The oracle copies each tensor of a message with a
+separate node, so it runs fewer nodes. `extra_nodes` returns the difference.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 
 def node_of(tensor: torch.Tensor) -> Node:
-    """The node that makes the gradient of a tensor."""
+    """Return the node that produces a tensor, or accumulates its gradient."""
     return get_gradient_edge(tensor).node
 
 
 def extra_nodes(
     roots: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor], messages: Sequence[set[Node]]
 ) -> set[Node]:
-    """The nodes that lead to siblings of what is needed, and to nothing else that is."""
+    """Return the nodes that run only because they lead to siblings of needed tensors."""
     order = _children_first([node_of(root) for root in roots])
     strict = _leading_to({node_of(tensor) for tensor in wanted}, order)
     joined, before = set(strict), -1
@@ -36,7 +36,7 @@ def extra_nodes(
 
 
 def _leading_to(ends: set[Node], order: Sequence[Node]) -> set[Node]:
-    """Those from which one of the ends can be reached, and the ends that are there."""
+    """Return the nodes in `order` that are ends or lead to one."""
     found: set[Node] = set()
     for node in order:
         if node in ends or any(child in found for child, _ in node.next_functions if child is not None):
@@ -45,7 +45,7 @@ def _leading_to(ends: set[Node], order: Sequence[Node]) -> set[Node]:
 
 
 def _children_first(roots: Sequence[Node]) -> list[Node]:
-    """All nodes, each after those that its gradients go to."""
+    """Return all nodes, each after the nodes that it sends gradients to."""
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in roots]

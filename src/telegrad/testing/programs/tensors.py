@@ -1,4 +1,4 @@
-"""Tensors that are not plain: subclasses, other dtypes, and views that share memory in one message."""
+"""Unusual tensors: subclasses, other dtypes, and views that share memory in one message."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Plain(torch.Tensor):
 
 
 class Own(Plain):
-    """One whose `__reduce_ex__` builds on torch's, as in fastai."""
+    """A subclass whose `__reduce_ex__` calls torch's, as in fastai."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
 class Wrapper(torch.Tensor):
-    """A wrapper subclass: it has no memory, and its operations act on the tensor inside."""
+    """A wrapper subclass: it has no storage, and its operations act on the wrapped tensor."""
 
     wrapped: torch.Tensor
-    __torch_function__: Any = disabled_torch_function  # so that it goes together with other subclasses
+    __torch_function__: Any = disabled_torch_function  # allows mixing with other subclasses
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Wrapper:
-        made: Wrapper = make_wrapper_subclass(  # the name that torch's page on subclasses gives
+        made: Wrapper = make_wrapper_subclass(  # documented by torch under this name
             cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=inner.device
         )
         return made
@@ -58,7 +58,7 @@ class Wrapper(torch.Tensor):
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """A value with its tensors changed."""
+    """Apply `change` to all tensors of a value."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
@@ -69,14 +69,14 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 class OwnWrapper(Wrapper):
-    """A wrapper that says itself how it is pickled: by what is in it, which leads to it in the graph."""
+    """A wrapper that pickles as its wrapped tensor, and stays connected to the graph."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return wrap_in_own, (unwrap(self),)
 
 
 class Unlinked(Wrapper):
-    """A wrapper that is pickled as a value: its history cannot be kept."""
+    """A wrapper that pickles as a plain value, which loses its history."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return Unlinked, (self.wrapped,)
@@ -104,18 +104,18 @@ class _Unwrap(torch.autograd.Function):
 
 
 def wrap(kind: type[Wrapper], x: torch.Tensor) -> torch.Tensor:
-    """A wrapper of a tensor, differentiably."""
+    """Wrap a tensor, differentiably."""
     made: torch.Tensor = _Wrap.apply(kind, x)  # type: ignore[no-untyped-call]  # torch has no types for it
     return made
 
 
 def wrap_in_own(x: torch.Tensor) -> torch.Tensor:
-    """What an `OwnWrapper` is pickled as."""
+    """Rebuild an `OwnWrapper` when it is unpickled."""
     return wrap(OwnWrapper, x)
 
 
 def unwrap(x: torch.Tensor) -> torch.Tensor:
-    """What is in a wrapper, differentiably."""
+    """Unwrap a tensor, differentiably."""
     made: torch.Tensor = _Unwrap.apply(x)  # type: ignore[no-untyped-call]  # torch has no types for it
     return made
 
@@ -130,13 +130,13 @@ WRAPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def values_of(x: torch.Tensor) -> torch.Tensor:
-    """The plain tensor that a subclass stands for, without history."""
+    """Return the values of a tensor of any subclass as a plain tensor without history."""
     x = x.detach()
     return x.wrapped if isinstance(x, Wrapper) else x.as_subclass(torch.Tensor)
 
 
 def normal(x: torch.Tensor) -> torch.Tensor:
-    """Three doubles made of any tensor that a program may have, differentiably: what operations compute with."""
+    """Convert any tensor of a program to three doubles, differentiably."""
     if type(x) is not torch.Tensor:
         if isinstance(x, Wrapper):
             x = unwrap(x)
@@ -166,7 +166,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def make_views(x: torch.Tensor, kinds: Sequence[str], with_history: bool) -> list[torch.Tensor]:
-    """A new tensor made of `x`, and views of it."""
+    """Return a new tensor computed from `x`, and views of it."""
     x = normal(x)
     base = torch.cat([x, x[:1] * 2])
     if not with_history:
@@ -175,15 +175,15 @@ def make_views(x: torch.Tensor, kinds: Sequence[str], with_history: bool) -> lis
 
 
 def use_views(x: torch.Tensor, views: Sequence[torch.Tensor], actions: Sequence[tuple[str, int]]) -> torch.Tensor:
-    """Compute with `x` and views, and change views in place in between."""
-    result = normal(x) * 1  # never `x` itself, which a message would copy
+    """Compute with `x` and views, and modify views in place in between."""
+    result = normal(x) * 1  # never `x` itself: a message would copy it
     for action, number in actions:
         view = views[number % len(views)]
         match action:
             case "use" if view.dtype is not torch.int64:
                 result = result + normal(view * view)
             case "scale" if view.dtype is not torch.int64:
-                # Saves the view itself, so a later change of it is an error in the pass.
+                # Saves the view for backward, so modifying it later is an error in the pass.
                 result = result + normal(normal(x).sum() * view)
             case "mul_" if view.dtype is not torch.int64:
                 view.mul_(2)

@@ -1,6 +1,6 @@
-"""Runs random programs on real processes: the functions that workers call on each other.
+"""Runs random programs on real processes.
 
-`check_programs` runs on worker 0 of a group that `telegrad.launch` started, and returns what differed from the oracle.
+`check_programs` runs on worker 0 of a group that `telegrad.launch` started, and returns the differences to the oracle.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from telegrad.testing.programs import (
 from telegrad.testing.programs.hooks import Key
 from telegrad.testing.programs.running import Tensors, left_in_context
 
-_playing: dict[int, _Player] = {}
-"""This process's part in each program that is under way."""
+_running: dict[int, _Member] = {}
+"""This process's member of each running program, by seed."""
 
 
-class _Player:
-    """One worker of one program, and how it reaches the others."""
+class _Member:
+    """One worker of one program, and its way to call the others."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -49,17 +49,17 @@ class _Player:
             program.leaves, made, lambda: self.log, self, program.counts_only, number
         )
 
-    def call(self, here: int, there: int, service: str, *args: Any) -> Any:
-        return rpc_sync(there, serve, (self.program.seed, service, *args))
+    def call(self, here: int, target: int, service: str, *args: Any) -> Any:
+        return rpc_sync(target, serve, (self.program.seed, service, *args))
 
     def message(self, tensors: Tensors) -> list[torch.Tensor]:
         return list(tensors)
 
     def sent_together(self, tensors: Tensors) -> None:
-        """Nothing to note: the oracle does."""
+        """Do nothing: only the oracle needs it."""
 
     def hooked(self, key: int, tensors: Tensors, mode: str = "") -> None:
-        """As above."""
+        """Do nothing: only the oracle needs it."""
 
     def in_thread(self, here: int, action: Callable[[], Any]) -> Any:
         box: list[Any] = []
@@ -79,7 +79,7 @@ class _Player:
         return list(found)
 
     def gradients(self) -> Found:
-        """Of the leaves here."""
+        """Return the gradients of the leaves here."""
         return [self._gradient(leaf) for leaf in self.worker.leaves]
 
     def _gradient(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -95,43 +95,43 @@ def _context() -> int:
 
 
 def prepare(seed: int, workers: int) -> None:
-    """Take part in the program of a seed."""
-    _playing[seed] = _Player(draw_program(seed, most_workers=workers))
+    """Create this process's member of the program of a seed."""
+    _running[seed] = _Member(draw_program(seed, most_workers=workers))
 
 
 def serve(seed: int, service: str, *args: Any) -> Any:
-    """Run a service of the worker here."""
-    return getattr(_playing[seed].worker, f"serve_{service}")(*args)
+    """Run a service of this worker."""
+    return getattr(_running[seed].worker, f"serve_{service}")(*args)
 
 
 def begin_pass(seed: int, number: int) -> None:
-    """Note which pass runs."""
-    _playing[seed].log.number = number
+    """Tell the log which pass is running."""
+    _running[seed].log.number = number
 
 
 def look(seed: int) -> Found:
-    """The gradients that the program has left here until now."""
-    return _playing[seed].gradients()
+    """Return the gradients that the program has accumulated here so far."""
+    return _running[seed].gradients()
 
 
 def finish(seed: int) -> dict[Key, list[torch.Tensor]]:
-    """End the program here; returns the calls of hooks."""
-    player = _playing.pop(seed)
-    player.worker.end()
-    return dict(player.log.calls)
+    """End the program here, and return its hook calls."""
+    member = _running.pop(seed)
+    member.worker.end()
+    return dict(member.log.calls)
 
 
 def check_program(seed: int) -> list[str]:
-    """Run the program of a seed on this group, from here, and say how it differs from one process."""
+    """Run the program of a seed on this group, and return how it differs from one process."""
     most = len(get_worker_infos())
     program = draw_program(seed, most_workers=most)
     workers = range(program.workers)
     for worker in workers:
         rpc_sync(worker, prepare, (seed, most))
-    player, progress = _playing[seed], Progress(program)
+    member, progress = _running[seed], Progress(program)
 
     def forward() -> None:
-        player.worker.environment = player.worker.run(0, [])
+        member.worker.environment = member.worker.run(0, [])
 
     def one_pass(number: int, one: Pass) -> Found | None:
         for worker in workers:
@@ -154,7 +154,7 @@ def check_program(seed: int) -> list[str]:
 
 
 def check_programs(first: int, count: int) -> list[str]:
-    """On worker 0: run so many programs. On the others: nothing; they are called."""
+    """On worker 0, run `count` programs. The other workers only serve calls."""
     if get_worker_info().id != 0:
         return []
     return [found for seed in range(first, first + count) for found in check_program(seed)]

@@ -1,4 +1,7 @@
-"""After every test, nothing may be left: no thread, no child process, no socket, no file in the runtime directory."""
+"""Fixtures for all tests and doctests.
+
+After each of them no thread, child process, socket or file in the runtime directory may be left.
+"""
 
 from __future__ import annotations
 
@@ -11,69 +14,81 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import torch
 
-# The same examples on every run, so that a change is judged by what it changed. New ones are sought by whoever runs
+import telegrad
+from telegrad.default_agent import acting_as
+from telegrad.testing.group import local_group
+
+# The same examples on every run: a failure then comes from the change under test. To search for new examples, run
 # pytest with --hypothesis-profile=search.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("repeat")
 
+collect_ignore_glob = [
+    "src/telegrad/drop_in/*/sitecustomize.py",  # importing it installs the drop-in
+    "tests/support/*",  # no tests, and some modules must only be imported by the test that needs them
+]
+"""Modules that are not imported to look for doctests."""
+
 PATIENCE = 20.0
-"""Seconds for threads, processes and sockets that are ending already."""
+"""Seconds that threads, processes and sockets get to finish closing."""
 STARTED_ONCE = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
-"""Processes that multiprocessing starts when first needed, and keeps."""
+"""Processes that multiprocessing starts on first use and keeps running."""
 
 
 def socket_count() -> int:
+    """Return how many sockets this process has open."""
     count = 0
     for fd in os.listdir("/proc/self/fd"):
         try:
             count += os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
         except FileNotFoundError:
-            continue  # the handle of this very listing
+            continue  # the descriptor that listdir itself used
     return count
 
 
 def children() -> dict[int, str]:
-    """Child processes with their command lines, without those that stay."""
+    """Return the command lines of child processes by pid, without those that multiprocessing keeps."""
     found = {}
     for task in os.listdir("/proc/self/task"):
         try:
             pids = Path(f"/proc/self/task/{task}/children").read_text().split()
         except FileNotFoundError:
-            continue  # a thread that has ended since
+            continue  # the thread has ended since
         for pid in pids:
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
             except FileNotFoundError:
                 continue
             if not any(name in command for name in STARTED_ONCE):
-                found[int(pid)] = (
-                    command.replace(b"\0", b" ").decode(errors="replace").strip() or "(ended, not waited for)"
-                )
+                found[int(pid)] = command.replace(b"\0", b" ").decode(errors="replace").strip() or "(a zombie)"
     return found
 
 
 def left_in(directory: Path) -> list[str]:
+    """Return the names of telegrad's files in a runtime directory."""
     return sorted(path.name for pattern in ("*.sock", "*.new", "tg-*") for path in directory.glob(pattern))
 
 
 @pytest.fixture(autouse=True)
-def the_same_numbers() -> None:
-    """Tensors of random numbers are the same on every run: one in some hundred is too ill-conditioned to compare."""
+def fixed_torch_seed() -> None:
+    """Draw the same random tensors on every run: a few in a thousand are too ill-conditioned to compare."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    # Not tmp_path: the path of a unix socket has 107 bytes at most.
+    """Fail the test if it leaks a thread, process, socket or file."""
+    # Not tmp_path: the path of a unix socket is limited to 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="telegrad-test-"))
     threads, processes, sockets = set(threading.enumerate()), children(), socket_count()
-    # Not the fixture of that name: it would undo what the test patched only after we have looked.
+    # Not the monkeypatch fixture: it would undo the test's patches only after the checks below.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TELEGRAD_RUNTIME_DIR", str(directory))
         yield
@@ -88,14 +103,30 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         process.join(max(0.0, deadline - time.monotonic()))
     complaints += [f"process {pid}: {command}" for pid, command in children().items() if pid not in processes]
     if socket_count() > sockets:
-        # What is closed by dying (torch's TCPStore) may be a fixture's value, which pytest would hold until later.
+        # torch's TCPStore closes its socket when it is collected, and pytest would keep a fixture's value alive.
         request.node.funcargs.clear()
-        gc.collect()  # a socket in a cycle is closed when the cycle is found
+        gc.collect()  # for sockets in reference cycles
         while (left := socket_count() - sockets) > 0 and time.monotonic() < deadline:
-            threading.Event().wait(0.01)  # torch's own threads close those of a TCPStore
+            threading.Event().wait(0.01)  # torch's own threads close the sockets of a TCPStore
         if left > 0:
             complaints.append(f"{left} open sockets")
     complaints += [f"{name} in the runtime directory" for name in left_in(directory)]
     shutil.rmtree(directory)
     if complaints:
         pytest.fail("the test left behind: " + "; ".join(complaints))
+
+
+@pytest.fixture(autouse=True)
+def doctest_names(
+    request: pytest.FixtureRequest, doctest_namespace: dict[str, Any], nothing_is_left: None
+) -> Iterator[None]:
+    """Give doctests `torch` and `telegrad`, and a group if they name `worker1`: they then run on `worker0`."""
+    if not isinstance(request.node, pytest.DoctestItem):
+        yield
+        return
+    doctest_namespace.update(torch=torch, telegrad=telegrad)
+    if '"worker1' not in (request.node.dtest.docstring or ""):
+        yield
+        return
+    with local_group(["worker0", "worker1"]) as agents, acting_as(agents["worker0"]):
+        yield
