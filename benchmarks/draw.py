@@ -21,7 +21,7 @@ FIGURES = ROOT / "benchmarks" / "results" / "latest.json"
 PICTURE = ROOT / "docs" / "benchmarks.svg"
 sys.path.append(str(ROOT / "docs"))
 
-from drawing import ANSWER, BAD, FAINT, GRADIENT, INK, Picture  # noqa: E402 - where it is had to be said first
+from drawing import ACK, BAD, FAINT, GRADIENT, INK, Picture  # noqa: E402 - where it is had to be said first
 
 WIDTH = 860
 GRID, UNIX, TCP = "#e4e7eb", GRADIENT, "#f2b08c"
@@ -66,7 +66,7 @@ GROUPS = {
     ),
 }
 """By program: a heading, and what its cases are called here."""
-LINES = {"torch": (ANSWER, ""), "telegrad": (GRADIENT, ""), "raw socket": (FAINT, "5 4")}
+LINES = {"torch": (ACK, ""), "telegrad": (GRADIENT, ""), "raw socket": (FAINT, "5 4")}
 
 Runs = Mapping[tuple[str, str], Mapping[str, Any]]
 """By program and transport: the cases."""
