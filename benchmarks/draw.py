@@ -1,4 +1,4 @@
-"""Draws what `everything.py` has found: how much of torch's time each case takes, and time against message size.
+"""Draw the results of `everything.py`: the time of each case relative to torch, and time by message size.
 
     python benchmarks/draw.py [--json FILE] [--picture FILE]
 
@@ -30,11 +30,11 @@ GROUPS = {
     "calls.py": (
         "Calls",
         {
-            "noop": "a function that does nothing",
-            "echo": "16 floats, there and back",
+            "noop": "no-op function",
+            "echo": "16 floats, round trip",
             "add": "torch.add of 16 floats",
             "async": "500 calls in flight",
-            "1KB": "1 KB, there and back",
+            "1KB": "1 KB, round trip",
             "16KB": "16 KB",
             "64KB": "64 KB",
             "256KB": "256 KB",
@@ -65,7 +65,7 @@ GROUPS = {
         },
     ),
 }
-"""By program: a heading, and what its cases are called here."""
+"""By program: a heading, and the labels of its cases."""
 LINES = {"torch": (ACK, ""), "telegrad": (GRADIENT, ""), "raw socket": (FAINT, "5 4")}
 
 Runs = Mapping[tuple[str, str], Mapping[str, Any]]
@@ -73,7 +73,7 @@ Runs = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 def draw(figures: Mapping[str, Any]) -> Picture:
-    """The whole picture."""
+    """Return the whole picture."""
     runs = {(run["program"], run["transport"]): run["cases"] for run in figures["runs"]}
     curves = [transport for transport in TRANSPORTS if len(_sizes(runs.get(("calls.py", transport), {}))) > 1]
     others = runs.get(("others.py", "unix"), {})
@@ -82,7 +82,7 @@ def draw(figures: Mapping[str, Any]) -> Picture:
     curves_end = bars_end + (320 if curves else 0)
     others_end = curves_end + (76 + 20 * len(others) if others else 0)
     height = others_end + 36 + 17 * len(notes)
-    picture = Picture(WIDTH, height, "telegrad's times beside those of torch.distributed.rpc")
+    picture = Picture(WIDTH, height, "telegrad compared with torch.distributed.rpc")
     _bars(picture, runs, 92, bars_end)
     for number, transport in enumerate(curves):
         _curves(picture, runs["calls.py", transport], transport, 66 + number * 420, bars_end + 70, curves)
@@ -93,7 +93,7 @@ def draw(figures: Mapping[str, Any]) -> Picture:
     return picture
 
 
-# -- how much of torch's time ---------------------------------------------------------------------------------
+# -- time relative to torch -----------------------------------------------------------------------------------
 
 
 def _bars(picture: Picture, runs: Runs, top: float, bottom: float) -> None:
@@ -102,8 +102,8 @@ def _bars(picture: Picture, runs: Runs, top: float, bottom: float) -> None:
     def place(ratio: float) -> float:
         return left + min(ratio, most) / most * (right - left)
 
-    picture.text(20, 28, "Time that telegrad takes, torch's being 1", size=15, bold=True, at="start")
-    picture.text(20, 46, "ratio of medians; less is faster; a black tick is the target", size=11, ink=FAINT, at="start")
+    picture.text(20, 28, "Time relative to torch (torch = 1)", size=15, bold=True, at="start")
+    picture.text(20, 46, "ratio of medians; lower is faster; black ticks are targets", size=11, ink=FAINT, at="start")
     for number, (words, ink) in enumerate(TRANSPORTS.values()):
         picture.block(20 + 230 * number, 56, 12, 9, ink)
         picture.text(38 + 230 * number, 65, words, size=11, at="start")
@@ -138,7 +138,7 @@ def _bars(picture: Picture, runs: Runs, top: float, bottom: float) -> None:
 
 
 def _by_group(runs: Runs) -> dict[str, list[str]]:
-    """By program: the cases that were measured with any transport, in their order."""
+    """Return the cases of each program that were measured with any transport, in order."""
     found: dict[str, dict[str, None]] = {}
     for program in GROUPS:
         for (ran, _), cases in runs.items():
@@ -147,7 +147,7 @@ def _by_group(runs: Runs) -> dict[str, list[str]]:
     return {program: list(cases) for program, cases in found.items()}
 
 
-# -- time against size ----------------------------------------------------------------------------------------
+# -- time by size --------------------------------------------------------------------------------------------
 
 
 def _curves(
@@ -165,7 +165,7 @@ def _curves(
     low, high = 10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times)))
     up = _logarithmic(low, high, top + height, top)
     if transport == titled[0]:
-        picture.text(20, top - 38, "A tensor there and back, by its size", size=15, bold=True, at="start")
+        picture.text(20, top - 38, "Round trip of a tensor, by size", size=15, bold=True, at="start")
     picture.text(left, top - 12, TRANSPORTS[transport][0], size=12, bold=True, at="start")
     for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
         y = up(10.0**power)
@@ -185,7 +185,7 @@ def _curves(
 
 
 def _sizes(cases: Mapping[str, Any]) -> dict[str, int]:
-    """Of the cases that are named by a size: how many bytes that is."""
+    """Return the size in bytes of each case that is named by a size."""
     units = {"KB": 1 << 10, "MB": 1 << 20}
     found = {name: re.fullmatch(r"(\d+)(KB|MB)", name) for name in cases}
     return {name: int(match[1]) * units[match[2]] for name, match in found.items() if match}
@@ -196,7 +196,7 @@ def _logarithmic(low: float, high: float, start: float, end: float) -> Callable[
 
 
 def _duration(power: int) -> str:
-    """A power of ten of a second.
+    """Format a power of ten of a second.
 
     >>> [_duration(power) for power in (-6, -4, -2, 0)]
     ['1 µs', '100 µs', '10 ms', '1 s']
@@ -205,11 +205,11 @@ def _duration(power: int) -> str:
     return f"{10 ** (power - 3 * unit)} {({-3: 'ns', -2: 'µs', -1: 'ms', 0: 's', 1: 'ks'})[unit]}"
 
 
-# -- what else there is ---------------------------------------------------------------------------------------
+# -- other systems --------------------------------------------------------------------------------------------
 
 
 def _table(picture: Picture, cases: Mapping[str, Any], top: float) -> None:
-    picture.text(20, top, "What else one might use: medians, on one host", size=15, bold=True, at="start")
+    picture.text(20, top, "Other systems: medians, on one host", size=15, bold=True, at="start")
     systems = list(next(iter(cases.values()))["systems"])
     columns = {system: 420 + 120 * number for number, system in enumerate(systems)}
     for system, x in columns.items():
@@ -222,11 +222,11 @@ def _table(picture: Picture, cases: Mapping[str, Any], top: float) -> None:
             picture.text(x, y, f"{found['systems'][system]['median'] * 1e6:,.0f} µs", size=11, ink=ink, at="end")
 
 
-# -- below ----------------------------------------------------------------------------------------------------
+# -- notes ----------------------------------------------------------------------------------------------------
 
 
 def _notes(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What must be known of the figures, and in which colour."""
+    """Return notes on the figures, each with its color."""
     machine, settings = figures["machine"], figures["settings"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "telegrad"))
     notes = [
@@ -236,21 +236,19 @@ def _notes(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"Linux {machine['kernel']}; {versions}",
             FAINT,
         ),
-        (f"Medians over {settings['blocks']} blocks of each system, in turns.", FAINT),
+        (f"Medians over {settings['blocks']} blocks of each system, alternating.", FAINT),
     ]
-    notes += [(f"{title} did not run to its end: its figures are missing.", BAD) for title in figures["failed"]]
+    notes += [(f"{title} did not finish: its figures are missing.", BAD) for title in figures["failed"]]
     if settings["quick"]:
-        notes.append(("A quick run, with a tenth of the iterations: it shows that all works, and little more.", BAD))
+        notes.append(("A quick run with a tenth of the iterations: it shows that everything works, no more.", BAD))
     load = float(machine["load"].split()[0])
     if load > machine["cores"] / 2:
-        notes.append(
-            (f"The machine was busy before the run began (load {load:g}): these figures are not to be relied on.", BAD)
-        )
+        notes.append((f"The machine was busy before the run began (load {load:g}): do not rely on these figures.", BAD))
     return notes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw, as a command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Draw the figures that everything.py has written.")
     parser.add_argument("--json", type=Path, default=FIGURES, metavar="FILE", help="the figures (%(default)s)")
     parser.add_argument("--picture", type=Path, default=PICTURE, metavar="FILE", help="the picture (%(default)s)")
