@@ -28,8 +28,6 @@ from telegrad.wire.frames import Limits
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 ALL_PAGES = [*PAGES, *sorted(ROOT.glob("*.md"))]
-FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", "conformance")]
-FILES = [*ROOT.glob("*.*"), *(file for folder in FOLDERS for file in folder.rglob("*.*"))]
 _BLOCK = re.compile(r"^```python (run|program)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)[^)]*\)")
 
@@ -45,12 +43,6 @@ def rows(page: str, heading: str) -> set[str]:
     section = (ROOT / "docs" / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     first = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives to the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "run")], ids=lambda page: page.stem)
@@ -78,20 +70,6 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def test_links_lead_to_files_that_exist(page: Path) -> None:
     for target in _LINK.findall(page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
-def test_links_to_a_section_name_a_heading(page: Path) -> None:
-    for target, section in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text()):
-        if not target.startswith("https://"):
-            linked = (page.parent / target) if target else page
-            assert section in anchors(linked), f"{page.name} links to {target}#{section}"
-
-
-@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)
-def test_source_files_that_a_page_names_exist(page: Path) -> None:
-    for name in re.findall(r"`((?:\w+/)*\w+\.(?:py|toml))`", page.read_text()):
-        assert any(f"/{file}".endswith(f"/{name}") for file in FILES), f"{page.name} names {name}"
 
 
 def test_every_setting_is_in_the_table() -> None:
