@@ -1,8 +1,8 @@
-"""Draw the results of `everything.py`: the time of each case relative to torch, and time by message size.
+"""Draws the results of `everything.py`: each case's time relative to torch, and time over message size.
 
     python benchmarks/draw.py [--json FILE] [--picture FILE]
 
-The picture depends on the file of figures alone: a test compares the committed picture with the committed figures.
+The picture depends only on the figures: a test compares the committed picture with the committed figures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIGURES = ROOT / "benchmarks" / "results" / "latest.json"
 PICTURE = ROOT / "docs" / "benchmarks.svg"
 sys.path.append(str(ROOT / "docs"))
 
-from drawing import ACK, BAD, FAINT, GRADIENT, INK, Picture  # noqa: E402 - where it is had to be said first
+from drawing import ACK, BAD, FAINT, GRADIENT, INK, Picture  # noqa: E402 - after its folder is on sys.path
 
 WIDTH = 860
 GRID, UNIX, TCP = "#e4e7eb", GRADIENT, "#f2b08c"
@@ -65,15 +65,15 @@ GROUPS = {
         },
     ),
 }
-"""By program: a heading, and the labels of its cases."""
+"""A heading and the labels of the cases, by program."""
 LINES = {"torch": (ACK, ""), "telegrad": (GRADIENT, ""), "raw socket": (FAINT, "5 4")}
 
 Runs = Mapping[tuple[str, str], Mapping[str, Any]]
-"""By program and transport: the cases."""
+"""The cases, by program and transport."""
 
 
 def draw(figures: Mapping[str, Any]) -> Picture:
-    """Return the whole picture."""
+    """Draw the whole picture."""
     runs = {(run["program"], run["transport"]): run["cases"] for run in figures["runs"]}
     curves = [transport for transport in TRANSPORTS if len(_sizes(runs.get(("calls.py", transport), {}))) > 1]
     others = runs.get(("others.py", "unix"), {})
@@ -138,7 +138,7 @@ def _bars(picture: Picture, runs: Runs, top: float, bottom: float) -> None:
 
 
 def _by_group(runs: Runs) -> dict[str, list[str]]:
-    """Return the cases of each program that were measured with any transport, in order."""
+    """Return the cases that were measured over any transport, by program, in order."""
     found: dict[str, dict[str, None]] = {}
     for program in GROUPS:
         for (ran, _), cases in runs.items():
@@ -147,7 +147,7 @@ def _by_group(runs: Runs) -> dict[str, list[str]]:
     return {program: list(cases) for program, cases in found.items()}
 
 
-# -- time by size --------------------------------------------------------------------------------------------
+# -- time over message size -----------------------------------------------------------------------------------
 
 
 def _curves(
@@ -222,11 +222,11 @@ def _table(picture: Picture, cases: Mapping[str, Any], top: float) -> None:
             picture.text(x, y, f"{found['systems'][system]['median'] * 1e6:,.0f} µs", size=11, ink=ink, at="end")
 
 
-# -- notes ----------------------------------------------------------------------------------------------------
+# -- footnotes ------------------------------------------------------------------------------------------------
 
 
 def _notes(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return notes on the figures, each with its color."""
+    """Return notes on the figures, each with its colour."""
     machine, settings = figures["machine"], figures["settings"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "telegrad"))
     notes = [
@@ -248,7 +248,7 @@ def _notes(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line."""
+    """Draw the picture as a command."""
     parser = argparse.ArgumentParser(description="Draw the figures that everything.py has written.")
     parser.add_argument("--json", type=Path, default=FIGURES, metavar="FILE", help="the figures (%(default)s)")
     parser.add_argument("--picture", type=Path, default=PICTURE, metavar="FILE", help="the picture (%(default)s)")

@@ -130,4 +130,4 @@ if __name__ == "__main__":
     print("A transformer of three layers learns to sort digits. Its layers live on alice, bob and carol;", flush=True)
     print("the trainer has the data and the loss. Each is a process on this machine.", flush=True)
     launch.local(work, workers=["trainer", "alice", "bob", "carol"], prefix=False, timeout=110)
-    print(f"Done in {time.perf_counter() - start:.1f} s. All workers have shut down.")
+    print(f"Done in {time.perf_counter() - start:.1f} s. All workers have left in order.")
