@@ -21,7 +21,7 @@ FIGURES = ROOT / "benchmarks" / "results" / "latest.json"
 PICTURE = ROOT / "docs" / "benchmarks.svg"
 sys.path.append(str(ROOT / "docs"))
 
-from drawing import ANSWER, BAD, FAINT, GRADIENT, INK, Picture  # noqa: E402 - after its folder is on sys.path
+from drawing import ACK, BAD, FAINT, GRADIENT, INK, Picture  # noqa: E402 - after its folder is on sys.path
 
 WIDTH = 860
 GRID, UNIX, TCP = "#e4e7eb", GRADIENT, "#f2b08c"
@@ -30,11 +30,11 @@ GROUPS = {
     "calls.py": (
         "Calls",
         {
-            "noop": "a function that does nothing",
-            "echo": "16 floats, there and back",
+            "noop": "no-op function",
+            "echo": "16 floats, round trip",
             "add": "torch.add of 16 floats",
             "async": "500 calls in flight",
-            "1KB": "1 KB, there and back",
+            "1KB": "1 KB, round trip",
             "16KB": "16 KB",
             "64KB": "64 KB",
             "256KB": "256 KB",
@@ -66,7 +66,7 @@ GROUPS = {
     ),
 }
 """A heading and the labels of the cases, by program."""
-LINES = {"torch": (ANSWER, ""), "telegrad": (GRADIENT, ""), "raw socket": (FAINT, "5 4")}
+LINES = {"torch": (ACK, ""), "telegrad": (GRADIENT, ""), "raw socket": (FAINT, "5 4")}
 
 Runs = Mapping[tuple[str, str], Mapping[str, Any]]
 """The cases, by program and transport."""
@@ -82,7 +82,7 @@ def draw(figures: Mapping[str, Any]) -> Picture:
     curves_end = bars_end + (320 if curves else 0)
     others_end = curves_end + (76 + 20 * len(others) if others else 0)
     height = others_end + 36 + 17 * len(notes)
-    picture = Picture(WIDTH, height, "telegrad's times beside those of torch.distributed.rpc")
+    picture = Picture(WIDTH, height, "telegrad compared with torch.distributed.rpc")
     _bars(picture, runs, 92, bars_end)
     for number, transport in enumerate(curves):
         _curves(picture, runs["calls.py", transport], transport, 66 + number * 420, bars_end + 70, curves)
@@ -102,8 +102,8 @@ def _bars(picture: Picture, runs: Runs, top: float, bottom: float) -> None:
     def place(ratio: float) -> float:
         return left + min(ratio, most) / most * (right - left)
 
-    picture.text(20, 28, "Time that telegrad takes, torch's being 1", size=15, bold=True, at="start")
-    picture.text(20, 46, "ratio of medians; less is faster; a black tick is the target", size=11, ink=FAINT, at="start")
+    picture.text(20, 28, "Time relative to torch (torch = 1)", size=15, bold=True, at="start")
+    picture.text(20, 46, "ratio of medians; lower is faster; black ticks are targets", size=11, ink=FAINT, at="start")
     for number, (words, ink) in enumerate(TRANSPORTS.values()):
         picture.block(20 + 230 * number, 56, 12, 9, ink)
         picture.text(38 + 230 * number, 65, words, size=11, at="start")
@@ -165,7 +165,7 @@ def _curves(
     low, high = 10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times)))
     up = _logarithmic(low, high, top + height, top)
     if transport == titled[0]:
-        picture.text(20, top - 38, "A tensor there and back, by its size", size=15, bold=True, at="start")
+        picture.text(20, top - 38, "Round trip of a tensor, by size", size=15, bold=True, at="start")
     picture.text(left, top - 12, TRANSPORTS[transport][0], size=12, bold=True, at="start")
     for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
         y = up(10.0**power)
@@ -209,7 +209,7 @@ def _duration(power: int) -> str:
 
 
 def _table(picture: Picture, cases: Mapping[str, Any], top: float) -> None:
-    picture.text(20, top, "What else one might use: medians, on one host", size=15, bold=True, at="start")
+    picture.text(20, top, "Other systems: medians, on one host", size=15, bold=True, at="start")
     systems = list(next(iter(cases.values()))["systems"])
     columns = {system: 420 + 120 * number for number, system in enumerate(systems)}
     for system, x in columns.items():
@@ -236,16 +236,14 @@ def _notes(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"Linux {machine['kernel']}; {versions}",
             FAINT,
         ),
-        (f"Medians over {settings['blocks']} blocks of each system, in turns.", FAINT),
+        (f"Medians over {settings['blocks']} blocks of each system, alternating.", FAINT),
     ]
-    notes += [(f"{title} did not run to its end: its figures are missing.", BAD) for title in figures["failed"]]
+    notes += [(f"{title} did not finish: its figures are missing.", BAD) for title in figures["failed"]]
     if settings["quick"]:
-        notes.append(("A quick run, with a tenth of the iterations: it shows that all works, and little more.", BAD))
+        notes.append(("A quick run with a tenth of the iterations: it shows that everything works, no more.", BAD))
     load = float(machine["load"].split()[0])
     if load > machine["cores"] / 2:
-        notes.append(
-            (f"The machine was busy before the run began (load {load:g}): these figures are not to be relied on.", BAD)
-        )
+        notes.append((f"The machine was busy before the run began (load {load:g}): do not rely on these figures.", BAD))
     return notes
 
 

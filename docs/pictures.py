@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/backward.md, so that they can be reviewed, changed and compared as text.
+"""Draw the pictures of docs/backward.md from code, so that they can be reviewed and compared as text.
 
-``python docs/pictures.py`` writes ``docs/pictures/*.svg``; a test compares the committed files with what this draws.
+``python docs/pictures.py`` writes ``docs/pictures/*.svg``. A test compares the committed files with its output.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from drawing import ANSWER, BAD, FAINT, GRADIENT, INK, Picture
+from drawing import ACK, BAD, FAINT, GRADIENT, INK, Picture
 
 FOLDER = Path(__file__).parent / "pictures"
 
 
 def recording() -> Picture:
-    """What one call leaves in the graphs of two workers."""
+    """One call, as recorded in the graphs of two workers."""
     p = Picture(
         920, 372, "One call in a context: a send and a recv for the request, and a send and a recv for the reply"
     )
@@ -39,14 +39,14 @@ def recording() -> Picture:
     p.text(460, 78, "request", size=11)
     p.text(460, 198, "reply", size=11)
     p.line((40, 300), (90, 300), ink=GRADIENT)
-    p.lines(102, 304, ["edge of torch's graph: the way that gradients will go"])
+    p.lines(102, 304, ["edge of torch's graph: gradients will flow along it"])
     p.line((40, 330), (90, 330), dash="6 4", thick=2)
-    p.lines(102, 334, ["message of the forward pass: the values travel now, the gradients come back the other way"])
+    p.lines(102, 334, ["message of the forward pass: values travel now, gradients later come back the other way"])
     return p
 
 
 def _chain(p: Picture, bottom: float) -> tuple[float, float, float]:
-    """Three workers beside each other, time going down."""
+    """Draw three workers side by side; time runs downwards."""
     places = 170.0, 470.0, 770.0
     for x, name in zip(places, ("worker a", "worker b", "worker c"), strict=True):
         p.lifeline(x, name, bottom)
@@ -79,52 +79,52 @@ def plain() -> Picture:
     p.text(
         470,
         18,
-        "A gradient leaves as soon as the engine reaches the recv; the island goes on.  Time goes down.",
+        "A gradient is sent as soon as the engine reaches the recv; the island continues. Time runs downwards.",
         ink=FAINT,
     )
     return p
 
 
 def over() -> Picture:
-    """The same pass, with its answers."""
-    p = Picture(940, 520, "When is it over: the message that engaged a worker is answered last, every other at once")
+    """The same pass, with its acknowledgements."""
+    p = Picture(940, 520, "Termination: the message that engaged a worker is acknowledged last, every other at once")
     a, b, c = _chain(p, 500)
     p.bar(a, 80, 455, "#eef2f7", ink=FAINT)
-    p.bar(b, 110, 430, "#dbe8fd", ink=ANSWER)
-    p.bar(c, 150, 330, "#dbe8fd", ink=ANSWER)
+    p.bar(b, 110, 430, "#dbe8fd", ink=ACK)
+    p.bar(c, 150, 330, "#dbe8fd", ink=ACK)
 
     def gradient(start: float, end: float, y: float, name: str) -> None:
         p.line((start, y), (end, y + 20), ink=GRADIENT)
         p.text((start + end) / 2, y + 2, name, size=11, ink=GRADIENT)
 
-    def answer(start: float, end: float, y: float, name: str) -> None:
-        p.line((start, y), (end, y + 20), ink=ANSWER, dash="6 4", thick=2)
-        p.text((start + end) / 2, y + 29, name, size=11, ink=ANSWER)
+    def acknowledge(start: float, end: float, y: float, name: str) -> None:
+        p.line((start, y), (end, y + 20), ink=ACK, dash="6 4", thick=2)
+        p.text((start + end) / 2, y + 29, name, size=11, ink=ACK)
 
     gradient(a + 7, b - 7, 90, "m4: engages b")
     gradient(b + 7, c - 7, 130, "m3: engages c")
-    gradient(c - 7, b + 7, 190, "m2: b is engaged already")
-    answer(b + 7, c - 7, 222, "answered at once")
-    gradient(b - 7, a + 7, 250, "m1: a began the pass")
-    answer(a + 7, b - 7, 282, "answered at once")
-    answer(c - 7, b + 7, 330, "m3 answered: c is idle and owed nothing")
-    answer(b - 7, a + 7, 430, "m4 answered: b is idle and owed nothing")
-    p.text(a - 16, 460, "a runs nothing", size=11, at="end")
-    p.text(a - 16, 476, "and is owed nothing:", size=11, at="end")
+    gradient(c - 7, b + 7, 190, "m2: b is already engaged")
+    acknowledge(b + 7, c - 7, 222, "acknowledged at once")
+    gradient(b - 7, a + 7, 250, "m1: a started the pass")
+    acknowledge(a + 7, b - 7, 282, "acknowledged at once")
+    acknowledge(c - 7, b + 7, 330, "m3: c is idle, all its messages are acked")
+    acknowledge(b - 7, a + 7, 430, "m4: b is idle, all its messages are acked")
+    p.text(a - 16, 460, "a is idle and all its", size=11, at="end")
+    p.text(a - 16, 476, "messages are acked:", size=11, at="end")
     p.text(a - 16, 492, "the group is quiet", size=11, at="end", bold=True)
-    p.text(c + 16, 240, "c is engaged", size=11, at="start", ink=ANSWER)
-    p.text(b + 16, 405, "b is engaged", size=11, at="start", ink=ANSWER)
+    p.text(c + 16, 240, "c is engaged", size=11, at="start", ink=ACK)
+    p.text(b + 16, 405, "b is engaged", size=11, at="start", ink=ACK)
     p.text(
         470,
         18,
-        "Dashed: answers. Each says whether islands are partly fed, and whether the pass has failed.",
+        "Dashed: acknowledgements (acks). Each says whether islands are partly fed and whether the pass has failed.",
         ink=FAINT,
     )
     return p
 
 
 def _unused_panel(p: Picture, left: float, title: str, *, step: int) -> None:
-    """One moment of a pass in which what m2 carried is not used."""
+    """Draw one stage of a pass in which the tensor of m2 is unused."""
     p.text(left + 145, 24, title, bold=True)
     p.area(left, 40, 290, 110, "worker a")
     p.area(left, 180, 290, 205, "worker b")
@@ -133,12 +133,12 @@ def _unused_panel(p: Picture, left: float, title: str, *, step: int) -> None:
         p.node(left + 135, 90, "recv m4", "recv", width=80),
         p.node(left + 238, 90, "recv m2", "dead" if step == 3 else "recv", width=80),
     )
-    p.text(left + 238, 122, "nobody uses it", size=11, ink=FAINT)
+    p.text(left + 238, 122, "unused", size=11, ink=FAINT)
     token4 = p.node(left + 110, 230, "token m4", "token", width=84)
     token2 = p.node(left + 225, 230, "token m2", "dead" if step == 3 else "token", width=84)
     head, encode = p.node(left + 110, 285, "mul v", width=64), p.node(left + 165, 345, "mul w", width=64)
     done = step == 3
-    ink = {1: GRADIENT, 2: ANSWER, 3: GRADIENT}[step]
+    ink = {1: GRADIENT, 2: ACK, 3: GRADIENT}[step]
     p.edge(loss, recv4, ink=ink)
     p.edge(recv4, token4, ink=ink, dash="6 4" if step != 2 else "2 3", thick=2)
     p.edge(token4, head, ink=INK if step == 1 else ink)
@@ -146,17 +146,17 @@ def _unused_panel(p: Picture, left: float, title: str, *, step: int) -> None:
     p.edge(token2, encode, ink=FAINT if done else INK, dash="4 3" if done else "")
     if step == 1:
         p.edge(recv2, token2, ink=FAINT, dash="1 5")
-        p.text(left + 60, 290, "m4: fed", size=11, at="end", ink=GRADIENT)
+        p.text(left + 72, 290, "m4: arrived", size=11, at="end", ink=GRADIENT)
         p.text(left + 262, 290, "m2: ?", size=11, ink=FAINT)
         p.text(left + 14, 373, "one island, partly fed", size=11, at="start")
     elif step == 2:
-        p.text(left + 72, 290, "m4: alive", size=11, at="end", ink=ANSWER)
-        p.text(left + 250, 290, "m2: not met", size=11, ink=FAINT)
-        p.text(left + 14, 373, "the probe walks, nothing runs", size=11, at="start")
+        p.text(left + 72, 290, "m4: alive", size=11, at="end", ink=ACK)
+        p.text(left + 250, 290, "m2: not reached", size=11, ink=FAINT)
+        p.text(left + 14, 373, "the probe only walks; nothing runs", size=11, at="start")
     else:
         p.text(left + 72, 290, "m4 runs", size=11, at="end", ink=GRADIENT)
         p.text(left + 250, 290, "m2: dead", size=11, ink=FAINT)
-        p.text(left + 14, 373, "planned again, and run", size=11, at="start")
+        p.text(left + 14, 373, "planned again without m2, and run", size=11, at="start")
 
 
 def unused() -> Picture:
@@ -164,7 +164,7 @@ def unused() -> Picture:
     p = Picture(
         960,
         400,
-        "The unused output: an island is partly fed and all is quiet, the probe finds what is alive, the rest runs",
+        "An unused output: the group is quiet with a partly fed island, the probe finds live tensors, the rest runs",
     )
     _unused_panel(p, 15, "1  quiet, but partly fed", step=1)
     _unused_panel(p, 335, "2  the probe", step=2)
@@ -174,9 +174,7 @@ def unused() -> Picture:
 
 def skip() -> Picture:
     """A skip connection around a remote call, and its gate."""
-    p = Picture(
-        940, 420, "The skip connection: the island runs with a gate that waits for the gradient of its own send"
-    )
+    p = Picture(940, 420, "A skip connection: the island runs with a gate that waits for the gradient of its own send")
     p.area(20, 16, 560, 300, "worker a")
     p.area(660, 16, 260, 300, "worker b")
     loss, add = p.node(70, 85, "loss", "root"), p.node(180, 85, "add")
@@ -206,18 +204,18 @@ def skip() -> Picture:
         30,
         344,
         [
-            "1  The engine runs from the loss. The recv puts its gradient on the wire; mul still lacks one of its two.",
-            "2  Nothing else is ready, so the engine takes what has the lowest priority: the gate. It waits.",
-            "3  Worker b runs its island, and the gradient for m1 arrives. The gate opens, the token passes it on.",
-            "4  mul runs, once, with the sum of both.",
+            "1  The engine starts at the loss. The recv sends its gradient; mul still lacks one of its two gradients.",
+            "2  Nothing else is ready, so the engine runs the node with the lowest priority: the gate. It waits.",
+            "3  Worker b runs its island, and the gradient for m1 arrives. The gate opens and the token passes it on.",
+            "4  mul runs once, with the sum of both.",
         ],
     )
     return p
 
 
 def failure() -> Picture:
-    """An error on one worker ends the pass on all."""
-    p = Picture(940, 420, "Failure: an abort goes along every edge of the context, and late messages find a tombstone")
+    """An error on one worker ends the pass on all of them."""
+    p = Picture(940, 420, "Failure: an abort goes to every worker of the context, and late messages reach a tombstone")
     a, b, c = _chain(p, 400)
     p.bar(a, 80, 125)
     p.bar(b, 120, 175)
@@ -231,20 +229,20 @@ def failure() -> Picture:
     p.line((c - 7, 222), (a + 7, 320), ink=BAD, thick=2, dash="8 3")
     p.line((b - 7, 300), (a + 7, 345), ink=BAD, thick=2)
     p.text(b - 16, 205, "an island waits in a gate", size=11, at="end")
-    p.text(b + 16, 335, "gates and waits are woken,", size=11, at="start")
-    p.text(b + 16, 351, "the island unwinds, buffers go", size=11, at="start")
+    p.text(b + 16, 335, "gates and waiting threads wake,", size=11, at="start")
+    p.text(b + 16, 351, "the island unwinds and frees its buffers", size=11, at="start")
     p.text(c - 20, 252, "abort", size=12, at="end", ink=BAD)
     p.text(b - 150, 268, "abort", size=12, at="end", ink=BAD)
     p.text(a - 16, 322, "backward() raises", size=11, at="end", bold=True)
     p.text(a - 16, 338, "BackwardError: c,", size=11, at="end")
     p.text(a - 16, 354, "with its traceback", size=11, at="end")
     p.line((b + 7, 375), (c - 7, 385), ink=FAINT, dash="6 4")
-    p.text((b + c) / 2, 398, "a late message: answered, changes nothing", size=11, ink=FAINT)
+    p.text((b + c) / 2, 398, "late message: acknowledged, no effect", size=11, ink=FAINT)
     p.node(c + 70, 385, "tombstone", "dead")
     p.text(
         470,
         18,
-        "Whoever fails tells all that it exchanges messages with in the context; so does whoever is told.",
+        "A failed worker sends an abort to every worker it exchanged messages with; each of them does the same.",
         ink=FAINT,
     )
     return p
@@ -253,7 +251,9 @@ def failure() -> Picture:
 def higher_order() -> Picture:
     """With create_graph, gradient messages are recorded like any other."""
     p = Picture(
-        940, 462, "Higher order: gradient messages are recorded as sends and recvs, and a second pass runs through them"
+        940,
+        462,
+        "Higher-order gradients: gradient messages are recorded as sends and recvs; a second pass runs through them",
     )
     p.area(20, 16, 400, 330, "worker a")
     p.area(520, 16, 400, 330, "worker b")
@@ -292,9 +292,9 @@ def higher_order() -> Picture:
         30,
         376,
         [
-            "Dashed: messages. m1 and m2 are those of the forward pass. g1 and g2 are the gradient messages of the",
-            "first backward: with create_graph=True they were recorded, each with a send and a recv of its own.",
-            "Thick: the way of the second pass, from Σ gx. Where it meets a recv it goes on at that message's token,",
+            "Dashed: messages. m1 and m2 belong to the forward pass. g1 and g2 are the gradient messages of the",
+            "first backward: with create_graph=True they are recorded, each with its own send and recv.",
+            "Thick: the path of the second pass, from Σ gx. At a recv it continues at that message's token,",
             "against the dashed arrow: over g2, then over g1 and m2, and over m1 to x.",
         ],
     )
@@ -303,7 +303,7 @@ def higher_order() -> Picture:
 
 def leaves() -> Picture:
     """Where the gradients of leaves go."""
-    p = Picture(940, 300, "Where gradients go: the context, .grad, or the caller's own tensors only")
+    p = Picture(940, 300, "Where gradients go: the context, .grad, or only the caller's own tensors")
     columns = (
         (20, 'accumulate="context"', "the default", ["get_gradients(context_id)", "on the leaf's worker"]),
         (330, 'accumulate="grad"', "for ordinary optimizers", ["leaf.grad", "on the leaf's worker"]),
@@ -311,7 +311,7 @@ def leaves() -> Picture:
             640,
             "inputs=[...], or grad()",
             "tensors of the caller",
-            ["the named tensors", "leaves elsewhere get nothing"],
+            ["the given tensors", "leaves on other workers get nothing"],
         ),
     )
     for left, title, why, where in columns:
@@ -320,15 +320,15 @@ def leaves() -> Picture:
         p.area(left, 54, 280, 226, "")
         named = title.startswith("inputs")
         mine = p.node(left + 75, 100, "caller's leaf", "leaf", width=116)
-        other = p.node(left + 205, 100, "another's", "dead" if named else "leaf", width=100)
+        other = p.node(left + 205, 100, "remote leaf", "dead" if named else "leaf", width=100)
         target = p.node(left + 140, 190, where[0], "root", width=230)
         p.edge(mine, target, ink=GRADIENT, thick=2)
         if not named:
             p.edge(other, target, ink=GRADIENT, thick=2)
         p.text(left + 140, 226, where[1], size=11, ink=FAINT)
-    p.text(160, 256, "contexts do not mix", size=11)
+    p.text(160, 256, "contexts are independent", size=11)
     p.text(470, 256, "all passes add up here", size=11)
-    p.text(780, 256, "others are run through, not kept", size=11)
+    p.text(780, 256, "other workers store nothing", size=11)
     return p
 
 
@@ -345,7 +345,7 @@ PICTURES: tuple[Callable[[], Picture], ...] = (
 
 
 def draw_all(folder: Path) -> None:
-    """Write every picture into a folder."""
+    """Write all pictures into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for picture in PICTURES:
         (folder / f"{picture.__name__}.svg").write_text(picture().svg(), encoding="utf-8")

@@ -18,6 +18,7 @@ from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.bootstrap import check_token, start_agent
 from telegrad.calls.call import Served, current_served
 from telegrad.connection.worker_record import WorkerRecord, check_name
+from telegrad.default_agent import acting_as as acting_as  # documented as telegrad.rpc.api.acting_as
 from telegrad.default_agent import default_agent, process_agent, set_default_agent, unset_default_agent
 from telegrad.errors import TelegradError
 from telegrad.futures import Future
