@@ -19,7 +19,7 @@ from telegrad.calls.call import Call
 from telegrad.calls.reraise import another
 from telegrad.errors import CallCancelled, DeadlineExceeded
 from telegrad.interrupts import interruptible, shielded
-from telegrad.wire.messages import Visit
+from telegrad.wire.messages import RRefAccess
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -49,7 +49,14 @@ class Future(torch.futures.Future[T]):
     # -- the call's side --------------------------------------------------------------------------------------
 
     def start(
-        self, to: str | int, function: Any, args: Any, kwargs: Any, timeout: float | None, *, visit: Visit | None = None
+        self,
+        to: str | int,
+        function: Any,
+        args: Any,
+        kwargs: Any,
+        timeout: float | None,
+        *,
+        visit: RRefAccess | None = None,
     ) -> Future[T]:
         """Make the call that this is the future of."""
         assert self._agent is not None

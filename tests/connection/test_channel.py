@@ -13,7 +13,7 @@ import torch
 from telegrad.errors import WorkerLost
 from telegrad.testing.group import local_group
 from telegrad.wire.frames import Kind
-from telegrad.wire.slab_messages import pack_answer
+from telegrad.wire.slab_messages import pack_slab_reply
 
 CALLS = 100
 
@@ -83,7 +83,7 @@ def test_the_cause_of_a_loss_is_told_and_not_the_end_of_file_that_follows_from_i
             assert lost.wait(20)  # until then, the other side has closed its connection with a
 
         monkeypatch.setattr(outgoing.link, "close", close_and_see)
-        answering.link.send(Kind.ANSWER, pack_answer(77, True), 0, 0, 0)
+        answering.link.send(Kind.SLAB_REPLY, pack_slab_reply(77, True), 0, 0, 0)
         with pytest.raises(WorkerLost, match="it broke the protocol: an answer came about slab 77"):
             a.call("b", operator.add, (1, 2))
 

@@ -493,21 +493,21 @@ def test_when_the_owner_is_lost_every_use_says_so(group: Group) -> None:
 def test_a_hostile_name_finds_nothing(group: Group) -> None:
     """A member of the group may send any numbers: it gets errors, and the others are served."""
     from telegrad.rref.handle import FETCH, METHOD
-    from telegrad.wire.messages import ForkInfo, RRefChildAccept, RRefForkAccept, RRefUserDelete, Visit
+    from telegrad.wire.messages import ForkInfo, RRefAccess, RRefChildAccept, RRefForkAccept, RRefUserDelete
 
     a, b = group["a"], group["b"]
     for rref in ((1, 0, 0), (2, 1 << 62, 5), (77, -3, -1)):
         with pytest.raises(ReferenceGone, match="names nothing on worker 'b'"):
-            a.client.complete(a.begin("b", FETCH, (), visit=Visit(rref, "")))
+            a.client.complete(a.begin("b", FETCH, (), visit=RRefAccess(rref, "")))
         with pytest.raises(ReferenceGone, match="names nothing on worker 'b'"):
-            a.client.complete(a.begin("b", METHOD, (), visit=Visit(rref, "add")))
+            a.client.complete(a.begin("b", METHOD, (), visit=RRefAccess(rref, "add")))
         a.tell(1, RRefUserDelete(rref, (9, 9)))
     for service in (FETCH, METHOD):
         with pytest.raises(ProtocolError, match=f"worker 'a' sent a {service} that names no value"):
             a.call("b", service)
     there = rpc.remote("b", Counter)
     with pytest.raises(ValueError, match="not enough values"):  # no name, and no function in the place of one
-        a.client.complete(a.begin("b", METHOD, (), visit=Visit(there._id, "")))
+        a.client.complete(a.begin("b", METHOD, (), visit=RRefAccess(there._id, "")))
     del there
     for head in (RRefForkAccept((5, 5), True), RRefChildAccept((5, 5))):
         a.tell(1, head)

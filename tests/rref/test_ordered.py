@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from telegrad.protocol.ownership import LIFE
 from telegrad.rref.ordered import OrderedQueue, Task
-from telegrad.wire.messages import Turn
+from telegrad.wire.messages import StreamPosition
 
 REF = (0, 0, 0)
 
@@ -30,8 +30,8 @@ def test_one_call_at_a_time() -> None:
         log.append("first")
         ends.append(ended)
 
-    mailbox.put(1, Turn(REF, 0, 0), hold)
-    mailbox.put(2, Turn(REF, 0, 0), log_to(log, "second"))
+    mailbox.put(1, StreamPosition(REF, 0, 0), hold)
+    mailbox.put(2, StreamPosition(REF, 0, 0), log_to(log, "second"))
     assert log == ["first"]
     ends[0]()
     assert log == ["first", "second"]
@@ -39,36 +39,36 @@ def test_one_call_at_a_time() -> None:
 
 def test_what_will_not_come_is_not_waited_for() -> None:
     mailbox, log = OrderedQueue(), []
-    mailbox.put(1, Turn(REF, 0, 2), log_to(log, "third"))
-    mailbox.skip(1, Turn(REF, 0, 1))
+    mailbox.put(1, StreamPosition(REF, 0, 2), log_to(log, "third"))
+    mailbox.skip(1, StreamPosition(REF, 0, 1))
     assert log == []
-    mailbox.skip(1, Turn(REF, 0, 0))
+    mailbox.skip(1, StreamPosition(REF, 0, 0))
     assert log == ["third"]
 
 
 def test_a_stream_is_forgotten_when_it_has_ended() -> None:
     mailbox, log = OrderedQueue(), []
-    mailbox.put(1, Turn(REF, 0, 1), log_to(log, "second"))
-    mailbox.skip(1, Turn(REF, 0, 2), last=True)
+    mailbox.put(1, StreamPosition(REF, 0, 1), log_to(log, "second"))
+    mailbox.skip(1, StreamPosition(REF, 0, 2), last=True)
     assert mailbox.waiting() == 1
-    mailbox.put(1, Turn(REF, 0, 0), log_to(log, "first"))
+    mailbox.put(1, StreamPosition(REF, 0, 0), log_to(log, "first"))
     assert log == ["first", "second"]
     assert mailbox.waiting() == 0
-    mailbox.put(1, Turn(REF, 1, 0), log_to(log, "third"))
-    mailbox.skip(1, Turn(REF, 1, 1), last=True)
+    mailbox.put(1, StreamPosition(REF, 1, 0), log_to(log, "third"))
+    mailbox.skip(1, StreamPosition(REF, 1, 1), last=True)
     assert mailbox.waiting() == 0
 
 
 def test_calls_of_a_lost_caller_do_not_wait_for_those_that_will_never_come() -> None:
     """Each must be answered, if only to be no longer under way."""
     mailbox, log = OrderedQueue(), []
-    mailbox.put(1, Turn(REF, 5 << LIFE, 2), log_to(log, "third"))
-    mailbox.put(1, Turn(REF, 5 << LIFE, 1), log_to(log, "second"))
-    mailbox.put(1, Turn(REF, 6 << LIFE, 1), log_to(log, "of the next life"))
+    mailbox.put(1, StreamPosition(REF, 5 << LIFE, 2), log_to(log, "third"))
+    mailbox.put(1, StreamPosition(REF, 5 << LIFE, 1), log_to(log, "second"))
+    mailbox.put(1, StreamPosition(REF, 6 << LIFE, 1), log_to(log, "of the next life"))
     mailbox.lost(1, 5)
     assert log == ["second", "third"]
-    mailbox.put(1, Turn(REF, 5 << LIFE, 7), log_to(log, "late"))
-    mailbox.skip(1, Turn(REF, 5 << LIFE, 8), last=True)
+    mailbox.put(1, StreamPosition(REF, 5 << LIFE, 7), log_to(log, "late"))
+    mailbox.skip(1, StreamPosition(REF, 5 << LIFE, 8), last=True)
     assert log == ["second", "third", "late"]
     assert mailbox.waiting() == 1
 
@@ -96,14 +96,14 @@ def test_each_callers_order_is_kept_whatever_order_they_come_in(seed: int, calls
 
     for caller, number, sent in arrivals:
         if sent:
-            mailbox.put(caller, Turn(REF, 0, number), task(caller, number))
+            mailbox.put(caller, StreamPosition(REF, 0, number), task(caller, number))
         else:
-            mailbox.skip(caller, Turn(REF, 0, number))
+            mailbox.skip(caller, StreamPosition(REF, 0, number))
         if running and random.random() < 0.5:
             running.pop()()
     while running:
         running.pop()()
     assert {caller: [number for who, number in ran if who == caller] for caller in expected} == expected
     for caller, number in numbers.items():
-        mailbox.skip(caller, Turn(REF, 0, number + 1), last=True)
+        mailbox.skip(caller, StreamPosition(REF, 0, number + 1), last=True)
     assert mailbox.waiting() == 0

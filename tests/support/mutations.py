@@ -123,13 +123,13 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "passes: branches that lead nowhere are freed": Mutation(("inputs", "passes"), _all_branches_run),
     "grad_modes: subclasses under no_grad without history": Mutation(
-        ("subclasses", "grad_modes"), _instead(payload, "recorded", contextlib.nullcontext)
+        ("subclasses", "grad_modes"), _instead(payload, "reduce_with_history", lambda reduce, x: reduce(x))
     ),
     "subclasses: one that leaves its history out is sent": Mutation(
-        ("subclasses",), _instead(payload, "check_leads_back", lambda x, reduced: None)
+        ("subclasses",), _instead(payload, "check_keeps_history", lambda x, reduced: None)
     ),
     "subclasses: torch's own pickling is not seen": Mutation(
-        ("subclasses",), _instead(payload, "as_torch_pickles", lambda x, reduced: None)
+        ("subclasses",), _instead(payload, "standard_reduction", lambda x, reduced: None)
     ),
     "views: tensors that overlap arrive apart": Mutation(
         ("views",), _instead(record, "receive_views", _receive_views_apart)

@@ -17,8 +17,8 @@ from telegrad.errors import ProtocolError
 from telegrad.transport import slabs
 from telegrad.transport.slabs import Lender, Loan, SharedMemory, Slab, SlabPool
 from telegrad.transport.unix import UnixLink
-from telegrad.wire.frames import ABOUT_SLABS, Frame, Kind, Limits
-from telegrad.wire.slab_messages import pack_answer, pack_forget, pack_offer, pack_return
+from telegrad.wire.frames import SLAB_KINDS, Frame, Kind, Limits
+from telegrad.wire.slab_messages import pack_region_free, pack_slab_offer, pack_slab_reply, pack_slab_unmap
 
 MB = 1 << 20
 
@@ -50,7 +50,7 @@ class End:
         """Take what came about slabs, and return the rest."""
         rest = []
         for frame in self.link.receive():
-            if frame.kind in ABOUT_SLABS:
+            if frame.kind in SLAB_KINDS:
                 self.memory.heard(frame.kind, frame.body)
             else:
                 rest.append(frame)
@@ -393,7 +393,7 @@ def test_a_region_that_was_not_lent_cannot_come_back() -> None:
             with pytest.raises(ProtocolError, match="not lent"):
                 a.memory.came_back(number, 0)
             with pytest.raises(ProtocolError, match="not lent"):
-                a.memory.heard(Kind.RETURN, pack_return([number]))
+                a.memory.heard(Kind.REGION_FREE, pack_region_free([number]))
 
 
 @pytest.mark.parametrize(
@@ -422,11 +422,11 @@ def test_a_number_is_lent_once_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (Kind.ANSWER, pack_answer(77, True)),
-        (Kind.FORGET, pack_forget(77)),
-        (Kind.OFFER, pack_offer(77, 4097)),
-        (Kind.OFFER, b"short"),
-        (Kind.RETURN, b"short"),
+        (Kind.SLAB_REPLY, pack_slab_reply(77, True)),
+        (Kind.SLAB_UNMAP, pack_slab_unmap(77)),
+        (Kind.SLAB_OFFER, pack_slab_offer(77, 4097)),
+        (Kind.SLAB_OFFER, b"short"),
+        (Kind.REGION_FREE, b"short"),
     ],
 )
 def test_words_about_what_does_not_exist_are_a_protocol_error(kind: Kind, body: bytes) -> None:
@@ -436,10 +436,10 @@ def test_words_about_what_does_not_exist_are_a_protocol_error(kind: Kind, body: 
 
 def test_an_offer_without_memory_behind_it_is_refused_and_does_no_harm(tmp_path: Path) -> None:
     with two_ends() as (a, b):
-        a.link.send(Kind.OFFER, pack_offer(5, MB), 0, 0, 0)  # without a file descriptor
+        a.link.send(Kind.SLAB_OFFER, pack_slab_offer(5, MB), 0, 0, 0)  # without a file descriptor
         plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-        assert a.link.offer(pack_offer(6, MB), plain)
+        assert a.link.offer(pack_slab_offer(6, MB), plain)
         os.close(plain)
         b.read()
         answers = [bytes(frame.body) for frame in a.link.receive()]
-        assert answers == [pack_answer(5, False), pack_answer(6, False)]
+        assert answers == [pack_slab_reply(5, False), pack_slab_reply(6, False)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from telegrad.wire.allocator import Allocator, rounded
+from telegrad.wire.allocator import Allocator, rounded_size
 
 SIZE = 256 * 1024
 
@@ -22,8 +22,8 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, SIZE // 2))
     def take(self, size: int) -> None:
-        offset = self.arena.take(size)
-        needed = rounded(size)
+        offset = self.arena.allocate(size)
+        needed = rounded_size(size)
         if offset is None:
             assert largest_gap(self.out) < needed
             return
@@ -35,7 +35,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.out)))
-        self.arena.give_back(offset)
+        self.arena.free(offset)
         del self.out[offset]
 
     @invariant()
@@ -44,9 +44,9 @@ class ArenaMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for offset in list(self.out):
-            self.arena.give_back(offset)
+            self.arena.free(offset)
         assert self.arena.in_use == 0
-        assert self.arena.take(SIZE) == 0, "all that came back is one piece again"
+        assert self.arena.allocate(SIZE) == 0, "all that came back is one piece again"
 
 
 def largest_gap(out: dict[int, int]) -> int:
@@ -62,25 +62,25 @@ TestArena = ArenaMachine.TestCase
 
 @given(st.integers(1, 1 << 40))
 def test_rounding_wastes_a_quarter_at_most_and_is_stable(size: int) -> None:
-    taken = rounded(size)
+    taken = rounded_size(size)
     assert size <= taken
     assert taken - size <= max(4095, size // 4)
-    assert rounded(taken) == taken
+    assert rounded_size(taken) == taken
 
 
 def test_what_was_not_taken_cannot_be_given_back() -> None:
     arena = Allocator(SIZE)
-    offset = arena.take(1000)
+    offset = arena.allocate(1000)
     assert offset is not None
-    arena.give_back(offset)
+    arena.free(offset)
     with pytest.raises(KeyError):
-        arena.give_back(offset)
+        arena.free(offset)
 
 
 def test_the_lowest_place_is_used_again_first() -> None:
     arena = Allocator(SIZE)
-    first, second = arena.take(5000), arena.take(5000)
+    first, second = arena.allocate(5000), arena.allocate(5000)
     assert first is not None
     assert second is not None
-    arena.give_back(first)
-    assert arena.take(5000) == first
+    arena.free(first)
+    assert arena.allocate(5000) == first

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.wire import fast_path as short
+from telegrad.wire import fast_path
 from telegrad.wire.payload import decode, encode
 
 ATOMS = st.one_of(
@@ -48,7 +48,7 @@ def same(found: Any, expected: Any) -> bool:
 
 @given(ARGUMENTS)
 def test_a_call_with_atoms_and_tensors_is_read_back_by_plain_pickle_and_by_us(args: tuple[Any, ...]) -> None:
-    data, attachments = short.encode((args, {})) or (b"", [])
+    data, attachments = fast_path.encode((args, {})) or (b"", [])
     assert same(pickle.loads(data, buffers=attachments), (args, {}))
     assert same(decode(data, attachments), (args, {}))
     encoded = encode((args, {}))
@@ -57,7 +57,7 @@ def test_a_call_with_atoms_and_tensors_is_read_back_by_plain_pickle_and_by_us(ar
 
 @given(st.one_of(ATOMS, st.integers(0, 9).map(tensor)))
 def test_a_result_that_is_an_atom_or_a_tensor_is_read_back(value: Any) -> None:
-    data, attachments = short.encode(value) or (b"", [])
+    data, attachments = fast_path.encode(value) or (b"", [])
     assert same(pickle.loads(data, buffers=attachments), value)
     assert same(decode(data, attachments), value)
 
@@ -108,7 +108,7 @@ twice = torch.ones(2)
     ids=repr,
 )
 def test_what_is_anything_more_goes_the_long_way(value: object) -> None:
-    assert short.encode(value) is None
+    assert fast_path.encode(value) is None
 
 
 def test_one_tensor_twice_still_arrives_as_one() -> None:
@@ -124,6 +124,6 @@ def test_what_the_program_registered_for_an_atom_changes_nothing_as_in_pickle(mo
 
 def test_bytes_that_are_known_with_attachments_that_do_not_fit_are_read_the_long_way() -> None:
     data = encode(((torch.ones(2),), {})).data
-    assert short.decode(data, []) is short.NOTHING
-    assert short.decode(data, [1, 2]) is short.NOTHING
-    assert short.decode(encode(torch.ones(2)).data, []) is short.NOTHING
+    assert fast_path.decode(data, []) is fast_path.NOT_FOUND
+    assert fast_path.decode(data, [1, 2]) is fast_path.NOT_FOUND
+    assert fast_path.decode(encode(torch.ones(2)).data, []) is fast_path.NOT_FOUND

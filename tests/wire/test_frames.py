@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
+from telegrad.wire.frame_reader import FrameReader
 from telegrad.wire.frames import (
     BULK,
     BULK_CHUNK,
@@ -23,19 +24,16 @@ from telegrad.wire.frames import (
     PREFIX_SIZE,
     VERSION,
     Frame,
-    FrameReader,
     Kind,
     Limits,
     Message,
-    Outgoing,
     check_header,
     lane_of,
-    message_size,
-    pack,
     pack_header,
-    pack_sent,
-    unpack_sent,
+    pack_ping,
+    unpack_ping,
 )
+from telegrad.wire.packing import OutgoingFrame, message_size, pack
 from telegrad.wire.reassembly import Assembler
 
 SMALL = Limits(frame=200_000, message=300_000)
@@ -60,7 +58,7 @@ class Contents:
         return bytes(self.contents) if self.copied else None
 
 
-def frames_of(head: bytes, data: bytes, region: bytes, copied: bool = False) -> tuple[Outgoing, ...]:
+def frames_of(head: bytes, data: bytes, region: bytes, copied: bool = False) -> tuple[OutgoingFrame, ...]:
     return pack(head, data, Contents(region, copied) if region else None, allocate)
 
 
@@ -86,7 +84,7 @@ class Receiver:
         if sequence != self.received[BULK] + 1:
             return None
         self.placed.append(sequence)
-        return self.assembler.place(length)
+        return self.assembler.destination(length)
 
     def connect(self, limits: Limits | None = None) -> FrameReader:
         reader = FrameReader(HANDSHAKE_LIMITS)
@@ -555,16 +553,16 @@ def test_frames_that_carry_no_message_are_refused_by_the_assembler(kind: int) ->
 
 @given(control=st.integers(0, 2**64 - 1), bulk=st.integers(0, 2**64 - 1))
 def test_a_ping_says_what_was_sent(control: int, bulk: int) -> None:
-    assert unpack_sent(pack_sent(control, bulk)) == (control, bulk)
+    assert unpack_ping(pack_ping(control, bulk)) == (control, bulk)
 
 
 @given(body=st.binary(max_size=40))
 def test_a_ping_of_another_size_is_refused(body: bytes) -> None:
     if len(body) == 16:
-        assert all(number >= 0 for number in unpack_sent(body))
+        assert all(number >= 0 for number in unpack_ping(body))
     else:
         with pytest.raises(ProtocolError, match="a PING of"):
-            unpack_sent(body)
+            unpack_ping(body)
 
 
 def test_bulk_has_a_lane_of_its_own() -> None:

@@ -10,22 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telegrad.errors import ProtocolError
-from telegrad.wire.messages import (
-    Cancel,
+from telegrad.wire.handshake_messages import (
     Challenge,
-    Failure,
-    Greeting,
-    Head,
+    HandshakeMessage,
     Hello,
     Proof,
     Reject,
-    Reply,
-    Request,
     Welcome,
-    decode_greeting,
-    decode_head,
-    encode_head,
+    decode_handshake,
 )
+from telegrad.wire.messages import Cancel, Failure, Head, Reply, Request, decode_head, encode_head
 from telegrad.wire.tensors import TensorDescriptor
 
 numbers = st.integers(0, 2**64 - 1)
@@ -66,13 +60,13 @@ def test_every_head_comes_back_as_it_went(head: Head) -> None:
 
 
 @given(greeting=greetings)
-def test_every_greeting_comes_back_as_it_went(greeting: Greeting) -> None:
-    assert decode_greeting(msgspec.msgpack.encode(greeting)) == greeting
+def test_every_greeting_comes_back_as_it_went(greeting: HandshakeMessage) -> None:
+    assert decode_handshake(msgspec.msgpack.encode(greeting)) == greeting
 
 
 @given(noise=st.binary(max_size=100))
 def test_noise_is_a_protocol_error(noise: bytes) -> None:
-    for decode in (decode_head, decode_greeting):
+    for decode in (decode_head, decode_handshake):
         try:
             decode(noise)
         except ProtocolError:
@@ -83,7 +77,7 @@ def test_noise_is_a_protocol_error(noise: bytes) -> None:
 def test_a_head_that_was_cut_or_spoilt_is_a_protocol_error_or_another_head(head: Head, data: st.DataObject) -> None:
     encoded = encode_head(head)
     cut = data.draw(st.integers(0, len(encoded) - 1))
-    with pytest.raises(ProtocolError, match="a message head that cannot be read"):
+    with pytest.raises(ProtocolError, match="invalid message head"):
         decode_head(encoded[:cut])
     spoilt = bytearray(encoded)
     spoilt[cut] = data.draw(st.integers(0, 255))
@@ -94,7 +88,7 @@ def test_a_head_that_was_cut_or_spoilt_is_a_protocol_error_or_another_head(head:
 
 
 @given(greeting=greetings)
-def test_a_greeting_is_no_head(greeting: Greeting) -> None:
+def test_a_greeting_is_no_head(greeting: HandshakeMessage) -> None:
     with pytest.raises(ProtocolError):
         decode_head(msgspec.msgpack.encode(greeting))
 
@@ -102,10 +96,10 @@ def test_a_greeting_is_no_head(greeting: Greeting) -> None:
 @given(head=heads)
 def test_a_head_is_no_greeting(head: Head) -> None:
     with pytest.raises(ProtocolError):
-        decode_greeting(encode_head(head))
+        decode_handshake(encode_head(head))
 
 
-@pytest.mark.parametrize("decode", [decode_head, decode_greeting])
+@pytest.mark.parametrize("decode", [decode_head, decode_handshake])
 def test_nesting_without_end_is_a_protocol_error(decode: Callable[[bytes], object]) -> None:
     for start in (b"", b"\x94\x04\x01\xa1x", b"\x94\x0f\xa1x\xa1x"):
         with pytest.raises(ProtocolError):
@@ -114,14 +108,14 @@ def test_nesting_without_end_is_a_protocol_error(decode: Callable[[bytes], objec
 
 def test_text_that_is_no_utf8_is_a_protocol_error() -> None:
     encoded = encode_head(Cancel(1, "abc")).replace(b"abc", b"a\xff\xfe")
-    with pytest.raises(ProtocolError, match="a message head that cannot be read"):
+    with pytest.raises(ProtocolError, match="invalid message head"):
         decode_head(encoded)
 
 
 def test_lengths_that_lie_take_no_memory() -> None:
     # An array, a text and bytes of 2**32 - 1 elements each, of which nothing follows.
     for lie in (b"\xdd\xff\xff\xff\xff", b"\x93\x04\x01\xdb\xff\xff\xff\xff", b"\x95\x0d\xc6\xff\xff\xff\xff"):
-        for decode in (decode_head, decode_greeting):
+        for decode in (decode_head, decode_handshake):
             with pytest.raises(ProtocolError):
                 decode(lie)
 

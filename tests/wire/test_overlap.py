@@ -48,7 +48,7 @@ def test_elements_of_several_sizes_are_compared_by_their_bytes() -> None:
 def test_a_search_that_would_take_much_memory_is_not_made(monkeypatch: object) -> None:
     x = torch.zeros(8)
     assert groups(x[::2], x[1::2]) == []
-    monkeypatch.setattr(overlap, "_MOST_CELLS", 3)  # type: ignore[attr-defined]  # pytest's
+    monkeypatch.setattr(overlap, "_MAX_CELLS", 3)  # type: ignore[attr-defined]  # pytest's
     assert groups(x[::2], x[1::2]) == [{0, 1}]
 
 

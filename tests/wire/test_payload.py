@@ -22,16 +22,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from telegrad.errors import FunctionNotFound, NotInitialized, PayloadError
-from telegrad.wire.payload import Encoded, decode, encode, function_name, resolve
-from telegrad.wire.tensors import build, lay_out
+from telegrad.wire.function_names import function_name, resolve_function
+from telegrad.wire.payload import Encoded, decode, encode
+from telegrad.wire.tensors import decode_tensors, encode_tensors
 
 
 def carried(encoded: Encoded) -> Any:
     """Decode what encode gave, with its attachments by way of a region."""
-    layout = lay_out(encoded.attachments)
+    layout = encode_tensors(encoded.attachments)
     region = bytearray(layout.size)
     layout.write(region)
-    return decode(encoded.data, build(layout.descriptors, region))
+    return decode(encoded.data, decode_tensors(layout.descriptors, region))
 
 
 def sent(value: object, **options: Any) -> Any:
@@ -209,7 +210,7 @@ def test_tensors_are_not_in_the_bytes() -> None:
     encoded = encode(((torch.zeros(1000),), {"y": [torch.zeros(1000)]}))
     assert len(encoded.data) < 200
     assert len(encoded.attachments) == 2
-    assert encoded.own_leaves == frozenset()
+    assert encoded.module_leaves == frozenset()
 
 
 def test_attachments_are_the_very_tensors_so_that_autograd_can_use_them() -> None:
@@ -357,7 +358,7 @@ def test_a_wrapper_never_loses_a_gradient_silently() -> None:
     module = nn.Module()
     module.weight = nn.Parameter(x)
     encoded = encode(module)
-    assert encoded.own_leaves == {0, 1}
+    assert encoded.module_leaves == {0, 1}
     assert carried(encoded).weight.requires_grad
 
 
@@ -375,13 +376,13 @@ def test_lazy_modules_arrive_uninitialised() -> None:
 # ---- modules
 
 
-def test_a_module_arrives_whole_and_its_tensors_are_own_leaves() -> None:
+def test_a_module_arrives_whole_and_its_tensors_are_module_leaves() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 1, bias=False)))
     free = torch.ones(1, requires_grad=True)
     encoded = encode(([free, model], {"free": torch.ones(1)}))
     tensors = [*model.parameters(), *model.buffers()]
     own = {i for i, x in enumerate(encoded.attachments) if any(x is t for t in tensors)}
-    assert encoded.own_leaves == own
+    assert encoded.module_leaves == own
     assert len(own) == len(tensors)
     arrived = carried(encoded)[0][1].eval()
     x = torch.randn(4, 2)
@@ -393,7 +394,7 @@ def test_a_parameter_next_to_its_module_is_one_object_wherever_it_stands() -> No
     model = nn.Linear(2, 2)
     encoded = encode([model.weight, model], edges=False)
     assert len(encoded.attachments) == 2
-    assert encoded.own_leaves == {0, 1}
+    assert encoded.module_leaves == {0, 1}
     weight, arrived = carried(encoded)
     assert arrived.weight is weight
 
@@ -412,7 +413,7 @@ def test_a_parameter_that_is_an_argument_too_is_an_attachment_of_its_own(pack: A
     model = nn.Linear(2, 2)
     encoded = encode(pack(model))
     assert [x is model.weight for x in encoded.attachments].count(True) == 2
-    (argument,) = set(range(3)) - encoded.own_leaves
+    (argument,) = set(range(3)) - encoded.module_leaves
     assert encoded.attachments[argument] is model.weight
     assert type(carried(encoded)) is type(pack(model))
 
@@ -432,7 +433,7 @@ class ModuleOfFields(nn.Module):
 
 def test_the_fields_of_a_module_that_is_a_dataclass_are_no_arguments() -> None:
     encoded = encode([ModuleOfFields(nn.Parameter(torch.ones(1)))])
-    assert encoded.own_leaves == {0}
+    assert encoded.module_leaves == {0}
     assert len(encoded.attachments) == 1
 
 
@@ -478,7 +479,8 @@ def test_lambdas_closures_and_local_classes_go_by_value() -> None:
 PROGRAM = """
 import pickle, sys
 import torch
-from telegrad.wire.payload import decode, encode, function_name, resolve
+from telegrad.wire.payload import decode, encode
+from telegrad.wire.function_names import function_name, resolve_function
 state = []
 class Mine:
     def add(self): state.append(self)
@@ -489,7 +491,7 @@ assert decode(by_name.data, [])[1] is function
 mixed = encode([Mine, function, lambda: 1])
 mine, same, local = decode(mixed.data, [])
 assert mine is Mine and same is function and local() == 1
-assert function_name(function) == "__main__:function" and resolve("__main__:function") is function
+assert function_name(function) == "__main__:function" and resolve_function("__main__:function") is function
 assert function_name(function, main_by_name=False) is None
 assert function_name(Mine.add) == "__main__:Mine.add" and function_name(Mine.add, main_by_name=False) is None
 sys.stdout.write(by_value.data.hex())
@@ -603,7 +605,7 @@ def test_decoding_names_the_module_or_attribute_that_is_missing(monkeypatch: pyt
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x05", b"garbage", encode([1, "two"]).data[:-3], b"\x80\x05\x97."])
 def test_corrupt_bytes_are_payload_errors(data: bytes) -> None:
-    with pytest.raises(PayloadError, match="cannot be rebuilt"):
+    with pytest.raises(PayloadError, match="cannot be unpickled"):
         decode(data, [])
 
 
@@ -672,7 +674,7 @@ def test_encoding_works_in_inference_mode() -> None:
 )
 def test_functions_that_can_be_imported_have_a_name_that_leads_back(function: Any, name: str) -> None:
     assert function_name(function) == name
-    assert resolve(name) == function
+    assert resolve_function(name) == function
 
 
 @pytest.mark.parametrize(
@@ -695,27 +697,27 @@ def test_a_name_that_was_bound_anew_is_not_given_out(monkeypatch: pytest.MonkeyP
 
 def test_resolve_imports_what_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    assert resolve("colorsys:rgb_to_hsv")(0, 0, 0) == (0.0, 0.0, 0)
+    assert resolve_function("colorsys:rgb_to_hsv")(0, 0, 0) == (0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such.module:f", "module 'no_such.module' cannot be imported"),
+        ("no_such.module:f", "cannot import module 'no_such.module'"),
         ("math:no.such", "module 'math' has no 'no.such'"),
         ("math:nothing.__class__", "module 'math' has no"),
         ("math:pi", "is a float"),
-        ("math", "must read 'module:function'"),
-        (":sqrt", "must read 'module:function'"),
-        ("math:", "must read 'module:function'"),
-        ("math:a..b", "must read 'module:function'"),
-        (".math:sqrt", "must read 'module:function'"),
-        ("math:f.<locals>.g", "must read 'module:function'"),
-        ("math:sqrt:x", "must read 'module:function'"),
-        ("", "must read 'module:function'"),
+        ("math", "must have the form 'module:function'"),
+        (":sqrt", "must have the form 'module:function'"),
+        ("math:", "must have the form 'module:function'"),
+        ("math:a..b", "must have the form 'module:function'"),
+        (".math:sqrt", "must have the form 'module:function'"),
+        ("math:f.<locals>.g", "must have the form 'module:function'"),
+        ("math:sqrt:x", "must have the form 'module:function'"),
+        ("", "must have the form 'module:function'"),
     ],
 )
 def test_resolve_says_what_is_missing(name: str, message: str) -> None:
     with pytest.raises(FunctionNotFound, match=message) as caught:
-        resolve(name)
+        resolve_function(name)
     assert caught.value.function == name

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from telegrad.errors import ResourceExhausted
-from telegrad.wire import frames
-from telegrad.wire.frames import CHUNK, Frame, FrameReader, Limits, Message, lane_of, pack, pack_header
-from telegrad.wire.reassembly import Assembler, Unread
+from telegrad.wire import frame_reader, frames
+from telegrad.wire.frame_reader import FrameReader
+from telegrad.wire.frames import CHUNK, Frame, Limits, Message, lane_of, pack_header
+from telegrad.wire.packing import pack
+from telegrad.wire.reassembly import Assembler, DiscardedMessage
 
 HERE = "worker 'a', from worker 'b'"
 
@@ -35,7 +37,7 @@ class Stream:
         self.short = False
         self.assembler = Assembler(Limits(), self._allocate, HERE)
         self.reader = FrameReader(frames.HANDSHAKE_LIMITS)
-        self.reader.admit(Limits(), lambda sequence, length: self.assembler.place(length))
+        self.reader.admit(Limits(), lambda sequence, length: self.assembler.destination(length))
         self._piece = piece
         self._sent = [0, 0]
 
@@ -78,9 +80,9 @@ def test_a_message_without_memory_for_its_contents_comes_out_without_them_and_th
     stream = Stream(piece)
     stream.short = True
     (unread,) = stream.carry(b"head", b"data", contents)
-    assert isinstance(unread, Unread)
+    assert isinstance(unread, DiscardedMessage)
     assert bytes(unread.head) == b"head"
-    assert not unread.cut
+    assert not unread.truncated
     with pytest.raises(
         ResourceExhausted, match=r"worker 'a', from worker 'b': .* no memory .* 1,57\d,\d{3} bytes. Send"
     ):
@@ -94,10 +96,10 @@ def test_a_message_without_memory_for_its_head_tells_its_beginning(piece: int, m
     head, contents = bytes(range(256)) * 1000, b"r" * (CHUNK + 17)
     stream = Stream(piece)
     with monkeypatch.context() as patch:
-        patch.setattr(frames, "_room_for", lambda length: None)
+        patch.setattr(frame_reader, "_allocate_body", lambda length: None)
         (unread,) = stream.carry(head, b"", contents)
-    assert isinstance(unread, Unread)
-    assert unread.cut
+    assert isinstance(unread, DiscardedMessage)
+    assert unread.truncated
     assert 128 < len(unread.head) < 512
     assert head.startswith(bytes(unread.head))
     assert [parts(message) for message in stream.carry(head, b"d", contents)] == [(head, b"d", contents)]
@@ -126,6 +128,6 @@ def test_a_small_message_without_memory_for_a_copy_is_read_the_next_time() -> No
     reader._scratch.failed = False
     reader._view[: len(frame)] = frame
     with pytest.raises(MemoryError):
-        reader.only(len(frame))
+        reader.take_single(len(frame))
     assert reader.unfinished
     assert [each.sequence for each in reader.advance(0)] == [2]

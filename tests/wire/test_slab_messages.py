@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from telegrad.errors import ProtocolError
 from telegrad.wire import slab_messages as slabs
-from telegrad.wire.frames import LENT, Frame, Limits, Outgoing, pack
+from telegrad.wire.frames import SHARED_MESSAGE, Frame, Limits
+from telegrad.wire.packing import OutgoingFrame, pack
 from telegrad.wire.reassembly import Assembler
 
 numbers = st.integers(0, 2**64 - 1)
@@ -34,7 +35,7 @@ class Contents:
         return None
 
 
-def lend(head: bytes, data: bytes, region: bytes) -> tuple[Outgoing, Place]:
+def lend(head: bytes, data: bytes, region: bytes) -> tuple[OutgoingFrame, Place]:
     places: list[Place] = []
 
     def allocate(size: int) -> Place:
@@ -48,16 +49,16 @@ def lend(head: bytes, data: bytes, region: bytes) -> tuple[Outgoing, Place]:
 @given(numbers, st.integers(1, 2**50), st.booleans(), st.lists(numbers))
 def test_every_word_is_read_as_it_was_written(slab: int, pages: int, accepted: bool, listed: list[int]) -> None:
     size = pages * slabs.PAGE
-    assert slabs.unpack_offer(slabs.pack_offer(slab, size)) == (slab, size)
-    assert slabs.unpack_answer(slabs.pack_answer(slab, accepted)) == (slab, accepted)
-    assert slabs.unpack_forget(slabs.pack_forget(slab)) == slab
-    assert slabs.unpack_return(slabs.pack_return(listed)) == tuple(listed)
-    assert slabs.unpack_place(b"before" + slabs.pack_place(slab, size, 5), 6) == (slab, size, 5)
+    assert slabs.unpack_slab_offer(slabs.pack_slab_offer(slab, size)) == (slab, size)
+    assert slabs.unpack_slab_reply(slabs.pack_slab_reply(slab, accepted)) == (slab, accepted)
+    assert slabs.unpack_slab_unmap(slabs.pack_slab_unmap(slab)) == slab
+    assert slabs.unpack_region_free(slabs.pack_region_free(listed)) == tuple(listed)
+    assert slabs.unpack_location(b"before" + slabs.pack_location(slab, size, 5), 6) == (slab, size, 5)
 
 
 @given(st.binary(max_size=64))
 def test_any_other_bytes_are_a_protocol_error_or_a_value(body: bytes) -> None:
-    for read in (slabs.unpack_offer, slabs.unpack_answer, slabs.unpack_forget, slabs.unpack_return):
+    for read in (slabs.unpack_slab_offer, slabs.unpack_slab_reply, slabs.unpack_slab_unmap, slabs.unpack_region_free):
         try:
             read(body)
         except ProtocolError:
@@ -67,14 +68,14 @@ def test_any_other_bytes_are_a_protocol_error_or_a_value(body: bytes) -> None:
 @pytest.mark.parametrize("size", [0, 1, slabs.PAGE + 1])
 def test_a_slab_that_is_not_whole_pages_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError, match="whole pages"):
-        slabs.unpack_offer(slabs.pack_offer(1, size))
+        slabs.unpack_slab_offer(slabs.pack_slab_offer(1, size))
 
 
 @pytest.mark.parametrize(("data", "region"), [(100, 200_000), (0, 65_536), (200_000, 0), (70_001, 80_016)])
 def test_a_message_in_lent_memory_arrives_as_it_was(data: int, region: int) -> None:
     frame, place = lend(b"the head", b"d" * data, b"r" * region)
-    assert frame.kind == LENT
-    assert frame.loan is place
+    assert frame.kind == SHARED_MESSAGE
+    assert frame.shared is place
     asked: list[tuple[int, int, int, int]] = []
 
     def borrow(slab: int, offset: int, size: int, number: int) -> memoryview:
@@ -82,8 +83,8 @@ def test_a_message_in_lent_memory_arrives_as_it_was(data: int, region: int) -> N
         return place.view[:size]
 
     assembler = Assembler(Limits(), lambda size: pytest.fail("nothing is to be allocated"))
-    assembler.borrow = borrow
-    message = assembler.read(Frame(LENT, 1, 0, 0, frame.body))
+    assembler.open_region = borrow
+    message = assembler.read(Frame(SHARED_MESSAGE, 1, 0, 0, frame.body))
     assert message is not None
     assert (bytes(message.head), bytes(message.data), bytes(message.region)) == (
         b"the head",
@@ -96,14 +97,14 @@ def test_a_message_in_lent_memory_arrives_as_it_was(data: int, region: int) -> N
 
 def test_lent_memory_is_refused_where_none_is_shared() -> None:
     frame, _ = lend(b"h", b"", b"r" * 100_000)
-    with pytest.raises(ProtocolError, match="shares none"):
-        Assembler(Limits(), bytearray).read(Frame(LENT, 1, 0, 0, frame.body))  # type: ignore[arg-type]  # never asked
+    with pytest.raises(ProtocolError, match="without shared memory"):
+        Assembler(Limits(), bytearray).read(Frame(SHARED_MESSAGE, 1, 0, 0, frame.body))  # type: ignore[arg-type]  # never asked
 
 
 @pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b[:10], lambda b: b[:30]])
 def test_lengths_that_contradict_each_other_are_a_protocol_error(change: object) -> None:
     frame, place = lend(b"the head", b"", b"r" * 100_000)
     assembler = Assembler(Limits(), bytearray)  # type: ignore[arg-type]  # never asked
-    assembler.borrow = lambda slab, offset, size, number: place.view[:size]
+    assembler.open_region = lambda slab, offset, size, number: place.view[:size]
     with pytest.raises(ProtocolError):
-        assembler.read(Frame(LENT, 1, 0, 0, change(frame.body)))  # type: ignore[operator]  # one of the above
+        assembler.read(Frame(SHARED_MESSAGE, 1, 0, 0, change(frame.body)))  # type: ignore[operator]  # one of the above

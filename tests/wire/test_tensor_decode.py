@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from telegrad.wire import tensor_decode as building
 from telegrad.wire.descriptors import CODES, STRIDED, VIEW, TensorDescriptor
-from telegrad.wire.tensor_decode import _plain, _Reader
+from telegrad.wire.tensor_decode import _decode_plain, _RegionDecoder
 
 ANY = st.builds(
     TensorDescriptor,
@@ -24,12 +24,12 @@ ANY = st.builds(
 @given(st.lists(ANY, min_size=1, max_size=3), st.integers(0, 160))
 def test_what_the_short_way_makes_the_long_way_makes_too(descriptors: list[TensorDescriptor], size: int) -> None:
     region = bytearray(range(size))
-    found = _plain(descriptors, region)
+    found = _decode_plain(descriptors, region)
     if found is None:
         return
-    reader = _Reader(region, None)
+    reader = _RegionDecoder(region, None)
     for tensor, descriptor in zip(found, descriptors, strict=True):
-        expected = reader.read(descriptor)
+        expected = reader._decode(descriptor)
         assert isinstance(tensor, torch.Tensor)
         assert isinstance(expected, torch.Tensor)
         assert (tensor.dtype, tensor.shape, tensor.stride()) == (expected.dtype, expected.shape, expected.stride())
@@ -39,14 +39,14 @@ def test_what_the_short_way_makes_the_long_way_makes_too(descriptors: list[Tenso
 
 def test_an_ordinary_tensor_takes_the_short_way() -> None:
     descriptors = [TensorDescriptor(STRIDED, CODES[torch.float32], 0, (2, 2)), TensorDescriptor(STRIDED, 1, 16, (5,))]
-    assert _plain(descriptors, bytearray(32)) is not None
+    assert _decode_plain(descriptors, bytearray(32)) is not None
 
 
 def test_small_tensors_in_a_large_region_are_copied_out_of_it() -> None:
     descriptor = TensorDescriptor(STRIDED, CODES[torch.float32], 0, (4,))
-    assert _plain([descriptor], bytearray(building.LARGE_REGION + 16)) is None
+    assert _decode_plain([descriptor], bytearray(building.LARGE_REGION + 16)) is None
 
 
 def test_memory_that_cannot_be_written_is_not_for_the_short_way() -> None:
     descriptor = TensorDescriptor(STRIDED, CODES[torch.float32], 0, (4,))
-    assert _plain([descriptor], memoryview(bytes(16))) is None
+    assert _decode_plain([descriptor], memoryview(bytes(16))) is None

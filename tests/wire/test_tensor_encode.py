@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telegrad.wire import tensor_encode as layout
-from telegrad.wire.tensor_decode import build
-from telegrad.wire.tensor_encode import Layout, lay_out
+from telegrad.wire.tensor_decode import decode_tensors
+from telegrad.wire.tensor_encode import RegionLayout, encode_tensors
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8]
 BASE = torch.arange(512.0)
@@ -35,7 +35,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return x
 
 
-def written(described: Layout) -> bytes:
+def written(described: RegionLayout) -> bytes:
     region = bytearray(described.size)
     described.write(region)
     return bytes(region)
@@ -43,10 +43,10 @@ def written(described: Layout) -> bytes:
 
 @given(st.lists(tensors(), min_size=1, max_size=4))
 def test_both_ways_describe_and_write_the_same(attachments: list[torch.Tensor]) -> None:
-    found = lay_out(attachments)
+    found = encode_tensors(attachments)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "_describe_plain", lambda *_: False)
-        expected = lay_out(attachments)
+        expected = encode_tensors(attachments)
     assert (found.descriptors, found.size) == (expected.descriptors, expected.size)
     assert written(found) == written(expected)
     assert found.copy() in (None, written(found))
@@ -54,21 +54,21 @@ def test_both_ways_describe_and_write_the_same(attachments: list[torch.Tensor]) 
 
 def test_dense_tensors_are_copied_at_once_and_others_are_not() -> None:
     x = torch.arange(5.0)
-    assert lay_out([x, x.double()]).copy() is not None
-    assert lay_out([x.expand(2, 5)]).copy() is None
+    assert encode_tensors([x, x.double()]).copy() is not None
+    assert encode_tensors([x.expand(2, 5)]).copy() is None
     with torch.device("cpu"):  # a mode of the thread's, which would see what is done here
-        assert lay_out([x]).copy() is None
+        assert encode_tensors([x]).copy() is None
 
 
 def test_an_ordinary_tensor_takes_the_short_way() -> None:
-    assert layout._describe_plain(Layout(), [torch.ones(4, 1), torch.nn.Parameter(torch.ones(3))], share=True)
+    assert layout._describe_plain(RegionLayout(), [torch.ones(4, 1), torch.nn.Parameter(torch.ones(3))], share=True)
 
 
 def test_what_shares_memory_does_so_on_arrival_unless_that_is_not_wanted() -> None:
     x = torch.ones(4)
     for share in (True, False):
-        described = lay_out([x, x], share=share)
-        first, second = build(described.descriptors, bytearray(written(described)))
+        described = encode_tensors([x, x], share=share)
+        first, second = decode_tensors(described.descriptors, bytearray(written(described)))
         assert torch.equal(first, second)
         assert (first.data_ptr() == second.data_ptr()) is share
 
@@ -76,7 +76,7 @@ def test_what_shares_memory_does_so_on_arrival_unless_that_is_not_wanted() -> No
 @pytest.mark.parametrize("size", [1, 10_000])
 def test_contents_are_written_whole_whatever_their_size(size: int) -> None:
     x, y = torch.rand(size), torch.rand(3)
-    described = lay_out([x, y])
+    described = encode_tensors([x, y])
     region = written(described)
     assert region[: 4 * size] == x.numpy().tobytes()
     assert region[described.descriptors[1].offset :][:12] == y.numpy().tobytes()

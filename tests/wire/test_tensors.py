@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from telegrad.errors import LimitExceeded, PayloadError, ProtocolError
 from telegrad.wire import descriptors as forms
-from telegrad.wire.tensors import TensorDescriptor, build, lay_out
-from telegrad.wire.torch_state import thread_is_neutral
+from telegrad.wire.tensors import TensorDescriptor, decode_tensors, encode_tensors
+from telegrad.wire.torch_state import has_default_torch_state
 
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 QUANTISED = [torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4]
@@ -36,11 +36,11 @@ pytestmark = pytest.mark.filterwarnings(
 
 def sent(attachments: Sequence[Any], **options: Any) -> list[Any]:
     """What arrives, by way of the bytes that a frame would carry."""
-    layout = lay_out(attachments)
+    layout = encode_tensors(attachments)
     region = bytearray(layout.size)
     layout.write(region)
     head = msgspec.msgpack.encode(layout.descriptors)
-    return list(build(msgspec.msgpack.decode(head, type=tuple[TensorDescriptor, ...]), region, **options))
+    return list(decode_tensors(msgspec.msgpack.decode(head, type=tuple[TensorDescriptor, ...]), region, **options))
 
 
 def sample(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_quantised_tensors_arrive_with_their_parameters(dtype: torch.dtype) -> N
 
 def test_a_dtype_that_cannot_travel_is_refused_by_name() -> None:
     with pytest.raises(PayloadError, match=r"torch\.quint4x2"):
-        lay_out([torch.empty(4, dtype=torch.quint4x2)])
+        encode_tensors([torch.empty(4, dtype=torch.quint4x2)])
 
 
 @st.composite
@@ -113,7 +113,7 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 @settings(deadline=None, max_examples=200)
 @given(st.lists(views(), max_size=4))
 def test_any_views_round_trip(originals: list[torch.Tensor]) -> None:
-    layout = lay_out(originals)
+    layout = encode_tensors(originals)
     assert all(d.offset % 16 == 0 for d in layout.descriptors)
     arrived = sent(originals)
     assert len(arrived) == len(originals)
@@ -148,9 +148,9 @@ def test_a_dense_tensor_keeps_its_strides(x: torch.Tensor) -> None:
 
 def test_a_view_ships_only_its_own_elements() -> None:
     base = torch.randn(1000, 1000)
-    assert lay_out([base[5, 10:20]]).size == 48
-    assert lay_out([base[:4, 7]]).size == 16
-    assert lay_out([torch.randn(1).expand(100)]).size == 400
+    assert encode_tensors([base[5, 10:20]]).size == 48
+    assert encode_tensors([base[:4, 7]]).size == 16
+    assert encode_tensors([torch.randn(1).expand(100)]).size == 400
     (y,) = sent([base[:4, 7]])
     assert y.is_contiguous()
     assert torch.equal(y, base[:4, 7])
@@ -181,11 +181,11 @@ def test_requires_grad_arrives_on_leaves() -> None:
 
 def test_writing_is_the_snapshot() -> None:
     x, gaps = torch.zeros(4), torch.zeros(4, 4)[:, ::2]
-    layout = lay_out([x, gaps])
+    layout = encode_tensors([x, gaps])
     region = bytearray(layout.size)
     layout.write(region)
     x.fill_(1), gaps.fill_(1)
-    assert all(not t.any() for t in build(layout.descriptors, region))
+    assert all(not t.any() for t in decode_tensors(layout.descriptors, region))
 
 
 # ---- sharing
@@ -203,7 +203,7 @@ def test_views_of_one_storage_share_it_on_arrival() -> None:
     assert torch.equal(a, x)
     assert torch.equal(row, x[1])
     assert torch.equal(column, x[:, 2])
-    assert lay_out([x, x[1], x[:, 2], x.detach()]).size == 48
+    assert encode_tensors([x, x[1], x[:, 2], x.detach()]).size == 48
     assert all(shares_memory(a, other) for other in (row, column, same))
     assert shares_memory(row, a)
 
@@ -288,9 +288,9 @@ def test_a_change_of_the_real_form_of_a_complex_tensor_is_recorded() -> None:
 
 def test_only_tensors_that_have_elements_in_common_share_memory() -> None:
     x = torch.arange(12.0).reshape(3, 4)
-    assert lay_out([x[:, 0], x[:, 1]]).size == 32
-    assert lay_out(list(x.chunk(2, 1))).size == 64
-    assert lay_out([x[0], x[1]]).size == 32
+    assert encode_tensors([x[:, 0], x[:, 1]]).size == 32
+    assert encode_tensors(list(x.chunk(2, 1))).size == 64
+    assert encode_tensors([x[0], x[1]]).size == 32
     column, row = sent([x[:, 1], x[2]])
     row.fill_(7)
     assert column.tolist() == [1, 5, 7]
@@ -298,7 +298,7 @@ def test_only_tensors_that_have_elements_in_common_share_memory() -> None:
 
 def test_views_far_apart_ship_separately() -> None:
     x = torch.arange(1000.0)
-    assert lay_out([x[:4], x[-4:]]).size == 32
+    assert encode_tensors([x[:4], x[-4:]]).size == 32
     a, b = sent([x[:4], x[-4:]])
     assert a.tolist() == [0, 1, 2, 3]
     assert b.tolist() == [996, 997, 998, 999]
@@ -343,43 +343,43 @@ def test_compressed_sparse_layouts_arrive(layout: torch.layout) -> None:
 
 def test_meta_tensors_arrive_as_shapes() -> None:
     x = torch.empty(3, 10**12, device="meta", dtype=torch.float16).t().requires_grad_()
-    assert lay_out([x]).size == 0
+    assert encode_tensors([x]).size == 0
     (y,) = sent([x])
     assert (y.device, y.shape, y.stride(), y.dtype, y.requires_grad) == (x.device, x.shape, x.stride(), x.dtype, True)
 
 
 def test_a_tensor_from_a_device_that_is_missing_here_is_refused_or_mapped() -> None:
-    layout = lay_out([torch.ones(3)])
+    layout = encode_tensors([torch.ones(3)])
     region = bytearray(layout.size)
     layout.write(region)
     foreign = msgspec.structs.replace(layout.descriptors[0], device="cuda:7", requires_grad=True)
     with pytest.raises(PayloadError, match=r"'cuda:7'.*device map"):
-        build([foreign], region)
-    (y,) = build([foreign], region, {"cuda:7": "cpu"})
+        decode_tensors([foreign], region)
+    (y,) = decode_tensors([foreign], region, {"cuda:7": "cpu"})
     assert isinstance(y, torch.Tensor)
     assert (y.device.type, y.tolist(), y.requires_grad, y.is_leaf) == ("cpu", [1, 1, 1], True, True)
-    (z,) = build(layout.descriptors, region, {"cpu": "meta"})
+    (z,) = decode_tensors(layout.descriptors, region, {"cpu": "meta"})
     assert isinstance(z, torch.Tensor)
     assert z.is_meta
 
 
 def test_layouts_that_cannot_travel_are_refused_by_name() -> None:
     with pytest.raises(PayloadError, match="mkldnn"):
-        lay_out([torch.randn(3).to_mkldnn()])
+        encode_tensors([torch.randn(3).to_mkldnn()])
     with pytest.raises(PayloadError, match="nested"):
-        lay_out([torch._nested_tensor_from_tensor_list([torch.ones(2), torch.ones(3)])])
+        encode_tensors([torch._nested_tensor_from_tensor_list([torch.ones(2), torch.ones(3)])])
 
 
 def test_tensors_without_memory_are_refused() -> None:
     freed = torch.ones(3)
     freed.untyped_storage().resize_(0)
     with pytest.raises(PayloadError, match="no memory"):
-        lay_out([freed])
+        encode_tensors([freed])
     refused: list[PayloadError] = []
 
     def inside(x: torch.Tensor) -> torch.Tensor:
         try:
-            lay_out([x])
+            encode_tensors([x])
         except PayloadError as error:
             refused.append(error)
         return x
@@ -390,7 +390,7 @@ def test_tensors_without_memory_are_refused() -> None:
 
 def test_a_storage_freed_before_the_write_is_noticed() -> None:
     x = torch.ones(8)
-    alone, together = lay_out([x]), lay_out([x, x[:4]])
+    alone, together = encode_tensors([x]), encode_tensors([x, x[:4]])
     x.untyped_storage().resize_(0)
     for layout in (alone, together):
         with pytest.raises(PayloadError, match="freed"):
@@ -413,11 +413,11 @@ def test_tensors_lie_in_the_region_and_keep_it_alive() -> None:
     class Region(bytearray):
         """A bytearray that can be watched."""
 
-    layout = lay_out([torch.ones(8)])
+    layout = encode_tensors([torch.ones(8)])
     region = Region(layout.size)
     layout.write(region)
     gone = weakref.ref(region)
-    (x,) = build(layout.descriptors, region)
+    (x,) = decode_tensors(layout.descriptors, region)
     region[:4] = torch.tensor([5.0]).numpy().tobytes()
     assert isinstance(x, torch.Tensor)
     assert x[0] == 5
@@ -434,11 +434,11 @@ def test_a_small_attachment_does_not_keep_a_large_region_alive() -> None:
         """A bytearray that can be watched."""
 
     x = torch.arange(10.0)
-    layout = lay_out([x, torch.zeros(2**19), pickle.PickleBuffer(b"abc"), x[2:]])
+    layout = encode_tensors([x, torch.zeros(2**19), pickle.PickleBuffer(b"abc"), x[2:]])
     region = Region(layout.size)
     layout.write(region)
     gone = weakref.ref(region)
-    small, large, raw, view = build(layout.descriptors, region)
+    small, large, raw, view = decode_tensors(layout.descriptors, region)
     del region, large
     gc.collect()
     assert gone() is None
@@ -450,25 +450,25 @@ def test_a_small_attachment_does_not_keep_a_large_region_alive() -> None:
 
 
 def test_the_region_must_be_large_enough_and_writable() -> None:
-    layout = lay_out([torch.ones(8)])
+    layout = encode_tensors([torch.ones(8)])
     with pytest.raises(ValueError, match="needs 32"):
         layout.write(bytearray(16))
     with pytest.raises(ValueError, match="writable"):
-        build(layout.descriptors, memoryview(bytes(32)))
+        decode_tensors(layout.descriptors, memoryview(bytes(32)))
 
 
 def test_a_region_of_another_item_size_is_a_row_of_bytes_all_the_same() -> None:
-    layout = lay_out([torch.ones(8), pickle.PickleBuffer(b"x" * 8)])
+    layout = encode_tensors([torch.ones(8), pickle.PickleBuffer(b"x" * 8)])
     region = memoryview(bytearray(48)).cast("d")
     layout.write(region)
-    x, raw = build(layout.descriptors, region)
+    x, raw = decode_tensors(layout.descriptors, region)
     assert isinstance(x, torch.Tensor)
     assert x.sum() == 8
     assert raw == b"x" * 8
 
 
 def test_a_descriptor_of_a_small_tensor_is_small() -> None:
-    assert len(msgspec.msgpack.encode(lay_out([torch.randn(4, 4)]).descriptors)) <= 14
+    assert len(msgspec.msgpack.encode(encode_tensors([torch.randn(4, 4)]).descriptors)) <= 14
 
 
 # ---- the thread's state
@@ -501,9 +501,9 @@ def test_the_state_of_the_thread_does_not_leak_in(mode: str) -> None:
     attachments = [x, x.t()[::2], y, y[:3], torch.eye(3).to_sparse()]
     with MODES[mode]():
         a, part, b, half, c = sent(attachments)
-        left = thread_is_neutral()
+        left = has_default_torch_state()
     assert not left  # the mode was taken up again
-    assert thread_is_neutral()
+    assert has_default_torch_state()
     assert all(t.is_leaf and not t.is_inference() and t.device.type == "cpu" for t in (a, part, b, half, c))
     assert a.requires_grad
     assert torch.equal(a, x)
@@ -535,7 +535,7 @@ def test_modes_come_back_in_order_also_after_an_error() -> None:
     outer, inner = Interfering(), Interfering()
     with outer, inner:
         with pytest.raises(ProtocolError):
-            build([TensorDescriptor(99, 0, 0, ())], bytearray(16))
+            decode_tensors([TensorDescriptor(99, 0, 0, ())], bytearray(16))
         assert torch.overrides._get_current_function_mode_stack() == [outer, inner]
 
 
@@ -545,7 +545,7 @@ def test_modes_come_back_in_order_also_after_an_error() -> None:
 def test_descriptors_are_checked_before_they_are_believed() -> None:
     def refused(descriptor: TensorDescriptor, error: type[Exception] = ProtocolError) -> None:
         with pytest.raises(error):
-            build([descriptor], bytearray(64))
+            decode_tensors([descriptor], bytearray(64))
 
     byte, single = forms.CODES[torch.uint8], forms.CODES[torch.float32]
     refused(TensorDescriptor(forms.STRIDED, byte, 0, (65,)))
@@ -585,17 +585,17 @@ def test_descriptors_are_checked_before_they_are_believed() -> None:
 
 def test_attachments_may_not_lie_over_each_other() -> None:
     one = TensorDescriptor(forms.STRIDED, forms.CODES[torch.uint8], 0, (48,))
-    with pytest.raises(ProtocolError, match="over each other"):
-        build([one, one], bytearray(64))
+    with pytest.raises(ProtocolError, match="overlapping attachments"):
+        decode_tensors([one, one], bytearray(64))
 
 
 def test_sparse_indices_beyond_the_shape_are_refused() -> None:
-    layout = lay_out([torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr()])
+    layout = encode_tensors([torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr()])
     region = bytearray(layout.size)
     layout.write(region)
     for descriptor in layout.descriptors:
         with pytest.raises(ProtocolError, match="do not fit"):
-            build([msgspec.structs.replace(descriptor, shape=(2, 2))], region)
+            decode_tensors([msgspec.structs.replace(descriptor, shape=(2, 2))], region)
 
 
 sizes = st.one_of(st.integers(0, 5), st.sampled_from([-1, 2**31, 2**62, 2**63, 2**64 - 1]))
@@ -625,7 +625,7 @@ def descriptors(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[TensorDescri
 def test_no_descriptor_reaches_beyond_the_region(claims: list[TensorDescriptor], content: bytes) -> None:
     region = bytearray(content)
     try:
-        arrived = build(claims, region)
+        arrived = decode_tensors(claims, region)
     except (ProtocolError, PayloadError):
         return
     for item in arrived:
@@ -647,7 +647,7 @@ def test_a_damaged_composite_gives_a_sound_tensor_or_an_error(data: st.DataObjec
         torch.quantize_per_tensor(values, 0.5, 1, torch.qint8),
         torch.quantize_per_channel(values, scales, zero_points, 1, torch.quint8),
     ]
-    layout = lay_out([data.draw(st.sampled_from(honest))])
+    layout = encode_tensors([data.draw(st.sampled_from(honest))])
     region = bytearray(layout.size)
     layout.write(region)
     (descriptor,) = layout.descriptors
@@ -674,7 +674,7 @@ def test_a_damaged_composite_gives_a_sound_tensor_or_an_error(data: st.DataObjec
         else:
             parts[at] = msgspec.structs.replace(parts[at], offset=data.draw(offsets))
     try:
-        (x,) = build([msgspec.structs.replace(descriptor, parts=tuple(parts))], region)
+        (x,) = decode_tensors([msgspec.structs.replace(descriptor, parts=tuple(parts))], region)
     except ProtocolError:
         return
     assert isinstance(x, torch.Tensor)

@@ -10,7 +10,8 @@ import torch
 
 from support.paths import ROOT
 from telegrad.errors import FunctionNotFound
-from telegrad.wire.payload import decode, encode, function_name, resolve
+from telegrad.wire.function_names import function_name, resolve_function
+from telegrad.wire.payload import decode, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch has deprecated TorchScript
 
@@ -27,13 +28,13 @@ def test_a_script_function_goes_by_the_name_that_torch_knows_it_by() -> None:
     assert name is not None
     assert name.startswith("__torch__:")
     assert name.endswith("double")
-    assert torch.equal(resolve(name)(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(resolve_function(name)(torch.ones(2)), torch.full((2,), 2.0))
 
 
 def test_a_script_function_is_found_by_importing_the_module_that_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "support"))
     assert "scripted" not in sys.modules
-    function = resolve("__torch__:scripted.add_one")
+    function = resolve_function("__torch__:scripted.add_one")
     assert torch.equal(function(torch.zeros(1)), torch.ones(1))
     monkeypatch.delitem(sys.modules, "scripted")
 
@@ -48,7 +49,7 @@ def test_a_script_function_is_found_by_importing_the_module_that_compiles_it(mon
 )
 def test_a_script_function_that_is_not_there_is_an_error_that_says_so(name: str, text: str) -> None:
     with pytest.raises(FunctionNotFound, match=text):
-        resolve(name)
+        resolve_function(name)
 
 
 def test_a_script_function_can_be_a_value() -> None:

@@ -38,7 +38,7 @@ from telegrad.transport.buffers import BufferPool
 from telegrad.transport.slabs import SlabPool
 from telegrad.waiting import Runtime
 from telegrad.wire.frames import Frame, Message
-from telegrad.wire.messages import ANSWERS, Cancel, Creation, Reply, Request, Visit, decode_head
+from telegrad.wire.messages import RESPONSES, Cancel, Creation, Reply, Request, RRefAccess, decode_head
 
 _log = logging.getLogger("telegrad")
 
@@ -147,7 +147,7 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
-        visit: Visit | None = None,
+        visit: RRefAccess | None = None,
     ) -> Call:
         """Start a call that the caller will `wait` for, and then read with `result`. If it raises, nothing was sent."""
         return self.client.begin(to, function, args, kwargs, timeout, visit=visit)
@@ -162,7 +162,7 @@ class Agent:
         timeout: float | None = None,
         on_done: Callable[[Call], None],
         creation: Creation | None = None,
-        visit: Visit | None = None,
+        visit: RRefAccess | None = None,
     ) -> Call:
         """Start a call. `on_done` is run with it, on a thread of the agent, when it has ended; see `result`.
 
@@ -212,7 +212,7 @@ class Agent:
         """Take a message that arrived on a channel."""
         head = decode_head(message.head)
         if channel.outgoing:
-            if isinstance(head, ANSWERS):
+            if isinstance(head, RESPONSES):
                 call = channel.calls.get(head.call)
                 if isinstance(head, Reply) and head.references and self.keeper is not None:
                     # Also where nobody wants the answer any more: its sender must hear that they have been dropped.

@@ -37,9 +37,9 @@ from telegrad.wire.messages import (
     GRADIENT,
     NONE,
     UNREACHED,
-    LastWord,
-    LeadsReq,
+    LeadsToInputReq,
     PassInfo,
+    PiggybackedResp,
     ProbeReq,
     PropagateGradientsReq,
     PropagateGradientsResp,
@@ -255,15 +255,15 @@ class PassRun:
                 if back is not None:
                     self._ways_back[sender] = back
                 effects = []
-                if request.known and not state.known:
+                if request.probe_done and not state.known:
                     effects = self._learn()
                 elif not state.planned:
                     state.plan(graph.plan(set()))
                 if not state.has(message):
                     state.grow(graph.grow(message), [message])
                 effects += state.gradient(ticket, message, sender)
-                if request.answer is not None:
-                    effects += self._settle(sender, request.answer)
+                if request.response is not None:
+                    effects += self._settle(sender, request.response)
             gate = self._gates.pop(message, None) if self._gates else None
         if gate is not None:
             gate.set()
@@ -291,7 +291,7 @@ class PassRun:
             send = self.context.sends.get(request.message)
         self._probe_on(lambda: self._graph.meet(send, request.tensors) if send is not None else Found())
 
-    def told(self, ticket: Ticket, request: LeadsReq) -> None:
+    def told(self, ticket: Ticket, request: LeadsToInputReq) -> None:
         """The sender of a message that came says that tensors of it lead to an input of the pass."""
         with self._lock:
             effects = self._state.probed(ticket)
@@ -328,7 +328,7 @@ class PassRun:
             self._send(recv.source, ProbeReq(number, self.about, recv.message, tuple(sorted(indices))))
         for send, indices in found.tell.items():
             number = self._ask(self._state.probe_answered)
-            self._send(send.target, LeadsReq(number, self.about, send.message, tuple(sorted(indices))))
+            self._send(send.target, LeadsToInputReq(number, self.about, send.message, tuple(sorted(indices))))
         with self._lock:
             effects = self._state.probe_walked()
         self._carry_out(effects)
@@ -398,7 +398,7 @@ class PassRun:
     def _island_ended(self, island: Island) -> None:
         self._graph.forget(island)
         letter = self._last.pop(island.last, None) if island.last else None
-        word: LastWord | None = None
+        word: PiggybackedResp | None = None
         with self._lock:
             effects = self._state.ended()
             if letter is not None and len(effects) == 1 and self.failure is None:
@@ -408,12 +408,12 @@ class PassRun:
         if effects:
             self._carry_out(effects)
 
-    def _last_word(self, letter: _Letter, effect: Effect[Ticket]) -> LastWord | None:
+    def _last_word(self, letter: _Letter, effect: Effect[Ticket]) -> PiggybackedResp | None:
         """The answer that can ride on a gradient, if it goes to the same worker. Called with the lock held."""
         if not isinstance(effect, Answer) or effect.ticket[0] != letter.to:
             return None
         reports = self._messaging.pack_reports(self._state.reports())
-        return LastWord(effect.ticket[1], self._state.count_for(letter.to), reports)
+        return PiggybackedResp(effect.ticket[1], self._state.count_for(letter.to), reports)
 
     def _wait_for(self, send: SendRpcBackward) -> None:
         """In a gate: wait for the gradient of a send that is sure to come."""
@@ -486,7 +486,7 @@ class PassRun:
             if reads:
                 self._reader_of = recv.source
         head = partial(
-            PropagateGradientsReq, number, self.about, recv.message, states, known, autograd=metadata, back=reads
+            PropagateGradientsReq, number, self.about, recv.message, states, known, autograd=metadata, reply_here=reads
         )
         letter = _Letter(recv.source, head, there, back, reads)
         if not number and recv.message in self._last:
@@ -500,9 +500,9 @@ class PassRun:
             if letter is not None and self._last.pop(message, None) is not None and not self._post(letter):
                 raise PassAborted("the pass has failed")
 
-    def _post(self, letter: _Letter, word: LastWord | None = None) -> bool:
+    def _post(self, letter: _Letter, word: PiggybackedResp | None = None) -> bool:
         """Send gradients, and with them an answer; False: that failed, and so has the pass."""
-        head = letter.head if word is None else partial(letter.head, answer=word)
+        head = letter.head if word is None else partial(letter.head, response=word)
         try:
             channel = self._messaging.agent.oneway.send(letter.to, head, letter.grads, back=letter.back)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller of backward is told
@@ -519,7 +519,7 @@ class PassRun:
             self._asked[number] = answered
         return number
 
-    def _send(self, worker: int, head: ProbeReq | LeadsReq | ResumeReq) -> None:
+    def _send(self, worker: int, head: ProbeReq | LeadsToInputReq | ResumeReq) -> None:
         try:
             self._messaging.agent.oneway.send(worker, lambda _: head)
         except TelegradError as error:
@@ -536,7 +536,7 @@ class PassRun:
             effects = self._settle(sender, answer)
         self._carry_out(effects)
 
-    def _settle(self, sender: int, answer: PropagateGradientsResp | LastWord) -> list[Effect[Ticket]]:
+    def _settle(self, sender: int, answer: PropagateGradientsResp | PiggybackedResp) -> list[Effect[Ticket]]:
         """Tell the protocol of an answer. Called with the lock held."""
         answered = self._asked.pop(answer.call, None)
         if answered is None:

@@ -37,14 +37,14 @@ from telegrad.wire.messages import (
     AbortPass,
     AdoptAutogradContext,
     CleanupAutogradContextReq,
-    LeadsReq,
+    LeadsToInputReq,
     PassInfo,
     ProbeReq,
     PropagateGradientsReq,
     PropagateGradientsResp,
     ResumeReq,
 )
-from telegrad.wire.tensors import build
+from telegrad.wire.tensors import decode_tensors
 from telegrad.wire.torch_state import autocast_is_enabled
 
 _GONE = (
@@ -73,7 +73,7 @@ class Autograd:
         agent.handle(PropagateGradientsReq, self._on_gradient, returns=True)
         agent.handle(PropagateGradientsResp, self._on_answer, returns=True)
         agent.handle(ProbeReq, self._on_probe)
-        agent.handle(LeadsReq, self._on_leads)
+        agent.handle(LeadsToInputReq, self._on_leads)
         agent.handle(ResumeReq, self._on_resume)
         agent.handle(AbortPass, self._on_abort)
         agent.handle(CleanupAutogradContextReq, self._on_cleanup)
@@ -268,32 +268,32 @@ class Autograd:
 
     def _on_gradient(self, channel: Channel, request: PropagateGradientsReq, message: Message) -> None:
         sender = channel.worker.id
-        run = self._pass(sender, request.call, request.about)
+        run = self._pass(sender, request.call, request.pass_info)
         if run is None:
             return
         try:
-            there: list[Any] = build(request.attachments, message.region)
+            there: list[Any] = decode_tensors(request.attachments, message.region)
             del message  # or its memory would live as long as the island runs
             if request.autograd is not None:
                 there = self.recorder.incoming(channel.worker, request.autograd, there)
             if len(there) < len(request.states):
                 there = _spread(request.states, there)
-            run.gradient(sender, request, there, channel if request.back else None)
+            run.gradient(sender, request, there, channel if request.reply_here else None)
         except Exception as error:  # noqa: BLE001 - whoever sent it waits for an answer
             run.refuse((sender, request.call, None), error)
 
     def _on_probe(self, channel: Channel, request: ProbeReq, message: Message) -> None:
         sender = channel.worker.id
-        run = self._pass(sender, request.call, request.about)
+        run = self._pass(sender, request.call, request.pass_info)
         if run is not None:
             try:
                 run.probed((sender, request.call, None), request)
             except Exception as error:  # noqa: BLE001 - as above
                 run.refuse((sender, request.call, None), error)
 
-    def _on_leads(self, channel: Channel, request: LeadsReq, message: Message) -> None:
+    def _on_leads(self, channel: Channel, request: LeadsToInputReq, message: Message) -> None:
         sender = channel.worker.id
-        run = self._pass(sender, request.call, request.about)
+        run = self._pass(sender, request.call, request.pass_info)
         if run is not None:
             try:
                 run.told((sender, request.call, None), request)
@@ -302,7 +302,7 @@ class Autograd:
 
     def _on_resume(self, channel: Channel, request: ResumeReq, message: Message) -> None:
         sender = channel.worker.id
-        run = self._pass(sender, request.call, request.about)
+        run = self._pass(sender, request.call, request.pass_info)
         if run is not None:
             try:
                 run.resumed((sender, request.call, None))
@@ -310,15 +310,15 @@ class Autograd:
                 run.refuse((sender, request.call, None), error)
 
     def _on_abort(self, channel: Channel, head: AbortPass, message: Message) -> None:
-        context = self.contexts.get(head.about.context)
+        context = self.contexts.get(head.pass_info.context)
         if context is None:
             return
         with self._turns:  # or a pass that begins here at the same moment would take its place
-            run = context.passes.get(head.about.number)
+            run = context.passes.get(head.pass_info.number)
             if run is None:
                 # A tombstone: messages of the pass that are still under way are answered, and change nothing.
-                run = PassRun(self.messaging, context, head.about)
-                context.passes[head.about.number] = run
+                run = PassRun(self.messaging, context, head.pass_info)
+                context.passes[head.pass_info.number] = run
         run.fail(self.messaging.read_failure(head.failure, message.data), told=True)
 
     def _on_cleanup(self, channel: Channel, head: CleanupAutogradContextReq, message: Message) -> None:

@@ -15,7 +15,7 @@ from telegrad.errors import CallCancelled
 from telegrad.execution.executor import Timer
 from telegrad.waiting import Event
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, Autocast, AutogradMetadata, ForkInfo, Turn, Visit
+from telegrad.wire.messages import Autocast, AutogradMetadata, ForkInfo, Response, RRefAccess, StreamPosition
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -45,7 +45,7 @@ class Call(msgspec.Struct, eq=False):
     timer: Timer | None = None
     waiters: list[Waiter] = msgspec.field(default_factory=list)
     """One for each thread that waits for it."""
-    answer: Answer | None = None
+    answer: Response | None = None
     message: Message | None = None
     references: Sequence[Placed] = ()
     error: Exception | None = None
@@ -93,9 +93,9 @@ class Served(msgspec.Struct, eq=False):
     answered: bool = False
     deferred: bool = False
     """The function has returned a future, whose result is the answer."""
-    visit: Visit | None = None
+    visit: RRefAccess | None = None
     """Of a call of a method, or of `to_here`."""
-    turn: Turn | None = None
+    turn: StreamPosition | None = None
     """Of a call of an ordered object, until it waits for its turn there."""
     autocast: Autocast | None = None
     """The caller's."""

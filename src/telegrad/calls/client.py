@@ -26,10 +26,20 @@ from telegrad.settings import AgentSettings
 from telegrad.transport.base import Ready
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
-from telegrad.wire import payload
-from telegrad.wire.frames import Message, Outgoing, pack
-from telegrad.wire.messages import Answer, Cancel, Creation, Failure, Request, RequestInAutocast, Visit, encode_head
-from telegrad.wire.tensors import lay_out
+from telegrad.wire import function_names, payload
+from telegrad.wire.frames import Message
+from telegrad.wire.messages import (
+    Cancel,
+    Creation,
+    Failure,
+    Request,
+    RequestInAutocast,
+    Response,
+    RRefAccess,
+    encode_head,
+)
+from telegrad.wire.packing import OutgoingFrame, pack
+from telegrad.wire.tensors import encode_tensors
 from telegrad.wire.torch_state import autocast_is_enabled
 
 _log = logging.getLogger("telegrad")
@@ -111,7 +121,7 @@ class Client:
         timeout: float | None,
         on_done: Callable[[Call], None] | None = None,
         creation: Creation | None = None,
-        visit: Visit | None = None,
+        visit: RRefAccess | None = None,
     ) -> Call:
         """See `Agent.begin` and, with `on_done`, `Agent.call_async`."""
         parent = current_served.get()
@@ -164,8 +174,8 @@ class Client:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         creation: Creation | None,
-        visit: Visit | None,
-    ) -> tuple[Outgoing, ...]:
+        visit: RRefAccess | None,
+    ) -> tuple[OutgoingFrame, ...]:
         owner = self._owner
         by_name = peer.record.main == owner.me.main and bool(owner.me.main)
         values: tuple[Any, ...] = (args, kwargs or {})
@@ -173,14 +183,14 @@ class Client:
         if isinstance(function, str):
             name = function
         else:
-            name = payload.function_name(function, main_by_name=by_name) or ""
+            name = function_names.function_name(function, main_by_name=by_name) or ""
             if not name:
                 values, root = (function, *values), ("function", *root)
         call.function = name
         recorder = owner.recorder
         scope = recorder.scope() if recorder is not None else None
         encoded = payload.encode(values, root=root, main_by_name=by_name, edges=scope is not None)
-        layout = lay_out(encoded.attachments) if encoded.attachments else None
+        layout = encode_tensors(encoded.attachments) if encoded.attachments else None
         if scope is not None and recorder is not None:
             call.recorded = recorder.outgoing(scope, peer.record, encoded, request=True)
         if encoded.references and owner.keeper is not None:
@@ -310,7 +320,7 @@ class Client:
     def finish(
         self,
         call: Call,
-        answer: Answer | None = None,
+        answer: Response | None = None,
         message: Message | None = None,
         error: Exception | None = None,
         *,

@@ -10,8 +10,8 @@ from telegrad.connection.peers import Peers
 from telegrad.errors import FunctionNotFound, PayloadError, RemoteError
 from telegrad.wire import payload
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, Failure, Reply
-from telegrad.wire.tensors import build
+from telegrad.wire.messages import Failure, Reply, Response
+from telegrad.wire.tensors import decode_tensors
 
 
 class RemoteTraceback(Exception):
@@ -26,10 +26,10 @@ class RemoteTraceback(Exception):
         return f"on worker {self.worker!r}:\n\n{self.text}"
 
 
-def read_answer(call: Call, answer: Answer, message: Message, recorder: Recorder | None, peers: Peers) -> Any:
+def read_answer(call: Call, answer: Response, message: Message, recorder: Recorder | None, peers: Peers) -> Any:
     """The value of a Reply; the exception of a Failure is raised."""
     if isinstance(answer, Reply):
-        attachments: list[Any] = build(answer.attachments, message.region) if answer.attachments else []
+        attachments: list[Any] = decode_tensors(answer.attachments, message.region) if answer.attachments else []
         if answer.autograd is not None and answer.autograd.message and recorder is not None:
             attachments = recorder.incoming(peers.find(call.worker).record, answer.autograd, attachments)
         references, call.references = call.references, ()
@@ -50,7 +50,7 @@ def read_failure(call: Call, failure: Failure, message: Message) -> Exception:
     why = "its class cannot be pickled"
     if message.data:
         try:
-            error = payload.decode(message.data, build(failure.attachments, message.region))
+            error = payload.decode(message.data, decode_tensors(failure.attachments, message.region))
         except PayloadError as reason:
             why = str(reason)
     if not isinstance(error, Exception):

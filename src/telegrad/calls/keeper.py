@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from telegrad.wire.messages import Creation, ForkInfo, Turn
+from telegrad.wire.messages import Creation, ForkInfo, StreamPosition
 from telegrad.wire.payload import Reference
 
 
@@ -48,7 +48,7 @@ class Keeper(Protocol):
     def computed(self, creation: Creation, value: object, error: BaseException | None) -> None:
         """It has ended."""
 
-    def not_in_turn(self, turn: Turn, caller: int) -> None:
+    def not_in_turn(self, turn: StreamPosition, caller: int) -> None:
         """A call of an ordered object was answered before it could take its turn."""
 
     def held(self) -> list[str]:

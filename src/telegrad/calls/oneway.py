@@ -24,9 +24,10 @@ from telegrad.execution.executor import AGAIN, Executor
 from telegrad.transport.base import Link, Ready
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Event, Runtime
-from telegrad.wire.frames import Message, pack
+from telegrad.wire.frames import Message
 from telegrad.wire.messages import encode_head
-from telegrad.wire.tensors import TensorDescriptor, lay_out
+from telegrad.wire.packing import pack
+from telegrad.wire.tensors import TensorDescriptor, encode_tensors
 
 _log = logging.getLogger("telegrad")
 
@@ -99,7 +100,7 @@ class OneWay:
         channel = back or self._channel_to(to)
         if attachments:
             # Gradients: two that were one tensor here must be two there, or whoever changes one changes the other.
-            layout = lay_out(attachments, share=False)
+            layout = encode_tensors(attachments, share=False)
             frames = pack(encode_head(make_head(layout.descriptors)), data, layout, channel.room)
         else:
             frames = pack(encode_head(make_head(())), data, None, channel.room)

@@ -25,10 +25,11 @@ from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.execution.executor import Executor
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Runtime
-from telegrad.wire import payload
-from telegrad.wire.frames import Message, pack
+from telegrad.wire import function_names, payload
+from telegrad.wire.frames import Message
 from telegrad.wire.messages import AutogradMetadata, Creation, Failure, ForkInfo, Reply, Request, encode_head
-from telegrad.wire.tensors import Layout, build, lay_out
+from telegrad.wire.packing import pack
+from telegrad.wire.tensors import RegionLayout, decode_tensors, encode_tensors
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -109,8 +110,8 @@ class Server:
             now + request.timeout if request.timeout else None,
             0 if request.nested else message.size,
         )
-        if request.visit is not None:
-            served.visit, served.turn = request.visit, request.visit.turn
+        if request.rref_access is not None:
+            served.visit, served.turn = request.rref_access, request.rref_access.stream_position
         if request.autocast is not None:
             served.autocast = request.autocast
         self.active[channel, request.call] = served
@@ -222,7 +223,7 @@ class Server:
                 served.check()
             name = request.function
             message = parcel.pop()
-            attachments = build(request.attachments, message.region) if request.attachments else []
+            attachments = decode_tensors(request.attachments, message.region) if request.attachments else []
             if served.autograd is not None and served.autograd.message:
                 attachments = self._incoming(channel, served.autograd, attachments)
             values: Any = payload.decode(message.data, attachments, references)
@@ -241,7 +242,7 @@ class Server:
                     return
                 args, kwargs = values
             elif name:
-                function = payload.resolve(name)
+                function = function_names.resolve_function(name)
                 args, kwargs = values
             else:
                 function, args, kwargs = values
@@ -369,7 +370,7 @@ class Server:
         if encoded.references and self._owner.keeper is not None:
             forks = self._owner.keeper.outgoing(caller.id, encoded.references)
         try:
-            layout: Layout = lay_out(encoded.attachments)  # first: it finds what cannot be sent
+            layout: RegionLayout = encode_tensors(encoded.attachments)  # first: it finds what cannot be sent
             if served.scope is not None and recorder is not None:
                 autograd = recorder.outgoing(served.scope, caller, encoded, request=False)
             head = encode_head(Reply(served.id, layout.descriptors, autograd, forks))
@@ -392,7 +393,7 @@ class Server:
                 if not encoded.references:  # an error is shown in many places, and would keep them alive
                     # Without history: that of an error is not recorded, and a leaf would look as if it had none.
                     parts = [part.detach() if isinstance(part, torch.Tensor) else part for part in encoded.attachments]
-                    data, layout = encoded.data, lay_out(parts)
+                    data, layout = encoded.data, encode_tensors(parts)
             except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
                 _log.debug("%s cannot be pickled: %s", type(error).__name__, failure)
         head = Failure(

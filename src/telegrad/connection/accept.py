@@ -21,7 +21,7 @@ from telegrad.execution.executor import AGAIN, Executor
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Ready
 from telegrad.waiting import Runtime
-from telegrad.wire.messages import decode_greeting
+from telegrad.wire.handshake_messages import decode_handshake
 
 _log = logging.getLogger("telegrad")
 
@@ -178,7 +178,7 @@ class PendingConnection:
             self.link.flush()
         try:
             for frame in self.link.receive():
-                answer = self._acceptor.take(decode_greeting(frame.body))
+                answer = self._acceptor.take(decode_handshake(frame.body))
                 send_greeting(self.link, answer)
                 if self._acceptor.proof is not None:
                     self._admit()

@@ -25,23 +25,22 @@ from telegrad.protocol.session_events import Cut, Effect, Lost, Reconnect, SendA
 from telegrad.transport.base import Link, LinkClosed, Ready
 from telegrad.transport.slabs import SharedMemory
 from telegrad.wire.frames import (
-    ABOUT_SLABS,
     BULK,
     BULK_HEAD,
     CONTROL,
     MAX_CAUSE,
     MESSAGE,
+    SLAB_KINDS,
     Frame,
     Kind,
-    Loan,
     Message,
-    Outgoing,
     lane_of,
-    pack_sent,
+    pack_ping,
     unpack_goodbye,
-    unpack_sent,
+    unpack_ping,
 )
-from telegrad.wire.reassembly import Assembler, Unread
+from telegrad.wire.packing import OutgoingFrame, SharedRegion
+from telegrad.wire.reassembly import Assembler, DiscardedMessage
 
 if TYPE_CHECKING:
     from telegrad.calls.call import Call
@@ -112,13 +111,13 @@ class Channel:
 
     # -- sending ----------------------------------------------------------------------------------------------
 
-    def room(self, size: int) -> memoryview | Loan:
+    def room(self, size: int) -> memoryview | SharedRegion:
         """Where the contents of a large message are put: memory that the peer sees, too, or a buffer to send from."""
         memory = self.memory
         loan = memory.take(size) if memory is not None else None
         return self._allocate(size) if loan is None else loan
 
-    def post(self, frames: Sequence[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
+    def post(self, frames: Sequence[OutgoingFrame], charge: int = 0, *, unwaited: bool = False) -> bool:
         """Send the frames of one message. Raises WorkerLost if the peer is gone.
 
         A request that is not nested has a `charge`, its size. False: there are no credits for it, and it was not sent.
@@ -159,7 +158,7 @@ class Channel:
                 raise failed
         return True
 
-    def _number_rest(self, frames: Sequence[Outgoing]) -> None:
+    def _number_rest(self, frames: Sequence[OutgoingFrame]) -> None:
         """Sending was broken off: the message is sent whole over the next link, if there may be one.
 
         Without the rest of its frames, those of the next message would come in the middle of it. Called with the lock
@@ -362,7 +361,7 @@ class Channel:
                         raise failure
                     if message is None:
                         message = self._assembler.add(frame)
-                        if type(message) is Unread and not message.cut:
+                        if type(message) is DiscardedMessage and not message.truncated:
                             self.owner.deliver(self, message)
                             return
                     if message is not None:
@@ -378,14 +377,14 @@ class Channel:
             elif verdict is _GAP:
                 raise ProtocolError(f"frame {sequence} of lane {lane} came before those in front of it")
             return
-        if kind in ABOUT_SLABS:
+        if kind in SLAB_KINDS:
             if memory is None:
                 raise ProtocolError(f"a frame of kind {kind}, about shared memory, where none can be shared")
             memory.heard(kind, body)
             return
         sent, cause = None, ""
         if kind == Kind.PING:
-            sent = unpack_sent(body)
+            sent = unpack_ping(body)
         elif kind == Kind.GOODBYE:
             sent, cause = unpack_goodbye(body)
         with self.lock:
@@ -409,7 +408,7 @@ class Channel:
         """Where the next chunk belongs; None if it came before."""
         if sequence != self.session.received_up_to()[BULK] + 1:
             return None
-        return self._assembler.place(length)
+        return self._assembler.destination(length)
 
     # -- links ------------------------------------------------------------------------------------------------
 
@@ -418,13 +417,13 @@ class Channel:
         link.admit(self.owner.limits, self.place)
         memory = SharedMemory(self.owner.slabs, link) if link.shares_memory else None
         if memory is not None:
-            self._assembler.borrow = memory.region
+            self._assembler.open_region = memory.region
         with self.lock:
             again = self.session.connected(peer_received, self.owner.runtime.now())
             self.link, self.memory = link, memory
             link.owner = self
             for _, sequence, frame in again:
-                assert isinstance(frame, Outgoing)
+                assert isinstance(frame, OutgoingFrame)
                 link.send(frame.kind, frame.body, sequence, *self.session.acks())
             self._armed, self._spent = self._needs_reader(), False
             self.owner.poller.add(link, read=self._armed, once=self.outgoing)
@@ -514,7 +513,7 @@ class Channel:
     def _send_unsequenced(self, kind: Kind) -> None:
         with self.lock:
             if self.link is not None:
-                body = b"" if kind == Kind.ACK else pack_sent(*self.session.sent_up_to())
+                body = b"" if kind == Kind.ACK else pack_ping(*self.session.sent_up_to())
                 self.link.send(kind, body, 0, *self.session.acks())
 
     # -- time -------------------------------------------------------------------------------------------------
@@ -549,7 +548,7 @@ class Channel:
         """Tell the peer that nothing more will come; and why, if this worker does not leave in order."""
         with self.lock:
             if self.session.say_goodbye(self.owner.runtime.now()) and self.link is not None:
-                body = pack_sent(*self.session.sent_up_to()) + cause.encode(errors="replace")[:MAX_CAUSE]
+                body = pack_ping(*self.session.sent_up_to()) + cause.encode(errors="replace")[:MAX_CAUSE]
                 self.link.send(Kind.GOODBYE, body, 0, *self.session.acks())
 
     def close(self, reason: str) -> None:

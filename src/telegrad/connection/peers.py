@@ -29,7 +29,7 @@ from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import Event
 from telegrad.wire.frames import Frame, Kind
-from telegrad.wire.messages import Greeting, Hello, Proof, decode_greeting
+from telegrad.wire.handshake_messages import HandshakeMessage, Hello, Proof, decode_handshake
 
 _log = logging.getLogger("telegrad")
 
@@ -283,7 +283,7 @@ class Peers:
 
     def _next_greeting(self, link: Link, opener: Opener, frame: Frame) -> tuple[int, int] | None:
         try:
-            answer = opener.take(decode_greeting(frame.body))
+            answer = opener.take(decode_handshake(frame.body))
         except Rejected as error:
             send_greeting(link, error.greeting)
             raise
@@ -388,6 +388,6 @@ class Peers:
         return gone
 
 
-def send_greeting(link: Link, greeting: Greeting) -> None:
+def send_greeting(link: Link, greeting: HandshakeMessage) -> None:
     """Send a message of the handshake."""
     link.send(Kind.HANDSHAKE, msgspec.msgpack.encode(greeting), 0, 0, 0)

@@ -16,7 +16,7 @@ from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import RRef, UserRRef
 from telegrad.rref.ordered import OrderedQueue
 from telegrad.rref.owner import OwnerValue, to_keep
-from telegrad.wire.messages import Creation, ForkInfo, Turn
+from telegrad.wire.messages import Creation, ForkInfo, StreamPosition
 from telegrad.wire.payload import Reference
 
 
@@ -124,11 +124,11 @@ class RRefExtension:
             effects = ledger.rules.computed(creation.rref)
         ledger.carry_out(effects)
 
-    def not_in_turn(self, turn: Turn, caller: int) -> None:
+    def not_in_turn(self, turn: StreamPosition, caller: int) -> None:
         """See `Keeper.not_in_turn`."""
         self.skip(caller, turn)
 
-    def skip(self, caller: int, turn: Turn, *, last: bool = False) -> None:
+    def skip(self, caller: int, turn: StreamPosition, *, last: bool = False) -> None:
         """A call of an ordered object that lives here will not come."""
         try:
             kept = self._ledger.find_for(caller, turn.rref)

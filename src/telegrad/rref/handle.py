@@ -14,7 +14,7 @@ from telegrad.errors import CallError, DeadlineExceeded, ReferenceGone, Telegrad
 from telegrad.futures import Future
 from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
 from telegrad.protocol.ownership import LIFE, Id, Ref
-from telegrad.wire.messages import RRefBackwardReq, Visit
+from telegrad.wire.messages import RRefAccess, RRefBackwardReq
 from telegrad.wire.payload import Reference
 from telegrad.worker_info import WorkerInfo
 
@@ -108,7 +108,7 @@ class RRef(Reference, Generic[T]):
         if self._use is None:
             return self._local(timeout)
         self._ready(timeout)
-        visit = Visit(self._id, "")
+        visit = RRefAccess(self._id, "")
         call = self._book.agent.client.begin(self._owner, FETCH, (), None, given_timeout(timeout), visit=visit)
         return self._complete(call, "to_here")  # type: ignore[no-any-return]
 
@@ -331,10 +331,10 @@ def _visit(
         name = str.__str__(name)  # no message holds a string of the user's own kind
     seconds = None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout)
     if not rref._ordered:
-        return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name))
+        return start(rref._owner, METHOD, args, kwargs, seconds, visit=RRefAccess(rref._id, name))
     turn = rref._book.next_turn(rref._owner, rref._id)
     try:
-        return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name, turn))
+        return start(rref._owner, METHOD, args, kwargs, seconds, visit=RRefAccess(rref._id, name, turn))
     except BaseException:
         rref._book.skip_turn(rref._owner, turn)
         raise

@@ -24,7 +24,7 @@ from telegrad.rref.owner import OwnerValue, show
 from telegrad.rref.service import RRefService
 from telegrad.rref.turns import Streams
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Creation, RRefSkip, Turn, Visit
+from telegrad.wire.messages import Creation, RRefAccess, RRefSkip, StreamPosition
 
 Dropped = tuple[Ref, Id | None, int, bool]
 """What a dead handle leaves behind: reference, fork, owner, and whether it was ordered."""
@@ -71,7 +71,7 @@ class RRefManager:
         *,
         ordered: bool = False,
         keeps: object = None,
-        visit: Visit | None = None,
+        visit: RRefAccess | None = None,
     ) -> RRef[Any]:
         """Have a worker run a function and keep the result; a reference to it, at once.
 
@@ -287,16 +287,16 @@ class RRefManager:
 
     # -- turns of ordered objects -------------------------------------------------------------------------------------
 
-    def next_turn(self, owner: int, rref: Ref) -> Turn:
+    def next_turn(self, owner: int, rref: Ref) -> StreamPosition:
         """The turn of the next call of an ordered object that this worker makes."""
         return self._streams.next_turn(owner, rref)
 
-    def skip_turn(self, owner: int, turn: Turn) -> None:
+    def skip_turn(self, owner: int, turn: StreamPosition) -> None:
         """A call with this turn was never sent."""
         self.agent.tell(owner, RRefSkip(turn))
 
     def _on_skip(self, channel: Channel, head: RRefSkip, message: Message) -> None:
-        self._passing.skip(channel.worker.id, head.turn, last=head.last)
+        self._passing.skip(channel.worker.id, head.stream_position, last=head.last)
 
     # -- waiting for owners -------------------------------------------------------------------------------------------
 

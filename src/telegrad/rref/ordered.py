@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from telegrad.protocol.ownership import LIFE
-from telegrad.wire.messages import Turn
+from telegrad.wire.messages import StreamPosition
 
 Task = Callable[[Callable[[], None]], None]
 """Has a call run by another thread; it is given what to call when the call has ended."""
@@ -30,8 +30,8 @@ class OrderedQueue:
     """What waits for its turn at one object.
 
     >>> mailbox, log = OrderedQueue(), []
-    >>> mailbox.put(7, Turn((7, 0), 0, 1), lambda done: (log.append("second"), done()))
-    >>> mailbox.put(7, Turn((7, 0), 0, 0), lambda done: (log.append("first"), done()))
+    >>> mailbox.put(7, StreamPosition((7, 0), 0, 1), lambda done: (log.append("second"), done()))
+    >>> mailbox.put(7, StreamPosition((7, 0), 0, 0), lambda done: (log.append("first"), done()))
     >>> log
     ['first', 'second']
     """
@@ -43,13 +43,13 @@ class OrderedQueue:
         self._due: deque[Task] = deque()
         self._running = False
 
-    def put(self, caller: int, turn: Turn, task: Task) -> None:
+    def put(self, caller: int, turn: StreamPosition, task: Task) -> None:
         """A call came; it runs when all that its caller made before it have ended, and no other runs."""
         with self._lock:
             self._arrived(caller, turn, task)
         self._run_next()
 
-    def skip(self, caller: int, turn: Turn, *, last: bool = False) -> None:
+    def skip(self, caller: int, turn: StreamPosition, *, last: bool = False) -> None:
         """A call will not come. If it is the `last`, none will after it, and the stream ends here."""
         with self._lock:
             if last and (caller, turn.stream >> LIFE) not in self._lost:
@@ -73,7 +73,7 @@ class OrderedQueue:
         """How many streams are remembered."""
         return len(self._streams)
 
-    def _arrived(self, caller: int, turn: Turn, task: Task | None) -> None:
+    def _arrived(self, caller: int, turn: StreamPosition, task: Task | None) -> None:
         if (caller, turn.stream >> LIFE) in self._lost:
             if task is not None:
                 self._due.append(task)

@@ -20,7 +20,7 @@ from telegrad.protocol.ownership import Ref
 from telegrad.rref.handle import FETCH, METHOD, Method, shown
 from telegrad.rref.owner import OwnerValue, show
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import RRefBackwardReq, RRefBackwardResp, Visit
+from telegrad.wire.messages import RRefAccess, RRefBackwardReq, RRefBackwardResp
 
 Answer = Callable[[object, BaseException | None], None]
 
@@ -47,7 +47,7 @@ class RRefService:
         self._agent.register(METHOD[1:], self._method, deferred=True)
         self._agent.handle(RRefBackwardReq, self._backward)
 
-    def _visited(self) -> tuple[Served, Visit, OwnerValue]:
+    def _visited(self) -> tuple[Served, RRefAccess, OwnerValue]:
         """The call that is served, what it says of the value that it is about, and the value."""
         served = current_served.get()
         assert served is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from telegrad.errors import ReferenceGone
 from telegrad.protocol.ownership import LIFE, Ref
 from telegrad.rref.owner import show
-from telegrad.wire.messages import Turn
+from telegrad.wire.messages import StreamPosition
 
 
 @dataclass(slots=True)
@@ -35,16 +35,16 @@ class Streams:
                 stream = self._streams[owner, rref] = _Stream(next(self._numbers))
             stream.handles += 1
 
-    def next_turn(self, owner: int, rref: Ref) -> Turn:
+    def next_turn(self, owner: int, rref: Ref) -> StreamPosition:
         """The turn of the next call."""
         with self._lock:
             stream = self._streams.get((owner, rref))
             if stream is None:  # another thread released the handle meanwhile
                 raise ReferenceGone(f"{show(rref)} was released, and cannot be used any more")
             stream.next_call += 1
-            return Turn(rref, stream.number, stream.next_call - 1)
+            return StreamPosition(rref, stream.number, stream.next_call - 1)
 
-    def closed(self, owner: int, rref: Ref) -> Turn | None:
+    def closed(self, owner: int, rref: Ref) -> StreamPosition | None:
         """A handle is gone. The turn at which the stream ends, if it was the last and calls were made."""
         with self._lock:
             stream = self._streams[owner, rref]
@@ -52,7 +52,7 @@ class Streams:
             if stream.handles:
                 return None
             del self._streams[owner, rref]
-            return Turn(rref, stream.number, stream.next_call) if stream.next_call else None
+            return StreamPosition(rref, stream.number, stream.next_call) if stream.next_call else None
 
     def count(self) -> int:
         """How many streams there are."""

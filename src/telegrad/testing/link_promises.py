@@ -138,7 +138,7 @@ def a_link_that_shares_memory_passes_it_on_with_its_offer(bench: Bench) -> None:
                 continue
             sender.send(MESSAGE, b"after it", 1, 0, 0)
             first, second = bench.read(reader, 2)
-            expect((first.kind, bytes(first.body)) == (Kind.OFFER, b"the body"), f"an OFFER arrived as {first}")
+            expect((first.kind, bytes(first.body)) == (Kind.SLAB_OFFER, b"the body"), f"an OFFER arrived as {first}")
             expect(bytes(second.body) == b"after it", "the frame behind an OFFER changed")
             came = reader.take_fd()
             expect(came is not None, "an OFFER came without what was offered")

@@ -25,17 +25,17 @@ from typing import Any
 from telegrad.errors import ProtocolError, is_shortage
 from telegrad.transport.base import Link
 from telegrad.transport.mapping import IS_POSSIBLE, Mapping, check_memory, make_memory, view_of
-from telegrad.wire.allocator import Allocator, rounded
+from telegrad.wire.allocator import Allocator, rounded_size
 from telegrad.wire.frames import Kind
 from telegrad.wire.slab_messages import (
-    pack_answer,
-    pack_forget,
-    pack_offer,
-    pack_return,
-    unpack_answer,
-    unpack_forget,
-    unpack_offer,
-    unpack_return,
+    pack_region_free,
+    pack_slab_offer,
+    pack_slab_reply,
+    pack_slab_unmap,
+    unpack_region_free,
+    unpack_slab_offer,
+    unpack_slab_reply,
+    unpack_slab_unmap,
 )
 
 _log = logging.getLogger("telegrad")
@@ -65,7 +65,7 @@ class Loan:
     __slots__ = ("_dropped", "_home", "handed_over", "number", "offset", "slab", "view")
 
     def __init__(self, home: Slab, offset: int, size: int, number: int, dropped: deque[tuple[Slab, int]]) -> None:
-        self.view = view_of(home.mapping.block(offset, rounded(size)))
+        self.view = view_of(home.mapping.block(offset, rounded_size(size)))
         self.slab = home.id
         self.offset = offset
         self.number = number
@@ -164,9 +164,9 @@ class Lender:
         """A region, if there is one, and whether it is the first of its slab. Called with the lock held."""
         while self._dropped:
             slab, offset = self._dropped.popleft()
-            slab.arena.give_back(offset)
+            slab.arena.free(offset)
         for slab in self.slabs:
-            found = slab.arena.take(size) if slab.ready else None
+            found = slab.arena.allocate(size) if slab.ready else None
             if found is not None:
                 first, slab.used = not slab.used, True
                 return Loan(slab, found, size, next(self._pool.numbers), self._dropped), first
@@ -175,7 +175,7 @@ class Lender:
     def _find_room(self, size: int) -> tuple[int, list[Slab]] | None:
         """How large the next slab is, and what is forgotten for it. Called with the lock held."""
         pool = self._pool
-        least = rounded(size)
+        least = rounded_size(size)
         # Room for two: the next region is often needed before the last is back. And slabs get larger, so they stay few.
         ample = max(_SMALLEST, 2 * least, sum(slab.arena.size for slab in self.slabs))
         if pool.total + ample <= pool.bound:
@@ -192,7 +192,7 @@ class Lender:
             fd = make_memory(size)
             try:
                 slab = Slab(next(pool.numbers), Mapping(fd, size), self)
-                if not self._link.offer(pack_offer(slab.id, size), fd):
+                if not self._link.offer(pack_slab_offer(slab.id, size), fd):
                     return
             finally:
                 os.close(fd)
@@ -207,7 +207,7 @@ class Lender:
 
     def forget(self, slab: Slab) -> None:
         """Tell the peer that a slab, of which nothing is out, will not be used again."""
-        self._link.send(Kind.FORGET, pack_forget(slab.id), 0, 0, 0)
+        self._link.send(Kind.SLAB_UNMAP, pack_slab_unmap(slab.id), 0, 0, 0)
 
     def hand_over(self, loan: Loan) -> None:
         """The region goes to the peer with the frame that is sent next."""
@@ -221,13 +221,13 @@ class Lender:
         with self._pool.lock:
             slab, offset = self._lent.pop(number, (None, 0))
             if slab is not None:
-                slab.arena.give_back(offset)
+                slab.arena.free(offset)
         if slab is None and not self._closed:
             raise ProtocolError(f"a region of shared memory comes back that was not lent: {number}")
 
     def answered(self, body: bytes | bytearray | memoryview) -> None:
         """The peer has mapped a slab, or could not."""
-        number, accepted = unpack_answer(body)
+        number, accepted = unpack_slab_reply(body)
         with self._pool.lock:
             slab, self._offered = self._offered, None
             if slab is not None and slab.id == number:
@@ -277,7 +277,7 @@ class Borrower:
 
     def offered(self, body: bytes | bytearray | memoryview) -> None:
         """Map a slab, if that is possible and within the bound, and say so."""
-        number, size = unpack_offer(body)
+        number, size = unpack_slab_offer(body)
         fd = self._link.take_fd()
         accepted = False
         try:
@@ -298,7 +298,7 @@ class Borrower:
         finally:
             if fd is not None:
                 os.close(fd)
-        self._link.send(Kind.ANSWER, pack_answer(number, accepted), 0, 0, 0)
+        self._link.send(Kind.SLAB_REPLY, pack_slab_reply(number, accepted), 0, 0, 0)
 
     def region(self, slab: int, offset: int, size: int, number: int) -> memoryview:
         """The memory of a region, which is given back when nothing refers to it any more."""
@@ -308,7 +308,7 @@ class Borrower:
                 raise ProtocolError(f"a message lies in slab {slab}, which was not offered")
             if number in self._alive or not number:
                 raise ProtocolError(f"a message lies in region {number}, which was lent before")
-            taken = rounded(size)
+            taken = rounded_size(size)
             if offset < 0 or offset % 16 or size < 1 or offset + taken > mapping.size:
                 raise ProtocolError(f"a message of {size:,} bytes at {offset:,} in a slab of {mapping.size:,}")
             block = mapping.block(offset, taken)
@@ -323,7 +323,7 @@ class Borrower:
 
     def forget(self, body: bytes | bytearray | memoryview) -> None:
         """The peer will use a slab no longer."""
-        number = unpack_forget(body)
+        number = unpack_slab_unmap(body)
         with self._pool.lock:
             if self._mappings.pop(number, None) is None:
                 raise ProtocolError(f"slab {number} is to be forgotten, and is not known")
@@ -381,16 +381,16 @@ class SharedMemory:
         if len(self.dead) >= at_least:
             numbers = self._borrower.due(len(self.dead))
             if numbers:
-                self._link.send(Kind.RETURN, pack_return(numbers), 0, 0, 0)
+                self._link.send(Kind.REGION_FREE, pack_region_free(numbers), 0, 0, 0)
 
     def heard(self, kind: int, body: bytes | bytearray | memoryview) -> None:
         """Take a frame about slabs."""
-        if kind == Kind.OFFER:
+        if kind == Kind.SLAB_OFFER:
             self._borrower.offered(body)
-        elif kind == Kind.ANSWER:
+        elif kind == Kind.SLAB_REPLY:
             self._lender.answered(body)
-        elif kind == Kind.RETURN:
-            for number in unpack_return(body):
+        elif kind == Kind.REGION_FREE:
+            for number in unpack_region_free(body):
                 self._lender.returned(number)
         else:
             self._borrower.forget(body)

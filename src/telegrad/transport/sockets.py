@@ -18,7 +18,8 @@ from telegrad.errors import is_shortage
 from telegrad.interrupts import interruptible
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Readiness, Ready
 from telegrad.transport.spinning import SPIN, Spin
-from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Kind, Limits, pack_header
+from telegrad.wire.frame_reader import FrameReader
+from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, Kind, Limits, pack_header
 
 # PING and GOODBYE say how much was sent before them, so they pass nothing.
 _BEHIND_BULK = frozenset(int(kind) for kind in (Kind.BULK_HEAD, Kind.BULK_CHUNK, Kind.PING, Kind.GOODBYE))
@@ -152,7 +153,7 @@ class SocketLink(Link):
             raise self._broken(error) from error
         if count == 0:
             raise LinkClosed(self._closed or self._torn or "end of file")
-        frame = reader.only(count)
+        frame = reader.take_single(count)
         return self._receive(count, len(buffer)) if frame is None else (frame,)
 
     def _receive(self, count: int, room: int) -> Iterator[Frame]:
@@ -293,7 +294,7 @@ class SocketLink(Link):
     def _discard_unread(self) -> None:
         """Read what nobody will: TCP, closed before unread bytes, sends a reset, and what we sent is lost with it."""
         # Of a stranger no more than that: it may lose our last words by talking on.
-        rest = FrameReader.UNPROVED if self._reader.only_handshake else _READ_AT_ONCE
+        rest = FrameReader.UNAUTHENTICATED_SCRATCH if self._reader.only_handshake else _READ_AT_ONCE
         scratch = bytearray(min(rest, FrameReader.SCRATCH))
         while rest > 0 and (count := self._socket.recv_into(scratch)):
             rest -= count

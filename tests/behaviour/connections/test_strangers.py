@@ -30,8 +30,10 @@ from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport
 from telegrad.transport.unix import UnixTransport
 from telegrad.waiting import RealRuntime
-from telegrad.wire.frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Kind, pack_small
-from telegrad.wire.messages import Hello, Proof, Reject, Request, Welcome, decode_greeting, encode_head
+from telegrad.wire.frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Kind
+from telegrad.wire.handshake_messages import Hello, Proof, Reject, Welcome, decode_handshake
+from telegrad.wire.messages import Request, encode_head
+from telegrad.wire.packing import pack_small
 
 SPARE = 40
 """Runners that a loaded machine's watchdogs may start: few, and not one for each stranger."""
@@ -108,7 +110,7 @@ class Stranger:
 
     def read_greeting(self) -> object:
         header = self._read(HEADER_SIZE)
-        return decode_greeting(self._read(HEADER.unpack(header)[3]))
+        return decode_handshake(self._read(HEADER.unpack(header)[3]))
 
     def _read(self, count: int) -> bytes:
         data = b""
@@ -236,7 +238,10 @@ def test_random_bytes_in_a_proper_frame_are_shut_out_and_noted_in_one_line(town:
         (frame(Kind.HANDSHAKE, b"x" * 100, length=10_000_000), "a frame of 10,000,000 bytes; the limit is 2,048"),
         (frame(Kind.MESSAGE, b"x" * 100, 1), "a frame of kind 2 before the handshake"),
         (frame(99), "a frame of unknown kind 99"),
-        (frame(Kind.HANDSHAKE, b"\x95\x0e\x92\x00\x00" + b"\x91" * 1990), "cannot be read: maximum recursion depth"),
+        (
+            frame(Kind.HANDSHAKE, b"\x95\x0e\x92\x00\x00" + b"\x91" * 1990),
+            "invalid handshake message: maximum recursion depth",
+        ),
         (greeting(Reject("proof", "I go\nall is well")), r"it ended the handshake: 'I go\nall is well'"),
         (greeting(Proof(b"", 1, (0, 0), True)), "a Proof out of turn"),
     ],
@@ -313,7 +318,7 @@ def test_at_most_a_few_kilobytes_of_a_stranger_are_read(town: Town, monkeypatch:
         stranger.send(frame(Kind.HANDSHAKE, b"\xc1" * 4_000_000, length=2048))
         stranger.read_to_the_end()
         monkeypatch.undo()
-        town.noted_one_line("cannot be read")
+        town.noted_one_line("invalid handshake message")
     assert 0 < sum(read) <= 16 * 1024
 
 
@@ -396,8 +401,8 @@ def test_a_peer_whose_lengths_lie_is_closed_with_the_reason(town: Town, data: by
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (frame(Kind.MESSAGE, struct.pack("<IIQ", 8, 0, 0) + b"\xff" * 8, 1), "a message head that cannot be read"),
-        (frame(Kind.MESSAGE, struct.pack("<IIQ", 0, 0, 0), 1), "a message head that cannot be read"),
+        (frame(Kind.MESSAGE, struct.pack("<IIQ", 8, 0, 0) + b"\xff" * 8, 1), "invalid message head"),
+        (frame(Kind.MESSAGE, struct.pack("<IIQ", 0, 0, 0), 1), "invalid message head"),
         (
             frame(Kind.MESSAGE, bytes(pack_small(msgspec.msgpack.encode([2, 1]), b"").body), 1),
             "sent a Reply in the wrong direction",
