@@ -98,6 +98,18 @@ def set_sequence_number(node: Node, number: int) -> None:
     node._set_sequence_nr(number)  # type: ignore[attr-defined]  # private
 
 
+def _counts_all_references(tensor: torch.Tensor) -> bool:
+    """Whether `sys.getrefcount` counts the references of local variables and arguments, as it does before 3.14."""
+    return sys.getrefcount(tensor) == 4  # held by: the caller's list, its variable, the argument, and getrefcount's
+
+
+_held = [torch.zeros((), device="cpu")]
+_tensor_held = _held[0]
+_COUNTS_ALL = _counts_all_references(_tensor_held)
+"""Where it is False nobody can tell who holds a gradient, so gradients are copied."""
+del _held, _tensor_held
+
+
 def nobody_else_holds(tensor: torch.Tensor, python_references: int) -> bool:
     """Whether a tensor, and its memory, belong to the caller alone, who has so many Python references to it.
 
@@ -109,7 +121,8 @@ def nobody_else_holds(tensor: torch.Tensor, python_references: int) -> bool:
             return False
         holders = 3
     return (
-        sys.getrefcount(tensor) <= python_references + 2  # this function's argument, and getrefcount's
+        _COUNTS_ALL
+        and sys.getrefcount(tensor) <= python_references + 2  # this function's argument, and getrefcount's
         and tensor._use_count() == 1  # type: ignore[attr-defined]  # private
         and _C._storage_Use_Count(tensor.untyped_storage()._cdata) <= holders
     )

@@ -63,8 +63,8 @@ class Reference:
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise PayloadError(
-            f"{self!r} cannot be pickled: a reference can only be sent inside a call, which tells its owner "
-            "about the new holder. Send it as an argument or result of rpc_sync, rpc_async or remote, or pickle its value "
+            f"{self!r} cannot be pickled: a reference can only be sent inside a call, which tells its owner about the "
+            "new holder. Send it as an argument or result of rpc_sync, rpc_async or remote, or pickle its value "
             "(to_here())"
         )
 
