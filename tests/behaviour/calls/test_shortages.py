@@ -27,7 +27,7 @@ from telegrad.testing.group import local_group
 from telegrad.transport import slabs, sockets
 from telegrad.transport.buffers import BufferPool
 from telegrad.waiting import RealRuntime
-from telegrad.wire import frames
+from telegrad.wire import frame_reader
 
 Group = dict[str, Agent]
 PATIENCE = 20.0
@@ -146,7 +146,7 @@ def refusing(kind: str) -> Iterator[Refused]:
         elif kind == "a buffer":
             patch.setattr(BufferPool, "take", after_asking(BufferPool.take))
         elif kind == "a body":
-            patch.setattr(frames, "_room_for", no_room)
+            patch.setattr(frame_reader, "_allocate_body", no_room)
         elif kind == "a delivery":
             patch.setattr(Agent, "deliver", after_asking(Agent.deliver))
         yield refused
