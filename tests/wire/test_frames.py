@@ -39,6 +39,13 @@ def test_another_protocol_version_is_named_in_the_error() -> None:
         check_header(header, 0, Limits())
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_a_valid_header_is_accepted_up_to_the_limit(kind: Kind) -> None:
+    check_header(b"before" + pack_header(kind, 100, 1, 2, 3), 6, Limits(frame=100))
+    with pytest.raises(LimitExceeded):
+        check_header(pack_header(kind, 101, 1, 2, 3), 0, Limits(frame=100))
+
+
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ProtocolError, match="unknown kind 99"):
         check_header(pack_header(99, 0, 1, 0, 0), 0, Limits())

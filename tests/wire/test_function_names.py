@@ -88,3 +88,11 @@ def test_the_error_of_resolving_names_what_is_missing(name: str, message: str) -
     with pytest.raises(FunctionNotFound, match=message) as caught:
         resolve_function(name)
     assert caught.value.function == name
+
+
+def test_a_classmethod_of_a_class_that_cannot_be_imported_has_no_name() -> None:
+    class Local:
+        @classmethod
+        def make(cls) -> None: ...
+
+    assert function_name(Local.make) is None

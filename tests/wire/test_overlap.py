@@ -69,3 +69,8 @@ def test_there_is_no_root_where_none_covers_the_others_or_torch_would_not_record
         view = x[:2]
     assert relations([x, view.requires_grad_()]) == [UNRELATED] * 2
     assert relations([x, x.detach().view(torch.int32)]) == [UNRELATED] * 2
+
+
+def test_a_negated_view_has_no_root() -> None:
+    x = torch.ones(2, requires_grad=True) * 2
+    assert relations([x, torch._neg_view(x.detach())]) == [UNRELATED] * 2

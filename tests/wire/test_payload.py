@@ -340,3 +340,19 @@ def test_encoding_works_in_inference_mode() -> None:
     with torch.inference_mode():
         encoded = encode([torch.ones(2), nn.Linear(2, 2)])
     assert carried(encoded)[0].tolist() == [1, 1]
+
+
+def test_objects_of_main_in_this_process_are_sent_by_name_or_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Mine: pass\ndef function(): return 1", namespace)
+    for name in ("Mine", "function"):
+        monkeypatch.setattr(main, name, namespace[name], raising=False)
+    value = [main.Mine, main.function, main.Mine()]  # type: ignore[attr-defined]  # set above
+    assert b"cloudpickle" not in encode(value).data
+    assert b"cloudpickle" in encode(value, main_by_name=False).data
+    by_name = decode(encode([*value, lambda: 1]).data, [])
+    assert by_name[0] is main.Mine  # type: ignore[index, attr-defined]  # a list
+    monkeypatch.delattr(main, "Mine")
+    by_value: Any = decode(encode([namespace["Mine"]()]).data, [])
+    assert type(by_value[0]).__name__ == "Mine"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telegrad.errors import PayloadError
 from telegrad.wire.payload import Reference, decode, encode
 
 
@@ -69,3 +72,8 @@ def test_the_same_reference_twice_in_a_message_is_one() -> None:
     assert len(encoded.references) == 1
     first, _, second = arrived([name, torch.ones(1), name])
     assert first is second
+
+
+def test_a_reference_cannot_be_pickled_outside_a_call() -> None:
+    with pytest.raises(PayloadError, match="can only be sent inside a call"):
+        pickle.dumps(Name(1))

@@ -12,6 +12,7 @@ from torch import nn
 
 from support.values import Batch, Pair, carried, sent
 from telegrad.wire.payload import encode
+from telegrad.wire.standalone_arguments import StandaloneArgument, separate_arguments
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,32 @@ def test_an_optimizer_that_is_sent_with_its_module_still_steps_it() -> None:
     arrived, optimizer = sent([model, torch.optim.SGD(model.parameters(), lr=1.0)])
     assert optimizer.param_groups[0]["params"][0] is arrived.weight_ih_l0
     assert arrived._flat_weights[0] is arrived.weight_ih_l0
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenBatch:
+    weight: torch.Tensor
+    size: int = 3
+
+
+def test_a_frozen_dataclass_is_copied_and_one_without_parameters_is_not() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    plain, batch = Batch(torch.ones(2), []), FrozenBatch(weight)
+    separated = separate_arguments([plain, batch], {id(weight)})
+    assert separated[0] is plain
+    assert isinstance(separated[1].weight, StandaloneArgument)
+    assert (separated[1].size, batch.weight is weight) == (3, True)
+
+
+def test_the_search_for_arguments_is_bounded() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    deep: Any = [weight]
+    for _ in range(60):
+        deep = [deep]
+    assert separate_arguments(deep, {id(weight)}) is deep
+
+
+def test_other_objects_keep_the_parameters_of_their_module() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight])
+    assert separate_arguments(optimizer, {id(weight)}) is optimizer

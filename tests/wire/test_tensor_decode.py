@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telegrad.errors import ProtocolError
 from telegrad.wire import tensor_decode as building
-from telegrad.wire.descriptors import CODES, STRIDED, VIEW, TensorDescriptor
-from telegrad.wire.tensor_decode import _decode_plain, _RegionDecoder
+from telegrad.wire.descriptors import CODES, QUANTIZED_CHANNELS, STRIDED, VIEW, TensorDescriptor
+from telegrad.wire.tensor_decode import _decode_plain, _RegionDecoder, decode_tensors
 
 ANY = st.builds(
     TensorDescriptor,
@@ -50,3 +52,17 @@ def test_small_tensors_in_a_large_region_are_copied_out_of_it() -> None:
 def test_memory_that_cannot_be_written_is_not_for_the_short_way() -> None:
     descriptor = TensorDescriptor(STRIDED, CODES[torch.float32], 0, (4,))
     assert _decode_plain([descriptor], memoryview(bytes(16))) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz.*")
+@pytest.mark.parametrize(("dtype", "part"), [(torch.complex64, 1), (torch.bool, 1), (torch.complex64, 2)])
+def test_quantised_channels_with_scales_that_are_not_real_numbers_are_refused(dtype: torch.dtype, part: int) -> None:
+    parts = [
+        TensorDescriptor(STRIDED, CODES[torch.int8], 0, (2, 2)),
+        TensorDescriptor(STRIDED, CODES[torch.float64], 16, (2,)),
+        TensorDescriptor(STRIDED, CODES[torch.int64], 32, (2,)),
+    ]
+    parts[part] = TensorDescriptor(STRIDED, CODES[dtype], 16 * part, (2,))
+    descriptor = TensorDescriptor(QUANTIZED_CHANNELS, CODES[torch.qint8], 0, (2, 2), parts=tuple(parts), detail=(0,))
+    with pytest.raises(ProtocolError, match="not real numbers"):
+        decode_tensors([descriptor], bytearray(64))

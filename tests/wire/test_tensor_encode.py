@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telegrad.errors import PayloadError
 from telegrad.wire import tensor_encode as layout
 from telegrad.wire.tensor_decode import decode_tensors
 from telegrad.wire.tensor_encode import RegionLayout, encode_tensors
@@ -80,3 +81,41 @@ def test_contents_are_written_whole_whatever_their_size(size: int) -> None:
     region = written(described)
     assert region[: 4 * size] == x.numpy().tobytes()
     assert region[described.descriptors[1].offset :][:12] == y.numpy().tobytes()
+
+
+def test_a_storage_that_is_freed_before_the_copy_is_noticed() -> None:
+    x = torch.ones(8)
+    described = encode_tensors([x])
+    x.untyped_storage().resize_(0)
+    with pytest.raises(PayloadError, match="freed"):
+        described.copy()
+
+
+def test_a_sparse_meta_tensor_is_refused() -> None:
+    with pytest.raises(PayloadError, match=r"a meta tensor of layout torch\.sparse_coo"):
+        encode_tensors([torch.empty((2, 2), layout=torch.sparse_coo, device="meta")])
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz.*")
+def test_a_quantised_tensor_with_floating_point_zero_points_is_refused() -> None:
+    x = torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.quint8)
+    with pytest.raises(PayloadError, match="per_channel_affine_float_qparams"):
+        encode_tensors([x])
+
+
+def test_unaligned_memory_from_outside_torch_is_sent_without_sharing() -> None:
+    memory = bytearray(range(41))
+    whole = torch.frombuffer(memory, dtype=torch.float32, count=10, offset=1)
+    described = encode_tensors([whole, whole[:4]])
+    restored = decode_tensors(described.descriptors, bytearray(written(described)))
+    for found, expected in zip(restored, (whole, whole[:4]), strict=True):
+        assert isinstance(found, torch.Tensor)
+        assert found.numpy().tobytes() == expected.numpy().tobytes()
+    assert restored[0].data_ptr() != restored[1].data_ptr()  # type: ignore[union-attr]  # tensors
+
+
+def test_a_tensor_whose_memory_cannot_be_accessed_is_refused() -> None:
+    x = torch.ones(3)
+    torch._C._set_throw_on_mutable_data_ptr(x)  # as torch does for tensors with fake storage
+    with pytest.raises(PayloadError, match="no memory of its own"):
+        encode_tensors([x])

@@ -568,15 +568,15 @@ def test_descriptors_are_checked_before_they_are_believed() -> None:
         forms.VIEW,
         forms.META,
     ):  # torch crashes on a quantised tensor without parameters
-        refused(TensorDescriptor(form, forms.CODES[torch.qint8], 0, (4,), (1,), detail=(64, 0)))
+        refused(TensorDescriptor(form, forms.CODES[torch.qint8], 0, (4,), (1,), detail=(64, 0, 0, 0)))
     refused(TensorDescriptor(forms.BUFFER, 0, 0, (65,)))
     refused(TensorDescriptor(forms.BUFFER, 0, 0, (2, 2)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 13)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(128, 0)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, -1)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 0.5)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 13, 0, 0)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(128, 0, 0, 0)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, -1, 0, 0)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 0.5, 0, 0)))
     refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (2,), (2**62,), detail=(64, 0)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (2,), (2**62,), detail=(64, 0, 0, 0)))
     refused(TensorDescriptor(forms.META, single, 0, (2**62, 2), (1, 1)), LimitExceeded)
     refused(TensorDescriptor(forms.META, single, 0, (2,)))
     refused(TensorDescriptor(forms.COO, single, 0, (2, 2)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.paths import ROOT
-from telegrad.errors import FunctionNotFound
+from telegrad.errors import FunctionNotFound, PayloadError
 from telegrad.wire.function_names import function_name, resolve_function
 from telegrad.wire.payload import decode, encode
 
@@ -64,3 +64,17 @@ def test_a_script_module_arrives_whole() -> None:
     encoded = encode([module])
     (there,) = decode(encoded.data, encoded.attachments)  # type: ignore[misc]  # a list
     assert torch.equal(there(torch.ones(2)), module(torch.ones(2)))
+
+
+@pytest.mark.parametrize("edges", [True, False])
+def test_script_modules_with_and_without_parameters_are_listed(edges: bool) -> None:
+    frozen = torch.jit.script(torch.nn.Linear(2, 3).requires_grad_(False))
+    trained = torch.jit.script(torch.nn.Linear(2, 3))
+    assert encode([frozen, trained], edges=edges).modules == (trained,)
+
+
+def test_a_script_module_with_a_tensor_that_has_a_history_is_refused_in_a_context() -> None:
+    module = torch.jit.script(torch.nn.BatchNorm1d(2))
+    module.running_mean = torch.ones(2, requires_grad=True) * 2
+    with pytest.raises(PayloadError, match="it is part of a TorchScript module"):
+        encode([module])

@@ -6,10 +6,13 @@ import threading
 from typing import Any
 
 import pytest
+import torch
+import torch.fx
 
 from support.values import Holder, Pair, Slotted
 from telegrad.errors import PayloadError
 from telegrad.wire.payload import encode
+from telegrad.wire.unpicklable import find_unpicklable
 
 
 def path_of(value: object, root: str | tuple[str, ...]) -> str:
@@ -65,3 +68,27 @@ def test_errors_of_user_code_become_payload_errors_with_a_path() -> None:
     assert path_of([1, Broken()], "result") == "result[1]"
     with pytest.raises(PayloadError, match="ValueError: broken"):
         encode(Broken())
+
+
+def test_all_names_are_listed_if_no_part_fails_alone() -> None:
+    def pickle(part: object) -> None:
+        """Accept every part."""
+
+    assert find_unpicklable(([1], {}), ("args", "kwargs"), pickle) == "args or kwargs"
+
+
+def test_parts_of_objects_with_custom_reducers_are_not_searched() -> None:
+    class Custom:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __reduce_ex__(self, protocol: object) -> Any:
+            return Custom, (self.lock,)
+
+    assert path_of([Custom()], "result") == "result[0]"
+
+
+def test_a_placeholder_of_torch_fx_is_refused() -> None:
+    proxy = torch.fx.Proxy(torch.fx.Graph().placeholder("x"))
+    with pytest.raises(PayloadError, match=r"torch.fx is tracing this code.*torch.fx.wrap"):
+        encode([proxy])

@@ -238,7 +238,8 @@ class _Reducers(dict[type, Any]):
         elif isinstance(self._pending, Reference):
             self._references.append((len(self._attachments) + len(self._references), self._pending))
             self._pending = None
-        elif self._pending is not None:
+        else:
+            assert self._pending is not None  # set by the reducer that returned the marker
             self._attachments.append(self._pending)
             self._pending = None
 
