@@ -119,10 +119,10 @@ def test_tensors_and_other_buffers_keep_their_order() -> None:
         np.arange(6).reshape(2, 3).T,
         torch.tensor(2),
     ]
-    arrived = sent(value)
-    assert [int(arrived[i]) for i in (0, 2, 5)] == [0, 1, 2]
-    assert (arrived[1] == np.arange(3)).all()
-    assert (arrived[4] == value[4]).all()
+    received = sent(value)
+    assert [int(received[i]) for i in (0, 2, 5)] == [0, 1, 2]
+    assert (received[1] == np.arange(3)).all()
+    assert (received[4] == value[4]).all()
     assert len(encode(value).attachments) == 5
 
 
@@ -183,9 +183,9 @@ def test_a_module_buffer_stays_a_buffer() -> None:
 
 
 def test_lazy_modules_stay_uninitialised() -> None:
-    arrived = sent(nn.LazyLinear(3))
-    assert isinstance(arrived.weight, nn.UninitializedParameter)
-    assert arrived(torch.ones(1, 2)).shape == (1, 3)
+    received = sent(nn.LazyLinear(3))
+    assert isinstance(received.weight, nn.UninitializedParameter)
+    assert received(torch.ones(1, 2)).shape == (1, 3)
 
 
 def test_the_tensors_of_a_module_are_module_leaves() -> None:
@@ -196,10 +196,10 @@ def test_the_tensors_of_a_module_are_module_leaves() -> None:
     own = {i for i, x in enumerate(encoded.attachments) if any(x is t for t in tensors)}
     assert encoded.module_leaves == own
     assert len(own) == len(tensors)
-    arrived = carried(encoded)[0][1].eval()
+    received = carried(encoded)[0][1].eval()
     x = torch.randn(4, 2)
-    assert torch.equal(arrived(x), model.eval()(x))
-    assert all(isinstance(p, nn.Parameter) and p.is_leaf and p.requires_grad for p in arrived.parameters())
+    assert torch.equal(received(x), model.eval()(x))
+    assert all(isinstance(p, nn.Parameter) and p.is_leaf and p.requires_grad for p in received.parameters())
 
 
 def test_without_edges_a_parameter_next_to_its_module_is_one_object() -> None:
@@ -207,15 +207,15 @@ def test_without_edges_a_parameter_next_to_its_module_is_one_object() -> None:
     encoded = encode([model.weight, model], edges=False)
     assert len(encoded.attachments) == 2
     assert encoded.module_leaves == {0, 1}
-    weight, arrived = carried(encoded)
-    assert arrived.weight is weight
+    weight, received = carried(encoded)
+    assert received.weight is weight
 
 
 def test_tied_weights_stay_tied() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
-    arrived = sent(model)
-    assert arrived[0].weight is arrived[1].weight
+    received = sent(model)
+    assert received[0].weight is received[1].weight
 
 
 def test_lambdas_closures_and_local_classes_are_sent_by_value() -> None:

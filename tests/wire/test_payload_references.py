@@ -1,4 +1,4 @@
-"""References survive encoding among tensors, containers and closures, each in its place."""
+"""References keep their positions among tensors, containers and closures."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ values = st.recursive(
 )
 
 
-def arrived(value: object) -> Any:
-    """As a message carries it: each reference is replaced by one that the receiver made."""
+def received(value: object) -> Any:
+    """Encode and decode a value, with each reference replaced by one of the receiver, as in a message."""
     encoded = encode(value)
     made = [(position, Name(reference.number)) for position, reference in encoded.references]
     assert [position for position, _ in made] == sorted({position for position, _ in made})
@@ -57,20 +57,20 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @given(values)
-def test_references_arrive_in_their_places(value: object) -> None:
-    assert equal(arrived(value), value)
+def test_references_keep_their_positions(value: object) -> None:
+    assert equal(received(value), value)
 
 
 @given(values)
-def test_references_arrive_in_closures(value: object) -> None:
-    assert equal(arrived(lambda: value)(), value)
+def test_references_in_closures_round_trip(value: object) -> None:
+    assert equal(received(lambda: value)(), value)
 
 
-def test_the_same_reference_twice_in_a_message_is_one() -> None:
+def test_a_repeated_reference_is_one_object() -> None:
     name = Name(1)
     encoded = encode([name, torch.ones(1), name])
     assert len(encoded.references) == 1
-    first, _, second = arrived([name, torch.ones(1), name])
+    first, _, second = received([name, torch.ones(1), name])
     assert first is second
 
 

@@ -57,15 +57,15 @@ def test_a_list_that_contains_itself_and_a_module_round_trips() -> None:
     model = nn.Linear(2, 2)
     cycle: list[Any] = [model]
     cycle.append(cycle)
-    arrived = sent(cycle)
-    assert arrived[1] is arrived
+    received = sent(cycle)
+    assert received[1] is received
 
 
 def test_an_optimizer_that_is_sent_with_its_module_still_steps_it() -> None:
     model = nn.LSTM(2, 2)
-    arrived, optimizer = sent([model, torch.optim.SGD(model.parameters(), lr=1.0)])
-    assert optimizer.param_groups[0]["params"][0] is arrived.weight_ih_l0
-    assert arrived._flat_weights[0] is arrived.weight_ih_l0
+    received, optimizer = sent([model, torch.optim.SGD(model.parameters(), lr=1.0)])
+    assert optimizer.param_groups[0]["params"][0] is received.weight_ih_l0
+    assert received._flat_weights[0] is received.weight_ih_l0
 
 
 @dataclasses.dataclass(frozen=True)

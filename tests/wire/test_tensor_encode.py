@@ -1,4 +1,4 @@
-"""The short way for contiguous tensors describes and writes what the long way would."""
+"""The fast path for contiguous tensors gives the same result as the general path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telegrad.errors import PayloadError
-from telegrad.wire import tensor_encode as layout
+from telegrad.wire import tensor_encode
 from telegrad.wire.tensor_decode import decode_tensors
 from telegrad.wire.tensor_encode import RegionLayout, encode_tensors
 
@@ -43,10 +43,10 @@ def written(described: RegionLayout) -> bytes:
 
 
 @given(st.lists(tensors(), min_size=1, max_size=4))
-def test_both_ways_describe_and_write_the_same(attachments: list[torch.Tensor]) -> None:
+def test_both_paths_describe_and_write_the_same(attachments: list[torch.Tensor]) -> None:
     found = encode_tensors(attachments)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "_describe_plain", lambda *_: False)
+        patch.setattr(tensor_encode, "_describe_plain", lambda *_: False)
         expected = encode_tensors(attachments)
     assert (found.descriptors, found.size) == (expected.descriptors, expected.size)
     assert written(found) == written(expected)
@@ -57,15 +57,17 @@ def test_dense_tensors_are_copied_at_once_and_others_are_not() -> None:
     x = torch.arange(5.0)
     assert encode_tensors([x, x.double()]).copy() is not None
     assert encode_tensors([x.expand(2, 5)]).copy() is None
-    with torch.device("cpu"):  # a mode of the thread's, which would see what is done here
+    with torch.device("cpu"):  # a mode of the thread, which would intercept the copy
         assert encode_tensors([x]).copy() is None
 
 
-def test_an_ordinary_tensor_takes_the_short_way() -> None:
-    assert layout._describe_plain(RegionLayout(), [torch.ones(4, 1), torch.nn.Parameter(torch.ones(3))], share=True)
+def test_a_contiguous_tensor_takes_the_fast_path() -> None:
+    assert tensor_encode._describe_plain(
+        RegionLayout(), [torch.ones(4, 1), torch.nn.Parameter(torch.ones(3))], share=True
+    )
 
 
-def test_what_shares_memory_does_so_on_arrival_unless_that_is_not_wanted() -> None:
+def test_overlapping_tensors_share_memory_unless_disabled() -> None:
     x = torch.ones(4)
     for share in (True, False):
         described = encode_tensors([x, x], share=share)
@@ -75,7 +77,7 @@ def test_what_shares_memory_does_so_on_arrival_unless_that_is_not_wanted() -> No
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
-def test_contents_are_written_whole_whatever_their_size(size: int) -> None:
+def test_contents_of_any_size_are_written_completely(size: int) -> None:
     x, y = torch.rand(size), torch.rand(3)
     described = encode_tensors([x, y])
     region = written(described)

@@ -1,4 +1,4 @@
-"""Tensors arrive as they were sent, share memory only by the rules, and no descriptor can reach beyond its region."""
+"""Tensors round-trip, share memory only if they overlap, and no descriptor can reach beyond its region."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def sent(attachments: Sequence[Any], **options: Any) -> list[Any]:
-    """What arrives, by way of the bytes that a frame would carry."""
+    """Encode and decode attachments, with their descriptors as a frame carries them."""
     layout = encode_tensors(attachments)
     region = bytearray(layout.size)
     layout.write(region)
@@ -57,17 +57,17 @@ def contents(x: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", PLAIN_DTYPES, ids=str)
-def test_every_dtype_arrives_bit_for_bit(dtype: torch.dtype) -> None:
+def test_every_dtype_round_trips_bit_for_bit(dtype: torch.dtype) -> None:
     x = sample(dtype, 4, 6)
     dense, transposed, gaps = (sent([view])[0] for view in (x, x.t(), x[:, ::2]))
-    for original, arrived in ((x, dense), (x.t(), transposed), (x[:, ::2], gaps)):
-        assert arrived.dtype is dtype
-        assert arrived.shape == original.shape
-        assert contents(arrived) == contents(original)
+    for original, received in ((x, dense), (x.t(), transposed), (x[:, ::2], gaps)):
+        assert received.dtype is dtype
+        assert received.shape == original.shape
+        assert contents(received) == contents(original)
 
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32], ids=str)
-def test_quantised_tensors_arrive_with_their_parameters(dtype: torch.dtype) -> None:
+def test_quantised_tensors_keep_their_parameters(dtype: torch.dtype) -> None:
     whole = torch.quantize_per_tensor(torch.linspace(0, 3, 6).reshape(2, 3), 0.25, 1, dtype)
     scales, zero_points = torch.tensor([0.25, 0.5]), torch.tensor([0, 1])
     channels = torch.quantize_per_channel(torch.linspace(0, 3, 6).reshape(2, 3), scales, zero_points, 0, dtype)
@@ -79,7 +79,7 @@ def test_quantised_tensors_arrive_with_their_parameters(dtype: torch.dtype) -> N
     assert b.q_per_channel_axis() == 0
 
 
-def test_a_dtype_that_cannot_travel_is_refused_by_name() -> None:
+def test_an_unsupported_dtype_is_refused_by_name() -> None:
     with pytest.raises(PayloadError, match=r"torch\.quint4x2"):
         encode_tensors([torch.empty(4, dtype=torch.quint4x2)])
 
@@ -115,9 +115,9 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 def test_any_views_round_trip(originals: list[torch.Tensor]) -> None:
     layout = encode_tensors(originals)
     assert all(d.offset % 16 == 0 for d in layout.descriptors)
-    arrived = sent(originals)
-    assert len(arrived) == len(originals)
-    for original, tensor in zip(originals, arrived, strict=True):
+    received = sent(originals)
+    assert len(received) == len(originals)
+    for original, tensor in zip(originals, received, strict=True):
         assert tensor.dtype is original.dtype
         assert tensor.shape == original.shape
         assert torch.equal(tensor, original)
@@ -146,7 +146,7 @@ def test_a_dense_tensor_keeps_its_strides(x: torch.Tensor) -> None:
         assert torch.equal(y, x)
 
 
-def test_a_view_ships_only_its_own_elements() -> None:
+def test_only_the_elements_of_a_view_are_sent() -> None:
     base = torch.randn(1000, 1000)
     assert encode_tensors([base[5, 10:20]]).size == 48
     assert encode_tensors([base[:4, 7]]).size == 16
@@ -165,21 +165,21 @@ def test_conjugated_and_negated_views_are_resolved() -> None:
     assert torch.equal(negated, -x.imag)
 
 
-def test_torchs_shorthand_for_zeros_arrives_as_zeros() -> None:
+def test_a_zero_tensor_without_memory_is_received_as_zeros() -> None:
     (y,) = sent([torch._efficientzerotensor(3)])
     assert y.tolist() == [0, 0, 0]
     assert not y._is_zerotensor()
 
 
-def test_requires_grad_arrives_on_leaves() -> None:
+def test_leaves_keep_requires_grad() -> None:
     leaf = torch.randn(3, requires_grad=True)
-    arrived = sent([leaf, leaf * 2, leaf.detach(), torch.nn.Parameter(torch.ones(2)), leaf[::2]])
-    assert [t.requires_grad for t in arrived] == [True, True, False, True, True]
-    assert all(t.is_leaf for t in arrived)
-    assert torch.equal(arrived[1], (leaf * 2).detach())
+    received = sent([leaf, leaf * 2, leaf.detach(), torch.nn.Parameter(torch.ones(2)), leaf[::2]])
+    assert [t.requires_grad for t in received] == [True, True, False, True, True]
+    assert all(t.is_leaf for t in received)
+    assert torch.equal(received[1], (leaf * 2).detach())
 
 
-def test_writing_is_the_snapshot() -> None:
+def test_writing_takes_a_snapshot() -> None:
     x, gaps = torch.zeros(4), torch.zeros(4, 4)[:, ::2]
     layout = encode_tensors([x, gaps])
     region = bytearray(layout.size)
@@ -197,7 +197,7 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return not torch.equal(before, b)
 
 
-def test_views_of_one_storage_share_it_on_arrival() -> None:
+def test_overlapping_views_share_memory_on_the_receiver() -> None:
     x = torch.arange(12.0).reshape(3, 4)
     a, row, column, same = sent([x, x[1], x[:, 2], x.detach()])
     assert torch.equal(a, x)
@@ -208,7 +208,7 @@ def test_views_of_one_storage_share_it_on_arrival() -> None:
     assert shares_memory(row, a)
 
 
-def test_shared_views_have_one_version_counter_so_that_autograd_notices_changes() -> None:
+def test_overlapping_views_share_a_version_counter() -> None:
     x = torch.ones(4)
     a, half = sent([x, x[:2]])
     w = torch.ones(4, requires_grad=True)
@@ -253,14 +253,14 @@ def test_tensors_that_overlap_share_memory_whether_they_require_grad_or_not(requ
     assert shares_memory(b, c)
 
 
-def test_memory_that_torch_does_not_own_is_shared_by_address() -> None:
+def test_memory_from_outside_torch_is_compared_by_address() -> None:
     array = np.arange(5.0)
     a, b = sent([torch.from_numpy(array), torch.from_numpy(array[1:3])])
     assert b.tolist() == [1, 2]
     assert shares_memory(a, b)
 
 
-def test_a_tensor_and_its_conjugate_stay_one_memory() -> None:
+def test_a_tensor_and_its_conjugate_share_memory() -> None:
     x = torch.complex(torch.ones(3), torch.ones(3))
     a, conjugate, negated = sent([x, x.conj(), x.conj().imag])
     a.mul_(2)
@@ -275,7 +275,7 @@ def test_views_of_several_dtypes_have_one_version_counter() -> None:
     assert a._version == halves._version == 1
 
 
-def test_a_change_of_the_real_form_of_a_complex_tensor_is_recorded() -> None:
+def test_an_in_place_change_of_a_real_view_of_a_complex_tensor_is_recorded() -> None:
     x = torch.complex(torch.ones(3), torch.ones(3))
     for order in (1, -1):
         a, parts = sent([x, torch.view_as_real(x)][::order])[::order]
@@ -286,7 +286,7 @@ def test_a_change_of_the_real_form_of_a_complex_tensor_is_recorded() -> None:
         assert w.grad.tolist() == [3, 0]
 
 
-def test_only_tensors_that_have_elements_in_common_share_memory() -> None:
+def test_only_tensors_with_common_elements_share_memory() -> None:
     x = torch.arange(12.0).reshape(3, 4)
     assert encode_tensors([x[:, 0], x[:, 1]]).size == 32
     assert encode_tensors(list(x.chunk(2, 1))).size == 64
@@ -296,7 +296,7 @@ def test_only_tensors_that_have_elements_in_common_share_memory() -> None:
     assert column.tolist() == [1, 5, 7]
 
 
-def test_views_far_apart_ship_separately() -> None:
+def test_views_that_are_far_apart_are_sent_separately() -> None:
     x = torch.arange(1000.0)
     assert encode_tensors([x[:4], x[-4:]]).size == 32
     a, b = sent([x[:4], x[-4:]])
@@ -323,17 +323,17 @@ def test_sparse_coo_keeps_whether_it_is_coalesced() -> None:
     loose = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, 3.0]), (3, 4))
     hybrid = torch.sparse_coo_tensor(indices, torch.randn(3, 2), (3, 4, 2))
     empty = torch.sparse_coo_tensor(size=(2, 2))
-    arrived = sent([loose, loose.coalesce(), hybrid, empty, loose.clone().requires_grad_()])
-    assert [t.is_coalesced() for t in arrived[:2]] == [False, True]
-    assert arrived[0]._nnz() == 3
-    for original, tensor in zip([loose, loose, hybrid, empty], arrived, strict=False):
+    received = sent([loose, loose.coalesce(), hybrid, empty, loose.clone().requires_grad_()])
+    assert [t.is_coalesced() for t in received[:2]] == [False, True]
+    assert received[0]._nnz() == 3
+    for original, tensor in zip([loose, loose, hybrid, empty], received, strict=False):
         assert same_sparse(original, tensor)
-    assert arrived[4].requires_grad
-    assert arrived[4].is_leaf
+    assert received[4].requires_grad
+    assert received[4].is_leaf
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc], ids=str)
-def test_compressed_sparse_layouts_arrive(layout: torch.layout) -> None:
+def test_compressed_sparse_layouts_round_trip(layout: torch.layout) -> None:
     dense = torch.eye(4) * torch.arange(4.0)
     blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
     x = dense.to_sparse(layout=layout, blocksize=blocks)
@@ -341,14 +341,14 @@ def test_compressed_sparse_layouts_arrive(layout: torch.layout) -> None:
     assert same_sparse(x, y)
 
 
-def test_meta_tensors_arrive_as_shapes() -> None:
+def test_meta_tensors_round_trip() -> None:
     x = torch.empty(3, 10**12, device="meta", dtype=torch.float16).t().requires_grad_()
     assert encode_tensors([x]).size == 0
     (y,) = sent([x])
     assert (y.device, y.shape, y.stride(), y.dtype, y.requires_grad) == (x.device, x.shape, x.stride(), x.dtype, True)
 
 
-def test_a_tensor_from_a_device_that_is_missing_here_is_refused_or_mapped() -> None:
+def test_a_tensor_from_a_missing_device_is_refused_or_mapped() -> None:
     layout = encode_tensors([torch.ones(3)])
     region = bytearray(layout.size)
     layout.write(region)
@@ -363,7 +363,7 @@ def test_a_tensor_from_a_device_that_is_missing_here_is_refused_or_mapped() -> N
     assert z.is_meta
 
 
-def test_layouts_that_cannot_travel_are_refused_by_name() -> None:
+def test_unsupported_layouts_are_refused_by_name() -> None:
     with pytest.raises(PayloadError, match="mkldnn"):
         encode_tensors([torch.randn(3).to_mkldnn()])
     with pytest.raises(PayloadError, match="nested"):
@@ -400,7 +400,7 @@ def test_a_storage_freed_before_the_write_is_noticed() -> None:
 # ---- buffers and memory
 
 
-def test_other_buffers_arrive_as_memoryviews() -> None:
+def test_other_buffers_are_received_as_memoryviews() -> None:
     x, data, empty = torch.ones(3), bytearray(b"abc" * 10), bytearray()
     a, view, nothing, b = sent([x, pickle.PickleBuffer(data), pickle.PickleBuffer(empty), x.clone()])
     assert isinstance(view, memoryview)
@@ -409,7 +409,7 @@ def test_other_buffers_arrive_as_memoryviews() -> None:
     assert torch.equal(a, b)
 
 
-def test_tensors_lie_in_the_region_and_keep_it_alive() -> None:
+def test_tensors_use_the_memory_of_the_region_and_keep_it_alive() -> None:
     class Region(bytearray):
         """A bytearray that can be watched."""
 
@@ -457,7 +457,7 @@ def test_the_region_must_be_large_enough_and_writable() -> None:
         decode_tensors(layout.descriptors, memoryview(bytes(32)))
 
 
-def test_a_region_of_another_item_size_is_a_row_of_bytes_all_the_same() -> None:
+def test_a_region_of_another_item_size_is_used_as_bytes() -> None:
     layout = encode_tensors([torch.ones(8), pickle.PickleBuffer(b"x" * 8)])
     region = memoryview(bytearray(48)).cast("d")
     layout.write(region)
@@ -495,7 +495,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_state_of_the_thread_does_not_leak_in(mode: str) -> None:
+def test_the_torch_state_of_the_thread_has_no_effect(mode: str) -> None:
     x = torch.arange(12.0).reshape(3, 4).requires_grad_()
     y = torch.arange(6.0)
     attachments = [x, x.t()[::2], y, y[:3], torch.eye(3).to_sparse()]
@@ -512,7 +512,7 @@ def test_the_state_of_the_thread_does_not_leak_in(mode: str) -> None:
     assert b.requires_grad
 
 
-def test_the_default_dtype_does_not_leak_in() -> None:
+def test_the_default_dtype_has_no_effect() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         (x, empty) = sent([torch.ones(2, dtype=torch.float32), torch.empty(0, dtype=torch.float32)])
@@ -521,7 +521,7 @@ def test_the_default_dtype_does_not_leak_in() -> None:
     assert x.dtype is empty.dtype is torch.float32
 
 
-def test_tensors_made_in_inference_mode_can_be_sent() -> None:
+def test_inference_tensors_can_be_sent() -> None:
     with torch.inference_mode():
         x = torch.arange(6.0).reshape(2, 3)
         gaps = x[:, ::2]
@@ -531,7 +531,7 @@ def test_tensors_made_in_inference_mode_can_be_sent() -> None:
         assert not y.is_inference()
 
 
-def test_modes_come_back_in_order_also_after_an_error() -> None:
+def test_modes_are_restored_in_order_even_after_an_error() -> None:
     outer, inner = Interfering(), Interfering()
     with outer, inner:
         with pytest.raises(ProtocolError):
@@ -542,7 +542,7 @@ def test_modes_come_back_in_order_also_after_an_error() -> None:
 # ---- what a peer may claim
 
 
-def test_descriptors_are_checked_before_they_are_believed() -> None:
+def test_invalid_descriptors_are_refused() -> None:
     def refused(descriptor: TensorDescriptor, error: type[Exception] = ProtocolError) -> None:
         with pytest.raises(error):
             decode_tensors([descriptor], bytearray(64))
@@ -583,7 +583,7 @@ def test_descriptors_are_checked_before_they_are_believed() -> None:
     refused(TensorDescriptor(11, single, 0, (2, 2)))
 
 
-def test_attachments_may_not_lie_over_each_other() -> None:
+def test_overlapping_attachments_are_refused() -> None:
     one = TensorDescriptor(forms.STRIDED, forms.CODES[torch.uint8], 0, (48,))
     with pytest.raises(ProtocolError, match="overlapping attachments"):
         decode_tensors([one, one], bytearray(64))
@@ -625,10 +625,10 @@ def descriptors(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[TensorDescri
 def test_no_descriptor_reaches_beyond_the_region(claims: list[TensorDescriptor], content: bytes) -> None:
     region = bytearray(content)
     try:
-        arrived = decode_tensors(claims, region)
+        received = decode_tensors(claims, region)
     except (ProtocolError, PayloadError):
         return
-    for item in arrived:
+    for item in received:
         if isinstance(item, memoryview):
             assert item.nbytes <= len(region)
         elif item.layout is torch.strided and not item.is_meta and not item.is_quantized and item.numel():
@@ -638,7 +638,7 @@ def test_no_descriptor_reaches_beyond_the_region(claims: list[TensorDescriptor],
 
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_a_damaged_composite_gives_a_sound_tensor_or_an_error(data: st.DataObject) -> None:
+def test_a_damaged_composite_gives_a_valid_tensor_or_an_error(data: st.DataObject) -> None:
     values, scales, zero_points = torch.linspace(0, 3, 16).reshape(4, 4), torch.full((4,), 0.5), torch.arange(4)
     honest = [
         torch.eye(4).to_sparse(),

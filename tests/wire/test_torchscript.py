@@ -1,4 +1,4 @@
-"""TorchScript functions and modules on the wire."""
+"""TorchScript functions and modules in messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with warnings.catch_warnings():
         return x * 2
 
 
-def test_a_script_function_goes_by_the_name_that_torch_knows_it_by() -> None:
+def test_a_script_function_is_sent_by_its_name_in_torch() -> None:
     name = function_name(double)
     assert name is not None
     assert name.startswith("__torch__:")
@@ -47,7 +47,7 @@ def test_a_script_function_is_found_by_importing_the_module_that_compiles_it(mon
         ("__torch__:alone", "'alone' is not compiled here"),
     ],
 )
-def test_a_script_function_that_is_not_there_is_an_error_that_says_so(name: str, text: str) -> None:
+def test_a_missing_script_function_is_named_in_the_error(name: str, text: str) -> None:
     with pytest.raises(FunctionNotFound, match=text):
         resolve_function(name)
 
@@ -59,11 +59,11 @@ def test_a_script_function_can_be_a_value() -> None:
     assert torch.equal(value["f"](torch.ones(2)), torch.full((2,), 2.0))
 
 
-def test_a_script_module_arrives_whole() -> None:
+def test_a_script_module_round_trips() -> None:
     module = torch.jit.script(torch.nn.Linear(2, 3))
     encoded = encode([module])
-    (there,) = decode(encoded.data, encoded.attachments)  # type: ignore[misc]  # a list
-    assert torch.equal(there(torch.ones(2)), module(torch.ones(2)))
+    (received,) = decode(encoded.data, encoded.attachments)  # type: ignore[misc]  # a list
+    assert torch.equal(received(torch.ones(2)), module(torch.ones(2)))
 
 
 @pytest.mark.parametrize("edges", [True, False])
