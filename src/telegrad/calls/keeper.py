@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from telegrad.wire.messages import Creation, ForkInfo, StreamPosition
-from telegrad.wire.payload import Reference
+from telegrad.wire.reference import Reference
 
 
 class Traffic(NamedTuple):

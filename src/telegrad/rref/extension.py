@@ -17,7 +17,7 @@ from telegrad.rref.handle import RRef, UserRRef
 from telegrad.rref.ordered import OrderedQueue
 from telegrad.rref.owner import OwnerValue, to_keep
 from telegrad.wire.messages import Creation, ForkInfo, StreamPosition
-from telegrad.wire.payload import Reference
+from telegrad.wire.reference import Reference
 
 
 class Book(Protocol):

@@ -15,7 +15,7 @@ from telegrad.futures import Future
 from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
 from telegrad.protocol.ownership import LIFE, Id, Ref
 from telegrad.wire.messages import RRefAccess, RRefBackwardReq
-from telegrad.wire.payload import Reference
+from telegrad.wire.reference import Reference
 from telegrad.worker_info import WorkerInfo
 
 if TYPE_CHECKING:

@@ -138,10 +138,12 @@ def a_link_that_shares_memory_passes_it_on_with_its_offer(bench: Bench) -> None:
                 continue
             sender.send(MESSAGE, b"after it", 1, 0, 0)
             first, second = bench.read(reader, 2)
-            expect((first.kind, bytes(first.body)) == (Kind.SLAB_OFFER, b"the body"), f"an OFFER arrived as {first}")
-            expect(bytes(second.body) == b"after it", "the frame behind an OFFER changed")
+            expect(
+                (first.kind, bytes(first.body)) == (Kind.SLAB_OFFER, b"the body"), f"a SLAB_OFFER arrived as {first}"
+            )
+            expect(bytes(second.body) == b"after it", "the frame behind a SLAB_OFFER changed")
             came = reader.take_fd()
-            expect(came is not None, "an OFFER came without what was offered")
+            expect(came is not None, "a SLAB_OFFER came without what was offered")
             assert came is not None  # for mypy
             os.write(other_end, b"x")
             expect(os.read(came, 1) == b"x", "another file descriptor came than the one that was offered")

@@ -52,12 +52,12 @@ class Link(ABC):
         if the link is closed, reading says so."""
 
     def offer(self, body: bytes, fd: int) -> bool:
-        """Send an OFFER together with a file descriptor, which stays the caller's to close. False: not now, because
+        """Send a SLAB_OFFER together with a file descriptor, which stays the caller's to close. False: not now, because
         others wait to be sent, or not at all."""
         return False
 
     def take_fd(self) -> int | None:
-        """The file descriptor that came with the OFFER received last; the caller closes it."""
+        """The file descriptor that came with the SLAB_OFFER received last; the caller closes it."""
         return None
 
     @abstractmethod

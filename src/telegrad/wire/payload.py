@@ -31,6 +31,7 @@ from telegrad.errors import PayloadError, TelegradError
 from telegrad.interrupts import interruptible
 from telegrad.wire import fast_path
 from telegrad.wire.function_names import function_name
+from telegrad.wire.reference import Reference
 from telegrad.wire.standalone_arguments import StandaloneArgument, separate_arguments
 from telegrad.wire.subclasses import (
     check_has_memory,
@@ -54,19 +55,6 @@ Attachment = torch.Tensor | pickle.PickleBuffer
 _MARKER = pickle.PickleBuffer(bytearray(1))
 _PROTOCOL = 5
 _MISSING = object()
-
-
-class Reference:
-    """Base class of RRefs. They are kept out of the pickled bytes, because their owner must register each copy."""
-
-    __slots__ = ()
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        raise PayloadError(
-            f"{self!r} cannot be pickled: a reference can only be sent inside a call, which tells its owner about the "
-            "new holder. Send it as an argument or result of rpc_sync, rpc_async or remote, or pickle its value "
-            "(to_here())"
-        )
 
 
 class Encoded(msgspec.Struct, frozen=True):

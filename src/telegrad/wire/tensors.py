@@ -12,6 +12,7 @@ over the region itself. Tensors keep their properties, with these rules:
 - Small attachments are copied out of a large region, so that a scalar does not keep a gigabyte alive.
 - No torch state of the calling thread (default device, grad or inference mode, user-defined modes) has an effect.
 
+>>> import torch
 >>> x = torch.arange(6.0).reshape(2, 3).t()
 >>> layout = encode_tensors([x])
 >>> region = bytearray(layout.size)

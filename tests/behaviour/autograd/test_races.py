@@ -314,7 +314,7 @@ def test_a_call_that_never_left_does_not_keep_the_context_alive(monkeypatch: pyt
             with autograd.context():
                 sim["a"].call("b", operator.mul, (make_weight(), 2))
                 with monkeypatch.context() as patch:
-                    patch.setattr(calling, "lay_out", lay_out)
+                    patch.setattr(calling, "encode_tensors", lay_out)
                     with pytest.raises(PayloadError):
                         sim["a"].call("b", operator.mul, (make_weight(), 2))
             sim.sleep(1)

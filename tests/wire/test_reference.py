@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telegrad.errors import PayloadError
-from telegrad.wire.payload import Reference, decode, encode
+from telegrad.wire.payload import decode, encode
+from telegrad.wire.reference import Reference
 
 
 class Name(Reference):
