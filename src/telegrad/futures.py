@@ -20,7 +20,7 @@ from telegrad.calls.reraise import another
 from telegrad.errors import CallCancelled, DeadlineExceeded
 from telegrad.interrupts import interruptible, shielded
 from telegrad.torch_private import FutureBase
-from telegrad.wire.messages import Visit
+from telegrad.wire.messages import RRefAccess
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -47,7 +47,14 @@ class Future(torch.futures.Future[T]):
     # -- completion -------------------------------------------------------------------------------------------
 
     def start(
-        self, to: str | int, function: Any, args: Any, kwargs: Any, timeout: float | None, *, visit: Visit | None = None
+        self,
+        to: str | int,
+        function: Any,
+        args: Any,
+        kwargs: Any,
+        timeout: float | None,
+        *,
+        visit: RRefAccess | None = None,
     ) -> Future[T]:
         """Start the call of this future."""
         assert self._agent is not None

@@ -91,7 +91,7 @@ def test_the_reply_is_sent_with_the_last_gradient_of_a_small_island(
     def watched(self: OneWay, to: int, make_head: Any, *args: Any, **options: Any) -> Any:
         head = make_head(())
         if to == 0 and isinstance(head, PropagateGradientsReq):
-            sent.append(head.answer is not None)
+            sent.append(head.response is not None)
         return send(self, to, make_head, *args, **options)
 
     def watched_too(self: OneWay, to: int, head: Any, *args: Any, **options: Any) -> None:

@@ -24,7 +24,7 @@ from telegrad.wire.messages import (
     decode_head,
     encode_head,
 )
-from telegrad.wire.reassembly import Unread
+from telegrad.wire.reassembly import DiscardedMessage
 
 PATIENCE = 20.0
 
@@ -89,6 +89,6 @@ def test_a_request_whose_head_was_cut_is_refused_and_its_caller_stays(request_: 
     channel: Any = SimpleNamespace(outgoing=False, peer="a")
     error = ResourceExhausted("no memory")
     frame: Any = None
-    message = Unread(encode_head(request_)[:256], 70_000, error, cut=True)
+    message = DiscardedMessage(encode_head(request_)[:256], 70_000, error, truncated=True)
     assert Undeliverable(local, client, server, deliver).report(channel, frame, message, error)
     assert refused == [7]

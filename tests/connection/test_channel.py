@@ -11,7 +11,7 @@ import torch
 from telegrad.errors import WorkerLost
 from telegrad.testing.group import local_group
 from telegrad.wire.frames import Kind
-from telegrad.wire.slab_messages import pack_answer
+from telegrad.wire.slab_messages import pack_slab_reply
 
 
 def test_a_loss_is_reported_with_its_cause_and_not_with_the_end_of_file_that_follows(
@@ -35,7 +35,7 @@ def test_a_loss_is_reported_with_its_cause_and_not_with_the_end_of_file_that_fol
             assert lost.wait(20)  # by then, the other side has closed its own connection
 
         monkeypatch.setattr(outgoing.link, "close", close_and_wait)
-        incoming.link.send(Kind.ANSWER, pack_answer(77, True), 0, 0, 0)
+        incoming.link.send(Kind.SLAB_REPLY, pack_slab_reply(77, True), 0, 0, 0)
         with pytest.raises(WorkerLost, match="it broke the protocol: the peer answered an offer of slab 77"):
             a.call("b", operator.add, (1, 2))
 

@@ -14,7 +14,15 @@ from telegrad.connection.handshake import NONCE_SIZE, Acceptor, Opener, Rejected
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, ProtocolError, TelegradError, WorkerLost
 from telegrad.wire.frames import HANDSHAKE_LIMITS
-from telegrad.wire.messages import Challenge, Greeting, Hello, Proof, Reject, Welcome, decode_greeting
+from telegrad.wire.handshake_messages import (
+    Challenge,
+    HandshakeMessage,
+    Hello,
+    Proof,
+    Reject,
+    Welcome,
+    decode_handshake,
+)
 
 TOKEN = b"a token of 128 bits, or a few more"
 OTHER = b"the token of quite another group.."
@@ -89,10 +97,10 @@ class Handshake:
         return proof
 
 
-def reencoded(greeting: Greeting) -> Greeting:
+def reencoded(greeting: HandshakeMessage) -> HandshakeMessage:
     encoded = msgspec.msgpack.encode(greeting)
     assert len(encoded) <= HANDSHAKE_LIMITS.frame
-    return decode_greeting(encoded)
+    return decode_handshake(encoded)
 
 
 # -- members of the group -------------------------------------------------------------------------------------
@@ -342,7 +350,7 @@ def test_a_rejection_reason_cannot_forge_a_log_line() -> None:
 
 # -- out of order, and truncated ------------------------------------------------------------------------------
 
-GREETINGS: dict[str, Callable[[], Greeting]] = {
+GREETINGS: dict[str, Callable[[], HandshakeMessage]] = {
     "Hello": lambda: Handshake().opener.start(),
     "Challenge": lambda: Handshake().challenge(),
     "Proof": lambda: Handshake().proof(),
@@ -403,8 +411,8 @@ def test_a_nonce_of_the_wrong_size_is_rejected(size: int) -> None:
 def test_a_truncated_greeting_cannot_be_decoded(name: str) -> None:
     encoded = msgspec.msgpack.encode(GREETINGS[name]())
     for size in range(len(encoded)):
-        with pytest.raises(ProtocolError, match="a handshake message that cannot be read"):
-            decode_greeting(encoded[:size])
+        with pytest.raises(ProtocolError, match="invalid handshake message"):
+            decode_handshake(encoded[:size])
 
 
 @pytest.mark.parametrize("size", [0, 16, 31, 33])

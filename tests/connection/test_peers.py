@@ -14,7 +14,7 @@ from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import UnknownWorker
 from telegrad.settings import AgentSettings
-from telegrad.wire.messages import Hello, Proof
+from telegrad.wire.handshake_messages import Hello, Proof
 
 A = WorkerRecord("a", 0, 1, (), host="here")
 B = WorkerRecord("b", 1, 2, ("tcp://127.0.0.1:1",))

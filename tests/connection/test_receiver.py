@@ -12,7 +12,8 @@ from tests.support.channels import FakeAgent, FakeLink, connected_channel
 from telegrad.connection.channel import Channel
 from telegrad.execution.executor import GuaranteedTask
 from telegrad.transport.base import LinkClosed, Ready
-from telegrad.wire.frames import Frame, Kind, pack_sent, pack_small
+from telegrad.wire.frames import Frame, Kind, pack_ping
+from telegrad.wire.packing import pack_small
 
 HEAD = b"head"
 
@@ -91,13 +92,13 @@ def test_the_end_of_the_link_is_handled(agent: FakeAgent, link: FakeLink, channe
 def test_a_frame_about_shared_memory_is_an_error_where_there_is_none(
     agent: FakeAgent, link: FakeLink, channel: Channel
 ) -> None:
-    link.incoming = [Frame(Kind.OFFER, 0, 0, 0, b"")]
+    link.incoming = [Frame(Kind.SLAB_OFFER, 0, 0, 0, b"")]
     channel.receiver.pump()
     assert "about shared memory, which this connection does not have" in agent.events[0][1]
 
 
 def test_a_goodbye_is_reported_with_its_cause(agent: FakeAgent, link: FakeLink, channel: Channel) -> None:
-    link.incoming = [Frame(Kind.GOODBYE, 0, 0, 0, pack_sent(0, 0) + b"out of memory")]
+    link.incoming = [Frame(Kind.GOODBYE, 0, 0, 0, pack_ping(0, 0) + b"out of memory")]
     channel.receiver.pump()
     assert agent.events == [("left", "out of memory")]
 

@@ -7,7 +7,8 @@ from tests.support.channels import FakeAgent, FakeLink, connected_channel
 
 from telegrad.protocol.limits import SessionSettings
 from telegrad.transport.base import LinkClosed
-from telegrad.wire.frames import Frame, Kind, pack_small
+from telegrad.wire.frames import Frame, Kind
+from telegrad.wire.packing import pack_small
 
 SETTINGS = SessionSettings()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from telegrad.errors import ReferenceGone
 from telegrad.protocol.rref_ids import COUNTER_BITS
 from telegrad.rref.ordered import CallSequencer, OrderedQueue, Task
-from telegrad.wire.messages import Turn
+from telegrad.wire.messages import StreamPosition
 
 REF = (0, 0, 0)
 
@@ -32,8 +32,8 @@ def test_one_call_runs_at_a_time() -> None:
         log.append("first")
         ends.append(finish)
 
-    queue.put(1, Turn(REF, 0, 0), hold)
-    queue.put(2, Turn(REF, 0, 0), log_to(log, "second"))
+    queue.put(1, StreamPosition(REF, 0, 0), hold)
+    queue.put(2, StreamPosition(REF, 0, 0), log_to(log, "second"))
     assert log == ["first"]
     ends[0]()
     assert log == ["first", "second"]
@@ -41,36 +41,36 @@ def test_one_call_runs_at_a_time() -> None:
 
 def test_skipped_calls_are_not_waited_for() -> None:
     queue, log = OrderedQueue(), []
-    queue.put(1, Turn(REF, 0, 2), log_to(log, "third"))
-    queue.skip(1, Turn(REF, 0, 1))
+    queue.put(1, StreamPosition(REF, 0, 2), log_to(log, "third"))
+    queue.skip(1, StreamPosition(REF, 0, 1))
     assert log == []
-    queue.skip(1, Turn(REF, 0, 0))
+    queue.skip(1, StreamPosition(REF, 0, 0))
     assert log == ["third"]
 
 
 def test_a_sequence_is_discarded_when_it_is_complete() -> None:
     queue, log = OrderedQueue(), []
-    queue.put(1, Turn(REF, 0, 1), log_to(log, "second"))
-    queue.skip(1, Turn(REF, 0, 2), last=True)
+    queue.put(1, StreamPosition(REF, 0, 1), log_to(log, "second"))
+    queue.skip(1, StreamPosition(REF, 0, 2), last=True)
     assert queue.sequence_count() == 1
-    queue.put(1, Turn(REF, 0, 0), log_to(log, "first"))
+    queue.put(1, StreamPosition(REF, 0, 0), log_to(log, "first"))
     assert log == ["first", "second"]
     assert queue.sequence_count() == 0
-    queue.put(1, Turn(REF, 1, 0), log_to(log, "third"))
-    queue.skip(1, Turn(REF, 1, 1), last=True)
+    queue.put(1, StreamPosition(REF, 1, 0), log_to(log, "third"))
+    queue.skip(1, StreamPosition(REF, 1, 1), last=True)
     assert queue.sequence_count() == 0
 
 
 def test_calls_of_a_lost_caller_do_not_wait_for_missing_ones() -> None:
     """Each call must still get a response, so that it is no longer in progress."""
     queue, log = OrderedQueue(), []
-    queue.put(1, Turn(REF, 5 << COUNTER_BITS, 2), log_to(log, "third"))
-    queue.put(1, Turn(REF, 5 << COUNTER_BITS, 1), log_to(log, "second"))
-    queue.put(1, Turn(REF, 6 << COUNTER_BITS, 1), log_to(log, "of the next incarnation"))
+    queue.put(1, StreamPosition(REF, 5 << COUNTER_BITS, 2), log_to(log, "third"))
+    queue.put(1, StreamPosition(REF, 5 << COUNTER_BITS, 1), log_to(log, "second"))
+    queue.put(1, StreamPosition(REF, 6 << COUNTER_BITS, 1), log_to(log, "of the next incarnation"))
     queue.caller_lost(1, 5)
     assert log == ["second", "third"]
-    queue.put(1, Turn(REF, 5 << COUNTER_BITS, 7), log_to(log, "late"))
-    queue.skip(1, Turn(REF, 5 << COUNTER_BITS, 8), last=True)
+    queue.put(1, StreamPosition(REF, 5 << COUNTER_BITS, 7), log_to(log, "late"))
+    queue.skip(1, StreamPosition(REF, 5 << COUNTER_BITS, 8), last=True)
     assert log == ["second", "third", "late"]
     assert queue.sequence_count() == 1
 
@@ -98,16 +98,16 @@ def test_each_callers_order_is_kept_in_any_order_of_arrival(seed: int, calls: li
 
     for caller, number, sent in arrivals:
         if sent:
-            queue.put(caller, Turn(REF, 0, number), task(caller, number))
+            queue.put(caller, StreamPosition(REF, 0, number), task(caller, number))
         else:
-            queue.skip(caller, Turn(REF, 0, number))
+            queue.skip(caller, StreamPosition(REF, 0, number))
         if running and random.random() < 0.5:
             running.pop()()
     while running:
         running.pop()()
     assert {caller: [number for who, number in ran if who == caller] for caller in expected} == expected
     for caller, number in numbers.items():
-        queue.skip(caller, Turn(REF, 0, number + 1), last=True)
+        queue.skip(caller, StreamPosition(REF, 0, number + 1), last=True)
     assert queue.sequence_count() == 0
 
 
@@ -120,7 +120,7 @@ def test_all_handles_of_an_object_share_one_sequence() -> None:
     assert (first.stream, first.number, second.number) == (second.stream, 0, 1)
     assert first.stream >> COUNTER_BITS == 5
     assert sequencer.close(1, REF) is None
-    assert sequencer.close(1, REF) == Turn(REF, first.stream, 2)
+    assert sequencer.close(1, REF) == StreamPosition(REF, first.stream, 2)
     assert sequencer.count() == 0
 
 

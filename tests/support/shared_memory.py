@@ -17,7 +17,7 @@ from telegrad.transport import slab_sender
 from telegrad.transport.shared_memory import SharedMemory
 from telegrad.transport.slab_pool import Lease, SlabPool
 from telegrad.transport.unix import UnixLink
-from telegrad.wire.frames import ABOUT_SLABS, Frame, Limits
+from telegrad.wire.frames import SLAB_KINDS, Frame, Limits
 
 MB = 1 << 20
 
@@ -49,7 +49,7 @@ class End:
         """Handle the received frames about slabs, and return the rest."""
         rest = []
         for frame in self.link.receive():
-            if frame.kind in ABOUT_SLABS:
+            if frame.kind in SLAB_KINDS:
                 self.memory.handle_frame(frame.kind, frame.body)
             else:
                 rest.append(frame)

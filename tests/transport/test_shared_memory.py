@@ -9,7 +9,7 @@ from tests.support.shared_memory import MB, descriptors, mapped, release_all, se
 
 from telegrad.errors import ProtocolError
 from telegrad.wire.frames import Kind
-from telegrad.wire.slab_messages import pack_answer, pack_forget, pack_offer
+from telegrad.wire.slab_messages import pack_slab_offer, pack_slab_reply, pack_slab_unmap
 
 
 def test_many_regions_are_released_in_one_frame() -> None:
@@ -54,11 +54,11 @@ def test_closing_a_connection_leaks_no_memory_and_no_descriptor() -> None:
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (Kind.ANSWER, pack_answer(77, True)),
-        (Kind.FORGET, pack_forget(77)),
-        (Kind.OFFER, pack_offer(77, 4097)),
-        (Kind.OFFER, b"short"),
-        (Kind.RETURN, b"short"),
+        (Kind.SLAB_REPLY, pack_slab_reply(77, True)),
+        (Kind.SLAB_UNMAP, pack_slab_unmap(77)),
+        (Kind.SLAB_OFFER, pack_slab_offer(77, 4097)),
+        (Kind.SLAB_OFFER, b"short"),
+        (Kind.REGION_FREE, b"short"),
     ],
 )
 def test_invalid_frames_about_slabs_are_protocol_errors(kind: Kind, body: bytes) -> None:

@@ -10,7 +10,7 @@ from tests.support.shared_memory import MB, mapped, send, share_slab, two_ends
 
 from telegrad.errors import ProtocolError
 from telegrad.wire.frames import Kind
-from telegrad.wire.slab_messages import pack_answer, pack_offer
+from telegrad.wire.slab_messages import pack_slab_offer, pack_slab_reply
 
 
 def test_the_receiver_sees_what_the_sender_writes_without_a_copy() -> None:
@@ -75,10 +75,10 @@ def test_a_region_number_that_is_in_use_is_a_protocol_error() -> None:
 
 def test_an_offer_without_sealed_memory_is_refused(tmp_path: Path) -> None:
     with two_ends() as (a, b):
-        a.link.send(Kind.OFFER, pack_offer(5, MB), 0, 0, 0)  # without a file descriptor
+        a.link.send(Kind.SLAB_OFFER, pack_slab_offer(5, MB), 0, 0, 0)  # without a file descriptor
         plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-        assert a.link.offer(pack_offer(6, MB), plain)
+        assert a.link.offer(pack_slab_offer(6, MB), plain)
         os.close(plain)
         b.read()
         answers = [bytes(frame.body) for frame in a.link.receive()]
-        assert answers == [pack_answer(5, False), pack_answer(6, False)]
+        assert answers == [pack_slab_reply(5, False), pack_slab_reply(6, False)]

@@ -8,7 +8,7 @@ from tests.support.shared_memory import MB, mapped, meanwhile, send, share_slab,
 from telegrad.errors import ProtocolError
 from telegrad.transport import slab_sender
 from telegrad.wire.frames import Kind
-from telegrad.wire.slab_messages import pack_return
+from telegrad.wire.slab_messages import pack_region_free
 
 
 def test_no_region_is_leased_before_the_peer_has_mapped_the_slab() -> None:
@@ -97,4 +97,4 @@ def test_releasing_a_region_that_is_not_in_use_is_a_protocol_error() -> None:
             with pytest.raises(ProtocolError, match="not in use"):
                 a.memory.apply_releases(number, 0)
             with pytest.raises(ProtocolError, match="not in use"):
-                a.memory.handle_frame(Kind.RETURN, pack_return([number]))
+                a.memory.handle_frame(Kind.REGION_FREE, pack_region_free([number]))

@@ -1,4 +1,4 @@
-"""Regions of one block never overlap, and what came back is whole again."""
+"""Allocated regions never overlap, and freed regions are merged."""
 
 from __future__ import annotations
 
@@ -7,80 +7,80 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from telegrad.wire.allocator import Allocator, rounded
+from telegrad.wire.allocator import Allocator, rounded_size
 
 SIZE = 256 * 1024
 
 
-class ArenaMachine(RuleBasedStateMachine):
-    """Any order of taking and giving back, held against a plain list of what is out."""
+class AllocatorMachine(RuleBasedStateMachine):
+    """Any order of allocating and freeing, compared with a plain table."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.arena = Allocator(SIZE)
-        self.out: dict[int, int] = {}
+        self.allocator = Allocator(SIZE)
+        self.allocated: dict[int, int] = {}
 
     @rule(size=st.integers(1, SIZE // 2))
-    def take(self, size: int) -> None:
-        offset = self.arena.take(size)
-        needed = rounded(size)
+    def allocate(self, size: int) -> None:
+        offset = self.allocator.allocate(size)
+        needed = rounded_size(size)
         if offset is None:
-            assert largest_gap(self.out) < needed
+            assert largest_gap(self.allocated) < needed
             return
         assert 0 <= offset <= SIZE - needed
-        assert all(offset + needed <= other or other + length <= offset for other, length in self.out.items())
-        self.out[offset] = needed
+        assert all(offset + needed <= other or other + length <= offset for other, length in self.allocated.items())
+        self.allocated[offset] = needed
 
-    @precondition(lambda self: self.out)
+    @precondition(lambda self: self.allocated)
     @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
-        offset = data.draw(st.sampled_from(sorted(self.out)))
-        self.arena.give_back(offset)
-        del self.out[offset]
+    def free(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.allocated)))
+        self.allocator.free(offset)
+        del self.allocated[offset]
 
     @invariant()
-    def what_is_in_use_is_what_is_out(self) -> None:
-        assert self.arena.in_use == sum(self.out.values()) <= SIZE
+    def bytes_in_use_are_the_sum_of_all_regions(self) -> None:
+        assert self.allocator.in_use == sum(self.allocated.values()) <= SIZE
 
     def teardown(self) -> None:
-        for offset in list(self.out):
-            self.arena.give_back(offset)
-        assert self.arena.in_use == 0
-        assert self.arena.take(SIZE) == 0, "all that came back is one piece again"
+        for offset in list(self.allocated):
+            self.allocator.free(offset)
+        assert self.allocator.in_use == 0
+        assert self.allocator.allocate(SIZE) == 0, "all regions must be merged again"
 
 
-def largest_gap(out: dict[int, int]) -> int:
+def largest_gap(allocated: dict[int, int]) -> int:
     gaps, end = [], 0
-    for offset in sorted(out):
+    for offset in sorted(allocated):
         gaps.append(offset - end)
-        end = offset + out[offset]
+        end = offset + allocated[offset]
     return max([*gaps, SIZE - end])
 
 
-TestArena = ArenaMachine.TestCase
+TestAllocator = AllocatorMachine.TestCase
 
 
 @given(st.integers(1, 1 << 40))
-def test_rounding_wastes_a_quarter_at_most_and_is_stable(size: int) -> None:
-    taken = rounded(size)
-    assert size <= taken
-    assert taken - size <= max(4095, size // 4)
-    assert rounded(taken) == taken
+def test_rounding_wastes_at_most_a_quarter_and_is_stable(size: int) -> None:
+    rounded = rounded_size(size)
+    assert size <= rounded
+    assert rounded - size <= max(4095, size // 4)
+    assert rounded_size(rounded) == rounded
 
 
-def test_what_was_not_taken_cannot_be_given_back() -> None:
-    arena = Allocator(SIZE)
-    offset = arena.take(1000)
+def test_freeing_twice_raises() -> None:
+    allocator = Allocator(SIZE)
+    offset = allocator.allocate(1000)
     assert offset is not None
-    arena.give_back(offset)
+    allocator.free(offset)
     with pytest.raises(KeyError):
-        arena.give_back(offset)
+        allocator.free(offset)
 
 
-def test_the_lowest_place_is_used_again_first() -> None:
-    arena = Allocator(SIZE)
-    first, second = arena.take(5000), arena.take(5000)
+def test_the_lowest_offset_is_reused_first() -> None:
+    allocator = Allocator(SIZE)
+    first, second = allocator.allocate(5000), allocator.allocate(5000)
     assert first is not None
     assert second is not None
-    arena.give_back(first)
-    assert arena.take(5000) == first
+    allocator.free(first)
+    assert allocator.allocate(5000) == first

@@ -1,4 +1,4 @@
-"""The short way for common values writes what pickle reads, and takes nothing that it does not fully understand."""
+"""The fast path writes the bytes of pickle, and handles only values that it fully supports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.wire import fast_path as short
+from telegrad.wire import fast_path
 from telegrad.wire.payload import decode, encode
 
 ATOMS = st.one_of(
@@ -34,7 +34,7 @@ ARGUMENTS = st.lists(st.one_of(ATOMS, st.integers(0, 9).map(tensor)), max_size=1
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Equal, of the same types, and with the very same tensors."""
+    """Whether both are equal, have the same types, and contain the same tensor objects."""
     if isinstance(expected, torch.Tensor):
         return found is expected
     if isinstance(expected, tuple):
@@ -47,8 +47,8 @@ def same(found: Any, expected: Any) -> bool:
 
 
 @given(ARGUMENTS)
-def test_a_call_with_atoms_and_tensors_is_read_back_by_plain_pickle_and_by_us(args: tuple[Any, ...]) -> None:
-    data, attachments = short.encode((args, {})) or (b"", [])
+def test_a_call_with_atoms_and_tensors_is_decoded_by_pickle_and_by_payload(args: tuple[Any, ...]) -> None:
+    data, attachments = fast_path.encode((args, {})) or (b"", [])
     assert same(pickle.loads(data, buffers=attachments), (args, {}))
     assert same(decode(data, attachments), (args, {}))
     encoded = encode((args, {}))
@@ -56,13 +56,13 @@ def test_a_call_with_atoms_and_tensors_is_read_back_by_plain_pickle_and_by_us(ar
 
 
 @given(st.one_of(ATOMS, st.integers(0, 9).map(tensor)))
-def test_a_result_that_is_an_atom_or_a_tensor_is_read_back(value: Any) -> None:
-    data, attachments = short.encode(value) or (b"", [])
+def test_a_result_that_is_an_atom_or_a_tensor_round_trips(value: Any) -> None:
+    data, attachments = fast_path.encode(value) or (b"", [])
     assert same(pickle.loads(data, buffers=attachments), value)
     assert same(decode(data, attachments), value)
 
 
-def test_every_call_gets_keyword_arguments_of_its_own() -> None:
+def test_every_call_gets_a_new_dict_of_keyword_arguments() -> None:
     first: Any = decode(encode(((), {})).data, [])
     second: Any = decode(encode(((), {})).data, [])
     first[1]["x"] = 1
@@ -70,7 +70,7 @@ def test_every_call_gets_keyword_arguments_of_its_own() -> None:
 
 
 class Number(int):
-    """A subclass may have a state of its own."""
+    """A subclass may have extra state."""
 
 
 class Text(str):
@@ -79,7 +79,7 @@ class Text(str):
 
 def _with_attribute() -> torch.Tensor:
     x = torch.ones(2)
-    x.note = "kept"  # type: ignore[attr-defined]  # any tensor takes attributes
+    x.note = "kept"  # type: ignore[attr-defined]  # tensors accept any attribute
     return x
 
 
@@ -107,23 +107,23 @@ twice = torch.ones(2)
     ],
     ids=repr,
 )
-def test_what_is_anything_more_goes_the_long_way(value: object) -> None:
-    assert short.encode(value) is None
+def test_other_values_do_not_take_the_fast_path(value: object) -> None:
+    assert fast_path.encode(value) is None
 
 
-def test_one_tensor_twice_still_arrives_as_one() -> None:
+def test_a_repeated_tensor_is_received_as_one_object() -> None:
     encoded = encode(((twice, twice), {}))
-    (first, second), _ = decode(encoded.data, encoded.attachments)  # type: ignore[misc]  # it is what was encoded
+    (first, second), _ = decode(encoded.data, encoded.attachments)  # type: ignore[misc]  # the encoded value
     assert first is second
 
 
-def test_what_the_program_registered_for_an_atom_changes_nothing_as_in_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reducers_registered_for_atoms_are_ignored_as_in_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(copyreg.dispatch_table, int, lambda x: (str, ("changed",)))
     assert decode(encode(((1,), {})).data, []) == pickle.loads(pickle.dumps(((1,), {}))) == ((1,), {})
 
 
-def test_bytes_that_are_known_with_attachments_that_do_not_fit_are_read_the_long_way() -> None:
+def test_known_bytes_with_the_wrong_number_of_attachments_are_not_found() -> None:
     data = encode(((torch.ones(2),), {})).data
-    assert short.decode(data, []) is short.NOTHING
-    assert short.decode(data, [1, 2]) is short.NOTHING
-    assert short.decode(encode(torch.ones(2)).data, []) is short.NOTHING
+    assert fast_path.decode(data, []) is fast_path.NOT_FOUND
+    assert fast_path.decode(data, [1, 2]) is fast_path.NOT_FOUND
+    assert fast_path.decode(encode(torch.ones(2)).data, []) is fast_path.NOT_FOUND

@@ -1,14 +1,16 @@
-"""The short way for contiguous tensors believes nothing that the long way would not."""
+"""The fast path for contiguous tensors accepts only what the general path accepts."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.wire import tensor_decode as building
-from telegrad.wire.descriptors import CODES, STRIDED, VIEW, TensorDescriptor
-from telegrad.wire.tensor_decode import _plain, _Reader
+from telegrad.errors import ProtocolError
+from telegrad.wire import tensor_decode
+from telegrad.wire.descriptors import CODES, QUANTIZED_CHANNELS, STRIDED, VIEW, TensorDescriptor
+from telegrad.wire.tensor_decode import _decode_plain, _RegionDecoder, decode_tensors
 
 ANY = st.builds(
     TensorDescriptor,
@@ -22,14 +24,16 @@ ANY = st.builds(
 
 
 @given(st.lists(ANY, min_size=1, max_size=3), st.integers(0, 160))
-def test_what_the_short_way_makes_the_long_way_makes_too(descriptors: list[TensorDescriptor], size: int) -> None:
+def test_the_fast_path_returns_the_same_tensors_as_the_general_path(
+    descriptors: list[TensorDescriptor], size: int
+) -> None:
     region = bytearray(range(size))
-    found = _plain(descriptors, region)
+    found = _decode_plain(descriptors, region)
     if found is None:
         return
-    reader = _Reader(region, None)
+    decoder = _RegionDecoder(region, None)
     for tensor, descriptor in zip(found, descriptors, strict=True):
-        expected = reader.read(descriptor)
+        expected = decoder._decode(descriptor)
         assert isinstance(tensor, torch.Tensor)
         assert isinstance(expected, torch.Tensor)
         assert (tensor.dtype, tensor.shape, tensor.stride()) == (expected.dtype, expected.shape, expected.stride())
@@ -37,16 +41,30 @@ def test_what_the_short_way_makes_the_long_way_makes_too(descriptors: list[Tenso
         assert tensor.data_ptr() == expected.data_ptr()
 
 
-def test_an_ordinary_tensor_takes_the_short_way() -> None:
+def test_a_contiguous_tensor_takes_the_fast_path() -> None:
     descriptors = [TensorDescriptor(STRIDED, CODES[torch.float32], 0, (2, 2)), TensorDescriptor(STRIDED, 1, 16, (5,))]
-    assert _plain(descriptors, bytearray(32)) is not None
+    assert _decode_plain(descriptors, bytearray(32)) is not None
 
 
 def test_small_tensors_in_a_large_region_are_copied_out_of_it() -> None:
     descriptor = TensorDescriptor(STRIDED, CODES[torch.float32], 0, (4,))
-    assert _plain([descriptor], bytearray(building.LARGE_REGION + 16)) is None
+    assert _decode_plain([descriptor], bytearray(tensor_decode.LARGE_REGION + 16)) is None
 
 
-def test_memory_that_cannot_be_written_is_not_for_the_short_way() -> None:
+def test_read_only_memory_does_not_take_the_fast_path() -> None:
     descriptor = TensorDescriptor(STRIDED, CODES[torch.float32], 0, (4,))
-    assert _plain([descriptor], memoryview(bytes(16))) is None
+    assert _decode_plain([descriptor], memoryview(bytes(16))) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz.*")
+@pytest.mark.parametrize(("dtype", "part"), [(torch.complex64, 1), (torch.bool, 1), (torch.complex64, 2)])
+def test_quantised_channels_with_scales_that_are_not_real_numbers_are_refused(dtype: torch.dtype, part: int) -> None:
+    parts = [
+        TensorDescriptor(STRIDED, CODES[torch.int8], 0, (2, 2)),
+        TensorDescriptor(STRIDED, CODES[torch.float64], 16, (2,)),
+        TensorDescriptor(STRIDED, CODES[torch.int64], 32, (2,)),
+    ]
+    parts[part] = TensorDescriptor(STRIDED, CODES[dtype], 16 * part, (2,))
+    descriptor = TensorDescriptor(QUANTIZED_CHANNELS, CODES[torch.qint8], 0, (2, 2), parts=tuple(parts), detail=(0,))
+    with pytest.raises(ProtocolError, match="not real numbers"):
+        decode_tensors([descriptor], bytearray(64))

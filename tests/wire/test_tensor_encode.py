@@ -1,4 +1,4 @@
-"""The short way for contiguous tensors describes and writes what the long way would."""
+"""The fast path for contiguous tensors gives the same result as the general path."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.wire import tensor_encode as layout
-from telegrad.wire.tensor_decode import build
-from telegrad.wire.tensor_encode import Layout, lay_out
+from telegrad.errors import PayloadError
+from telegrad.wire import tensor_encode
+from telegrad.wire.tensor_decode import decode_tensors
+from telegrad.wire.tensor_encode import RegionLayout, encode_tensors
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8]
 BASE = torch.arange(512.0)
@@ -35,18 +36,18 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     return x
 
 
-def written(described: Layout) -> bytes:
+def written(described: RegionLayout) -> bytes:
     region = bytearray(described.size)
     described.write(region)
     return bytes(region)
 
 
 @given(st.lists(tensors(), min_size=1, max_size=4))
-def test_both_ways_describe_and_write_the_same(attachments: list[torch.Tensor]) -> None:
-    found = lay_out(attachments)
+def test_both_paths_describe_and_write_the_same(attachments: list[torch.Tensor]) -> None:
+    found = encode_tensors(attachments)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "_describe_plain", lambda *_: False)
-        expected = lay_out(attachments)
+        patch.setattr(tensor_encode, "_describe_plain", lambda *_: False)
+        expected = encode_tensors(attachments)
     assert (found.descriptors, found.size) == (expected.descriptors, expected.size)
     assert written(found) == written(expected)
     assert found.copy() in (None, written(found))
@@ -54,29 +55,69 @@ def test_both_ways_describe_and_write_the_same(attachments: list[torch.Tensor]) 
 
 def test_dense_tensors_are_copied_at_once_and_others_are_not() -> None:
     x = torch.arange(5.0)
-    assert lay_out([x, x.double()]).copy() is not None
-    assert lay_out([x.expand(2, 5)]).copy() is None
-    with torch.device("cpu"):  # a mode of the thread's, which would see what is done here
-        assert lay_out([x]).copy() is None
+    assert encode_tensors([x, x.double()]).copy() is not None
+    assert encode_tensors([x.expand(2, 5)]).copy() is None
+    with torch.device("cpu"):  # a mode of the thread, which would intercept the copy
+        assert encode_tensors([x]).copy() is None
 
 
-def test_an_ordinary_tensor_takes_the_short_way() -> None:
-    assert layout._describe_plain(Layout(), [torch.ones(4, 1), torch.nn.Parameter(torch.ones(3))], share=True)
+def test_a_contiguous_tensor_takes_the_fast_path() -> None:
+    assert tensor_encode._describe_plain(
+        RegionLayout(), [torch.ones(4, 1), torch.nn.Parameter(torch.ones(3))], share=True
+    )
 
 
-def test_what_shares_memory_does_so_on_arrival_unless_that_is_not_wanted() -> None:
+def test_overlapping_tensors_share_memory_unless_disabled() -> None:
     x = torch.ones(4)
     for share in (True, False):
-        described = lay_out([x, x], share=share)
-        first, second = build(described.descriptors, bytearray(written(described)))
+        described = encode_tensors([x, x], share=share)
+        first, second = decode_tensors(described.descriptors, bytearray(written(described)))
         assert torch.equal(first, second)
         assert (first.data_ptr() == second.data_ptr()) is share
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
-def test_contents_are_written_whole_whatever_their_size(size: int) -> None:
+def test_contents_of_any_size_are_written_completely(size: int) -> None:
     x, y = torch.rand(size), torch.rand(3)
-    described = lay_out([x, y])
+    described = encode_tensors([x, y])
     region = written(described)
     assert region[: 4 * size] == x.numpy().tobytes()
     assert region[described.descriptors[1].offset :][:12] == y.numpy().tobytes()
+
+
+def test_a_storage_that_is_freed_before_the_copy_is_noticed() -> None:
+    x = torch.ones(8)
+    described = encode_tensors([x])
+    x.untyped_storage().resize_(0)
+    with pytest.raises(PayloadError, match="freed"):
+        described.copy()
+
+
+def test_a_sparse_meta_tensor_is_refused() -> None:
+    with pytest.raises(PayloadError, match=r"a meta tensor of layout torch\.sparse_coo"):
+        encode_tensors([torch.empty((2, 2), layout=torch.sparse_coo, device="meta")])
+
+
+@pytest.mark.filterwarnings("ignore:.*[Qq]uantiz.*")
+def test_a_quantised_tensor_with_floating_point_zero_points_is_refused() -> None:
+    x = torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.quint8)
+    with pytest.raises(PayloadError, match="per_channel_affine_float_qparams"):
+        encode_tensors([x])
+
+
+def test_unaligned_memory_from_outside_torch_is_sent_without_sharing() -> None:
+    memory = bytearray(range(41))
+    whole = torch.frombuffer(memory, dtype=torch.float32, count=10, offset=1)
+    described = encode_tensors([whole, whole[:4]])
+    restored = decode_tensors(described.descriptors, bytearray(written(described)))
+    for found, expected in zip(restored, (whole, whole[:4]), strict=True):
+        assert isinstance(found, torch.Tensor)
+        assert found.numpy().tobytes() == expected.numpy().tobytes()
+    assert restored[0].data_ptr() != restored[1].data_ptr()  # type: ignore[union-attr]  # tensors
+
+
+def test_a_tensor_whose_memory_cannot_be_accessed_is_refused() -> None:
+    x = torch.ones(3)
+    torch._C._set_throw_on_mutable_data_ptr(x)  # as torch does for tensors with fake storage
+    with pytest.raises(PayloadError, match="no memory of its own"):
+        encode_tensors([x])

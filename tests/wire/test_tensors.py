@@ -1,4 +1,4 @@
-"""Tensors arrive as they were sent, share memory only by the rules, and no descriptor can reach beyond its region."""
+"""Tensors round-trip, share memory only if they overlap, and no descriptor can reach beyond its region."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from telegrad.errors import LimitExceeded, PayloadError, ProtocolError
 from telegrad.wire import descriptors as forms
-from telegrad.wire.tensors import TensorDescriptor, build, lay_out
-from telegrad.wire.torch_state import thread_is_neutral
+from telegrad.wire.tensors import TensorDescriptor, decode_tensors, encode_tensors
+from telegrad.wire.torch_state import has_default_torch_state
 
 DTYPES = sorted({d for d in vars(torch).values() if isinstance(d, torch.dtype)}, key=str)
 QUANTISED = [torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4]
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def sent(attachments: Sequence[Any], **options: Any) -> list[Any]:
-    """What arrives, by way of the bytes that a frame would carry."""
-    layout = lay_out(attachments)
+    """Encode and decode attachments, with their descriptors as a frame carries them."""
+    layout = encode_tensors(attachments)
     region = bytearray(layout.size)
     layout.write(region)
     head = msgspec.msgpack.encode(layout.descriptors)
-    return list(build(msgspec.msgpack.decode(head, type=tuple[TensorDescriptor, ...]), region, **options))
+    return list(decode_tensors(msgspec.msgpack.decode(head, type=tuple[TensorDescriptor, ...]), region, **options))
 
 
 def sample(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -57,17 +57,17 @@ def contents(x: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", PLAIN_DTYPES, ids=str)
-def test_every_dtype_arrives_bit_for_bit(dtype: torch.dtype) -> None:
+def test_every_dtype_round_trips_bit_for_bit(dtype: torch.dtype) -> None:
     x = sample(dtype, 4, 6)
     dense, transposed, gaps = (sent([view])[0] for view in (x, x.t(), x[:, ::2]))
-    for original, arrived in ((x, dense), (x.t(), transposed), (x[:, ::2], gaps)):
-        assert arrived.dtype is dtype
-        assert arrived.shape == original.shape
-        assert contents(arrived) == contents(original)
+    for original, received in ((x, dense), (x.t(), transposed), (x[:, ::2], gaps)):
+        assert received.dtype is dtype
+        assert received.shape == original.shape
+        assert contents(received) == contents(original)
 
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32], ids=str)
-def test_quantised_tensors_arrive_with_their_parameters(dtype: torch.dtype) -> None:
+def test_quantised_tensors_keep_their_parameters(dtype: torch.dtype) -> None:
     whole = torch.quantize_per_tensor(torch.linspace(0, 3, 6).reshape(2, 3), 0.25, 1, dtype)
     scales, zero_points = torch.tensor([0.25, 0.5]), torch.tensor([0, 1])
     channels = torch.quantize_per_channel(torch.linspace(0, 3, 6).reshape(2, 3), scales, zero_points, 0, dtype)
@@ -79,9 +79,9 @@ def test_quantised_tensors_arrive_with_their_parameters(dtype: torch.dtype) -> N
     assert b.q_per_channel_axis() == 0
 
 
-def test_a_dtype_that_cannot_travel_is_refused_by_name() -> None:
+def test_an_unsupported_dtype_is_refused_by_name() -> None:
     with pytest.raises(PayloadError, match=r"torch\.quint4x2"):
-        lay_out([torch.empty(4, dtype=torch.quint4x2)])
+        encode_tensors([torch.empty(4, dtype=torch.quint4x2)])
 
 
 @st.composite
@@ -113,11 +113,11 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 @settings(deadline=None, max_examples=200)
 @given(st.lists(views(), max_size=4))
 def test_any_views_round_trip(originals: list[torch.Tensor]) -> None:
-    layout = lay_out(originals)
+    layout = encode_tensors(originals)
     assert all(d.offset % 16 == 0 for d in layout.descriptors)
-    arrived = sent(originals)
-    assert len(arrived) == len(originals)
-    for original, tensor in zip(originals, arrived, strict=True):
+    received = sent(originals)
+    assert len(received) == len(originals)
+    for original, tensor in zip(originals, received, strict=True):
         assert tensor.dtype is original.dtype
         assert tensor.shape == original.shape
         assert torch.equal(tensor, original)
@@ -146,11 +146,11 @@ def test_a_dense_tensor_keeps_its_strides(x: torch.Tensor) -> None:
         assert torch.equal(y, x)
 
 
-def test_a_view_ships_only_its_own_elements() -> None:
+def test_only_the_elements_of_a_view_are_sent() -> None:
     base = torch.randn(1000, 1000)
-    assert lay_out([base[5, 10:20]]).size == 48
-    assert lay_out([base[:4, 7]]).size == 16
-    assert lay_out([torch.randn(1).expand(100)]).size == 400
+    assert encode_tensors([base[5, 10:20]]).size == 48
+    assert encode_tensors([base[:4, 7]]).size == 16
+    assert encode_tensors([torch.randn(1).expand(100)]).size == 400
     (y,) = sent([base[:4, 7]])
     assert y.is_contiguous()
     assert torch.equal(y, base[:4, 7])
@@ -165,27 +165,27 @@ def test_conjugated_and_negated_views_are_resolved() -> None:
     assert torch.equal(negated, -x.imag)
 
 
-def test_torchs_shorthand_for_zeros_arrives_as_zeros() -> None:
+def test_a_zero_tensor_without_memory_is_received_as_zeros() -> None:
     (y,) = sent([torch._efficientzerotensor(3)])
     assert y.tolist() == [0, 0, 0]
     assert not y._is_zerotensor()
 
 
-def test_requires_grad_arrives_on_leaves() -> None:
+def test_leaves_keep_requires_grad() -> None:
     leaf = torch.randn(3, requires_grad=True)
-    arrived = sent([leaf, leaf * 2, leaf.detach(), torch.nn.Parameter(torch.ones(2)), leaf[::2]])
-    assert [t.requires_grad for t in arrived] == [True, True, False, True, True]
-    assert all(t.is_leaf for t in arrived)
-    assert torch.equal(arrived[1], (leaf * 2).detach())
+    received = sent([leaf, leaf * 2, leaf.detach(), torch.nn.Parameter(torch.ones(2)), leaf[::2]])
+    assert [t.requires_grad for t in received] == [True, True, False, True, True]
+    assert all(t.is_leaf for t in received)
+    assert torch.equal(received[1], (leaf * 2).detach())
 
 
-def test_writing_is_the_snapshot() -> None:
+def test_writing_takes_a_snapshot() -> None:
     x, gaps = torch.zeros(4), torch.zeros(4, 4)[:, ::2]
-    layout = lay_out([x, gaps])
+    layout = encode_tensors([x, gaps])
     region = bytearray(layout.size)
     layout.write(region)
     x.fill_(1), gaps.fill_(1)
-    assert all(not t.any() for t in build(layout.descriptors, region))
+    assert all(not t.any() for t in decode_tensors(layout.descriptors, region))
 
 
 # ---- sharing
@@ -197,18 +197,18 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return not torch.equal(before, b)
 
 
-def test_views_of_one_storage_share_it_on_arrival() -> None:
+def test_overlapping_views_share_memory_on_the_receiver() -> None:
     x = torch.arange(12.0).reshape(3, 4)
     a, row, column, same = sent([x, x[1], x[:, 2], x.detach()])
     assert torch.equal(a, x)
     assert torch.equal(row, x[1])
     assert torch.equal(column, x[:, 2])
-    assert lay_out([x, x[1], x[:, 2], x.detach()]).size == 48
+    assert encode_tensors([x, x[1], x[:, 2], x.detach()]).size == 48
     assert all(shares_memory(a, other) for other in (row, column, same))
     assert shares_memory(row, a)
 
 
-def test_shared_views_have_one_version_counter_so_that_autograd_notices_changes() -> None:
+def test_overlapping_views_share_a_version_counter() -> None:
     x = torch.ones(4)
     a, half = sent([x, x[:2]])
     w = torch.ones(4, requires_grad=True)
@@ -253,14 +253,14 @@ def test_tensors_that_overlap_share_memory_whether_they_require_grad_or_not(requ
     assert shares_memory(b, c)
 
 
-def test_memory_that_torch_does_not_own_is_shared_by_address() -> None:
+def test_memory_from_outside_torch_is_compared_by_address() -> None:
     array = np.arange(5.0)
     a, b = sent([torch.from_numpy(array), torch.from_numpy(array[1:3])])
     assert b.tolist() == [1, 2]
     assert shares_memory(a, b)
 
 
-def test_a_tensor_and_its_conjugate_stay_one_memory() -> None:
+def test_a_tensor_and_its_conjugate_share_memory() -> None:
     x = torch.complex(torch.ones(3), torch.ones(3))
     a, conjugate, negated = sent([x, x.conj(), x.conj().imag])
     a.mul_(2)
@@ -275,7 +275,7 @@ def test_views_of_several_dtypes_have_one_version_counter() -> None:
     assert a._version == halves._version == 1
 
 
-def test_a_change_of_the_real_form_of_a_complex_tensor_is_recorded() -> None:
+def test_an_in_place_change_of_a_real_view_of_a_complex_tensor_is_recorded() -> None:
     x = torch.complex(torch.ones(3), torch.ones(3))
     for order in (1, -1):
         a, parts = sent([x, torch.view_as_real(x)][::order])[::order]
@@ -286,19 +286,19 @@ def test_a_change_of_the_real_form_of_a_complex_tensor_is_recorded() -> None:
         assert w.grad.tolist() == [3, 0]
 
 
-def test_only_tensors_that_have_elements_in_common_share_memory() -> None:
+def test_only_tensors_with_common_elements_share_memory() -> None:
     x = torch.arange(12.0).reshape(3, 4)
-    assert lay_out([x[:, 0], x[:, 1]]).size == 32
-    assert lay_out(list(x.chunk(2, 1))).size == 64
-    assert lay_out([x[0], x[1]]).size == 32
+    assert encode_tensors([x[:, 0], x[:, 1]]).size == 32
+    assert encode_tensors(list(x.chunk(2, 1))).size == 64
+    assert encode_tensors([x[0], x[1]]).size == 32
     column, row = sent([x[:, 1], x[2]])
     row.fill_(7)
     assert column.tolist() == [1, 5, 7]
 
 
-def test_views_far_apart_ship_separately() -> None:
+def test_views_that_are_far_apart_are_sent_separately() -> None:
     x = torch.arange(1000.0)
-    assert lay_out([x[:4], x[-4:]]).size == 32
+    assert encode_tensors([x[:4], x[-4:]]).size == 32
     a, b = sent([x[:4], x[-4:]])
     assert a.tolist() == [0, 1, 2, 3]
     assert b.tolist() == [996, 997, 998, 999]
@@ -323,17 +323,17 @@ def test_sparse_coo_keeps_whether_it_is_coalesced() -> None:
     loose = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, 3.0]), (3, 4))
     hybrid = torch.sparse_coo_tensor(indices, torch.randn(3, 2), (3, 4, 2))
     empty = torch.sparse_coo_tensor(size=(2, 2))
-    arrived = sent([loose, loose.coalesce(), hybrid, empty, loose.clone().requires_grad_()])
-    assert [t.is_coalesced() for t in arrived[:2]] == [False, True]
-    assert arrived[0]._nnz() == 3
-    for original, tensor in zip([loose, loose, hybrid, empty], arrived, strict=False):
+    received = sent([loose, loose.coalesce(), hybrid, empty, loose.clone().requires_grad_()])
+    assert [t.is_coalesced() for t in received[:2]] == [False, True]
+    assert received[0]._nnz() == 3
+    for original, tensor in zip([loose, loose, hybrid, empty], received, strict=False):
         assert same_sparse(original, tensor)
-    assert arrived[4].requires_grad
-    assert arrived[4].is_leaf
+    assert received[4].requires_grad
+    assert received[4].is_leaf
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc], ids=str)
-def test_compressed_sparse_layouts_arrive(layout: torch.layout) -> None:
+def test_compressed_sparse_layouts_round_trip(layout: torch.layout) -> None:
     dense = torch.eye(4) * torch.arange(4.0)
     blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
     x = dense.to_sparse(layout=layout, blocksize=blocks)
@@ -341,45 +341,45 @@ def test_compressed_sparse_layouts_arrive(layout: torch.layout) -> None:
     assert same_sparse(x, y)
 
 
-def test_meta_tensors_arrive_as_shapes() -> None:
+def test_meta_tensors_round_trip() -> None:
     x = torch.empty(3, 10**12, device="meta", dtype=torch.float16).t().requires_grad_()
-    assert lay_out([x]).size == 0
+    assert encode_tensors([x]).size == 0
     (y,) = sent([x])
     assert (y.device, y.shape, y.stride(), y.dtype, y.requires_grad) == (x.device, x.shape, x.stride(), x.dtype, True)
 
 
-def test_a_tensor_from_a_device_that_is_missing_here_is_refused_or_mapped() -> None:
-    layout = lay_out([torch.ones(3)])
+def test_a_tensor_from_a_missing_device_is_refused_or_mapped() -> None:
+    layout = encode_tensors([torch.ones(3)])
     region = bytearray(layout.size)
     layout.write(region)
     foreign = msgspec.structs.replace(layout.descriptors[0], device="cuda:7", requires_grad=True)
     with pytest.raises(PayloadError, match=r"'cuda:7'.*device map"):
-        build([foreign], region)
-    (y,) = build([foreign], region, {"cuda:7": "cpu"})
+        decode_tensors([foreign], region)
+    (y,) = decode_tensors([foreign], region, {"cuda:7": "cpu"})
     assert isinstance(y, torch.Tensor)
     assert (y.device.type, y.tolist(), y.requires_grad, y.is_leaf) == ("cpu", [1, 1, 1], True, True)
-    (z,) = build(layout.descriptors, region, {"cpu": "meta"})
+    (z,) = decode_tensors(layout.descriptors, region, {"cpu": "meta"})
     assert isinstance(z, torch.Tensor)
     assert z.is_meta
 
 
-def test_layouts_that_cannot_travel_are_refused_by_name() -> None:
+def test_unsupported_layouts_are_refused_by_name() -> None:
     with pytest.raises(PayloadError, match="mkldnn"):
-        lay_out([torch.randn(3).to_mkldnn()])
+        encode_tensors([torch.randn(3).to_mkldnn()])
     with pytest.raises(PayloadError, match="nested"):
-        lay_out([torch._nested_tensor_from_tensor_list([torch.ones(2), torch.ones(3)])])
+        encode_tensors([torch._nested_tensor_from_tensor_list([torch.ones(2), torch.ones(3)])])
 
 
 def test_tensors_without_memory_are_refused() -> None:
     freed = torch.ones(3)
     freed.untyped_storage().resize_(0)
     with pytest.raises(PayloadError, match="no memory"):
-        lay_out([freed])
+        encode_tensors([freed])
     refused: list[PayloadError] = []
 
     def inside(x: torch.Tensor) -> torch.Tensor:
         try:
-            lay_out([x])
+            encode_tensors([x])
         except PayloadError as error:
             refused.append(error)
         return x
@@ -390,7 +390,7 @@ def test_tensors_without_memory_are_refused() -> None:
 
 def test_a_storage_freed_before_the_write_is_noticed() -> None:
     x = torch.ones(8)
-    alone, together = lay_out([x]), lay_out([x, x[:4]])
+    alone, together = encode_tensors([x]), encode_tensors([x, x[:4]])
     x.untyped_storage().resize_(0)
     for layout in (alone, together):
         with pytest.raises(PayloadError, match="freed"):
@@ -400,7 +400,7 @@ def test_a_storage_freed_before_the_write_is_noticed() -> None:
 # ---- buffers and memory
 
 
-def test_other_buffers_arrive_as_memoryviews() -> None:
+def test_other_buffers_are_received_as_memoryviews() -> None:
     x, data, empty = torch.ones(3), bytearray(b"abc" * 10), bytearray()
     a, view, nothing, b = sent([x, pickle.PickleBuffer(data), pickle.PickleBuffer(empty), x.clone()])
     assert isinstance(view, memoryview)
@@ -409,15 +409,15 @@ def test_other_buffers_arrive_as_memoryviews() -> None:
     assert torch.equal(a, b)
 
 
-def test_tensors_lie_in_the_region_and_keep_it_alive() -> None:
+def test_tensors_use_the_memory_of_the_region_and_keep_it_alive() -> None:
     class Region(bytearray):
         """A bytearray that can be watched."""
 
-    layout = lay_out([torch.ones(8)])
+    layout = encode_tensors([torch.ones(8)])
     region = Region(layout.size)
     layout.write(region)
     gone = weakref.ref(region)
-    (x,) = build(layout.descriptors, region)
+    (x,) = decode_tensors(layout.descriptors, region)
     region[:4] = torch.tensor([5.0]).numpy().tobytes()
     assert isinstance(x, torch.Tensor)
     assert x[0] == 5
@@ -434,11 +434,11 @@ def test_a_small_attachment_does_not_keep_a_large_region_alive() -> None:
         """A bytearray that can be watched."""
 
     x = torch.arange(10.0)
-    layout = lay_out([x, torch.zeros(2**19), pickle.PickleBuffer(b"abc"), x[2:]])
+    layout = encode_tensors([x, torch.zeros(2**19), pickle.PickleBuffer(b"abc"), x[2:]])
     region = Region(layout.size)
     layout.write(region)
     gone = weakref.ref(region)
-    small, large, raw, view = build(layout.descriptors, region)
+    small, large, raw, view = decode_tensors(layout.descriptors, region)
     del region, large
     gc.collect()
     assert gone() is None
@@ -450,25 +450,25 @@ def test_a_small_attachment_does_not_keep_a_large_region_alive() -> None:
 
 
 def test_the_region_must_be_large_enough_and_writable() -> None:
-    layout = lay_out([torch.ones(8)])
+    layout = encode_tensors([torch.ones(8)])
     with pytest.raises(ValueError, match="needs 32"):
         layout.write(bytearray(16))
     with pytest.raises(ValueError, match="writable"):
-        build(layout.descriptors, memoryview(bytes(32)))
+        decode_tensors(layout.descriptors, memoryview(bytes(32)))
 
 
-def test_a_region_of_another_item_size_is_a_row_of_bytes_all_the_same() -> None:
-    layout = lay_out([torch.ones(8), pickle.PickleBuffer(b"x" * 8)])
+def test_a_region_of_another_item_size_is_used_as_bytes() -> None:
+    layout = encode_tensors([torch.ones(8), pickle.PickleBuffer(b"x" * 8)])
     region = memoryview(bytearray(48)).cast("d")
     layout.write(region)
-    x, raw = build(layout.descriptors, region)
+    x, raw = decode_tensors(layout.descriptors, region)
     assert isinstance(x, torch.Tensor)
     assert x.sum() == 8
     assert raw == b"x" * 8
 
 
 def test_a_descriptor_of_a_small_tensor_is_small() -> None:
-    assert len(msgspec.msgpack.encode(lay_out([torch.randn(4, 4)]).descriptors)) <= 14
+    assert len(msgspec.msgpack.encode(encode_tensors([torch.randn(4, 4)]).descriptors)) <= 14
 
 
 # ---- the thread's state
@@ -495,15 +495,15 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_state_of_the_thread_does_not_leak_in(mode: str) -> None:
+def test_the_torch_state_of_the_thread_has_no_effect(mode: str) -> None:
     x = torch.arange(12.0).reshape(3, 4).requires_grad_()
     y = torch.arange(6.0)
     attachments = [x, x.t()[::2], y, y[:3], torch.eye(3).to_sparse()]
     with MODES[mode]():
         a, part, b, half, c = sent(attachments)
-        left = thread_is_neutral()
+        left = has_default_torch_state()
     assert not left  # the mode was taken up again
-    assert thread_is_neutral()
+    assert has_default_torch_state()
     assert all(t.is_leaf and not t.is_inference() and t.device.type == "cpu" for t in (a, part, b, half, c))
     assert a.requires_grad
     assert torch.equal(a, x)
@@ -512,7 +512,7 @@ def test_the_state_of_the_thread_does_not_leak_in(mode: str) -> None:
     assert b.requires_grad
 
 
-def test_the_default_dtype_does_not_leak_in() -> None:
+def test_the_default_dtype_has_no_effect() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         (x, empty) = sent([torch.ones(2, dtype=torch.float32), torch.empty(0, dtype=torch.float32)])
@@ -521,7 +521,7 @@ def test_the_default_dtype_does_not_leak_in() -> None:
     assert x.dtype is empty.dtype is torch.float32
 
 
-def test_tensors_made_in_inference_mode_can_be_sent() -> None:
+def test_inference_tensors_can_be_sent() -> None:
     with torch.inference_mode():
         x = torch.arange(6.0).reshape(2, 3)
         gaps = x[:, ::2]
@@ -531,21 +531,21 @@ def test_tensors_made_in_inference_mode_can_be_sent() -> None:
         assert not y.is_inference()
 
 
-def test_modes_come_back_in_order_also_after_an_error() -> None:
+def test_modes_are_restored_in_order_even_after_an_error() -> None:
     outer, inner = Interfering(), Interfering()
     with outer, inner:
         with pytest.raises(ProtocolError):
-            build([TensorDescriptor(99, 0, 0, ())], bytearray(16))
+            decode_tensors([TensorDescriptor(99, 0, 0, ())], bytearray(16))
         assert torch.overrides._get_current_function_mode_stack() == [outer, inner]
 
 
 # ---- what a peer may claim
 
 
-def test_descriptors_are_checked_before_they_are_believed() -> None:
+def test_invalid_descriptors_are_refused() -> None:
     def refused(descriptor: TensorDescriptor, error: type[Exception] = ProtocolError) -> None:
         with pytest.raises(error):
-            build([descriptor], bytearray(64))
+            decode_tensors([descriptor], bytearray(64))
 
     byte, single = forms.CODES[torch.uint8], forms.CODES[torch.float32]
     refused(TensorDescriptor(forms.STRIDED, byte, 0, (65,)))
@@ -568,34 +568,34 @@ def test_descriptors_are_checked_before_they_are_believed() -> None:
         forms.VIEW,
         forms.META,
     ):  # torch crashes on a quantised tensor without parameters
-        refused(TensorDescriptor(form, forms.CODES[torch.qint8], 0, (4,), (1,), detail=(64, 0)))
+        refused(TensorDescriptor(form, forms.CODES[torch.qint8], 0, (4,), (1,), detail=(64, 0, 0, 0)))
     refused(TensorDescriptor(forms.BUFFER, 0, 0, (65,)))
     refused(TensorDescriptor(forms.BUFFER, 0, 0, (2, 2)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 13)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(128, 0)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, -1)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 0.5)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 13, 0, 0)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(128, 0, 0, 0)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, -1, 0, 0)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,), detail=(64, 0.5, 0, 0)))
     refused(TensorDescriptor(forms.VIEW, single, 0, (4,), (1,)))
-    refused(TensorDescriptor(forms.VIEW, single, 0, (2,), (2**62,), detail=(64, 0)))
+    refused(TensorDescriptor(forms.VIEW, single, 0, (2,), (2**62,), detail=(64, 0, 0, 0)))
     refused(TensorDescriptor(forms.META, single, 0, (2**62, 2), (1, 1)), LimitExceeded)
     refused(TensorDescriptor(forms.META, single, 0, (2,)))
     refused(TensorDescriptor(forms.COO, single, 0, (2, 2)))
     refused(TensorDescriptor(11, single, 0, (2, 2)))
 
 
-def test_attachments_may_not_lie_over_each_other() -> None:
+def test_overlapping_attachments_are_refused() -> None:
     one = TensorDescriptor(forms.STRIDED, forms.CODES[torch.uint8], 0, (48,))
-    with pytest.raises(ProtocolError, match="over each other"):
-        build([one, one], bytearray(64))
+    with pytest.raises(ProtocolError, match="overlapping attachments"):
+        decode_tensors([one, one], bytearray(64))
 
 
 def test_sparse_indices_beyond_the_shape_are_refused() -> None:
-    layout = lay_out([torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr()])
+    layout = encode_tensors([torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr()])
     region = bytearray(layout.size)
     layout.write(region)
     for descriptor in layout.descriptors:
         with pytest.raises(ProtocolError, match="do not fit"):
-            build([msgspec.structs.replace(descriptor, shape=(2, 2))], region)
+            decode_tensors([msgspec.structs.replace(descriptor, shape=(2, 2))], region)
 
 
 sizes = st.one_of(st.integers(0, 5), st.sampled_from([-1, 2**31, 2**62, 2**63, 2**64 - 1]))
@@ -625,10 +625,10 @@ def descriptors(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[TensorDescri
 def test_no_descriptor_reaches_beyond_the_region(claims: list[TensorDescriptor], content: bytes) -> None:
     region = bytearray(content)
     try:
-        arrived = build(claims, region)
+        received = decode_tensors(claims, region)
     except (ProtocolError, PayloadError):
         return
-    for item in arrived:
+    for item in received:
         if isinstance(item, memoryview):
             assert item.nbytes <= len(region)
         elif item.layout is torch.strided and not item.is_meta and not item.is_quantized and item.numel():
@@ -638,7 +638,7 @@ def test_no_descriptor_reaches_beyond_the_region(claims: list[TensorDescriptor],
 
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_a_damaged_composite_gives_a_sound_tensor_or_an_error(data: st.DataObject) -> None:
+def test_a_damaged_composite_gives_a_valid_tensor_or_an_error(data: st.DataObject) -> None:
     values, scales, zero_points = torch.linspace(0, 3, 16).reshape(4, 4), torch.full((4,), 0.5), torch.arange(4)
     honest = [
         torch.eye(4).to_sparse(),
@@ -647,7 +647,7 @@ def test_a_damaged_composite_gives_a_sound_tensor_or_an_error(data: st.DataObjec
         torch.quantize_per_tensor(values, 0.5, 1, torch.qint8),
         torch.quantize_per_channel(values, scales, zero_points, 1, torch.quint8),
     ]
-    layout = lay_out([data.draw(st.sampled_from(honest))])
+    layout = encode_tensors([data.draw(st.sampled_from(honest))])
     region = bytearray(layout.size)
     layout.write(region)
     (descriptor,) = layout.descriptors
@@ -674,7 +674,7 @@ def test_a_damaged_composite_gives_a_sound_tensor_or_an_error(data: st.DataObjec
         else:
             parts[at] = msgspec.structs.replace(parts[at], offset=data.draw(offsets))
     try:
-        (x,) = build([msgspec.structs.replace(descriptor, parts=tuple(parts))], region)
+        (x,) = decode_tensors([msgspec.structs.replace(descriptor, parts=tuple(parts))], region)
     except ProtocolError:
         return
     assert isinstance(x, torch.Tensor)

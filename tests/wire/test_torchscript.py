@@ -1,4 +1,4 @@
-"""TorchScript functions and modules on the wire."""
+"""TorchScript functions and modules in messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from support.paths import ROOT
-from telegrad.errors import FunctionNotFound
-from telegrad.wire.payload import decode, encode, function_name, resolve
+from telegrad.errors import FunctionNotFound, PayloadError
+from telegrad.wire.function_names import function_name, resolve_function
+from telegrad.wire.payload import decode, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch has deprecated TorchScript
 
@@ -22,18 +23,18 @@ with warnings.catch_warnings():
         return x * 2
 
 
-def test_a_script_function_goes_by_the_name_that_torch_knows_it_by() -> None:
+def test_a_script_function_is_sent_by_its_name_in_torch() -> None:
     name = function_name(double)
     assert name is not None
     assert name.startswith("__torch__:")
     assert name.endswith("double")
-    assert torch.equal(resolve(name)(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(resolve_function(name)(torch.ones(2)), torch.full((2,), 2.0))
 
 
 def test_a_script_function_is_found_by_importing_the_module_that_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "support"))
     assert "scripted" not in sys.modules
-    function = resolve("__torch__:scripted.add_one")
+    function = resolve_function("__torch__:scripted.add_one")
     assert torch.equal(function(torch.zeros(1)), torch.ones(1))
     monkeypatch.delitem(sys.modules, "scripted")
 
@@ -46,9 +47,9 @@ def test_a_script_function_is_found_by_importing_the_module_that_compiles_it(mon
         ("__torch__:alone", "'alone' is not compiled here"),
     ],
 )
-def test_a_script_function_that_is_not_there_is_an_error_that_says_so(name: str, text: str) -> None:
+def test_a_missing_script_function_is_named_in_the_error(name: str, text: str) -> None:
     with pytest.raises(FunctionNotFound, match=text):
-        resolve(name)
+        resolve_function(name)
 
 
 def test_a_script_function_can_be_a_value() -> None:
@@ -58,8 +59,22 @@ def test_a_script_function_can_be_a_value() -> None:
     assert torch.equal(value["f"](torch.ones(2)), torch.full((2,), 2.0))
 
 
-def test_a_script_module_arrives_whole() -> None:
+def test_a_script_module_round_trips() -> None:
     module = torch.jit.script(torch.nn.Linear(2, 3))
     encoded = encode([module])
-    (there,) = decode(encoded.data, encoded.attachments)  # type: ignore[misc]  # a list
-    assert torch.equal(there(torch.ones(2)), module(torch.ones(2)))
+    (received,) = decode(encoded.data, encoded.attachments)  # type: ignore[misc]  # a list
+    assert torch.equal(received(torch.ones(2)), module(torch.ones(2)))
+
+
+@pytest.mark.parametrize("edges", [True, False])
+def test_script_modules_with_and_without_parameters_are_listed(edges: bool) -> None:
+    frozen = torch.jit.script(torch.nn.Linear(2, 3).requires_grad_(False))
+    trained = torch.jit.script(torch.nn.Linear(2, 3))
+    assert encode([frozen, trained], edges=edges).modules == (trained,)
+
+
+def test_a_script_module_with_a_tensor_that_has_a_history_is_refused_in_a_context() -> None:
+    module = torch.jit.script(torch.nn.BatchNorm1d(2))
+    module.running_mean = torch.ones(2, requires_grad=True) * 2
+    with pytest.raises(PayloadError, match="it is part of a TorchScript module"):
+        encode([module])

@@ -29,7 +29,7 @@ from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.waiting import Runtime
-from telegrad.wire.messages import Creation, Visit
+from telegrad.wire.messages import Creation, RRefAccess
 
 if TYPE_CHECKING:
     from telegrad.backward.engine import Autograd
@@ -134,7 +134,7 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
-        visit: Visit | None = None,
+        visit: RRefAccess | None = None,
     ) -> Call:
         """Start a call, for `wait` and then `result`. If this raises, nothing was sent."""
         return self.client.begin(to, function, args, kwargs, timeout, visit=visit)
@@ -149,7 +149,7 @@ class Agent:
         timeout: float | None = None,
         on_done: Callable[[Call], None],
         creation: Creation | None = None,
-        visit: Visit | None = None,
+        visit: RRefAccess | None = None,
     ) -> Call:
         """Start a call. When it has ended, `on_done` is called with it on a worker thread; see `result`.
 

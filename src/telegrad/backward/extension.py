@@ -57,7 +57,7 @@ class AutogradExtension(Extension):
         if encoded.attachments:  # whatever the mode: to send a tensor is no operation, and what has a history keeps it
             tensors = []
             for index, value in enumerate(encoded.attachments):
-                if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.own_leaves:
+                if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.module_leaves:
                     if base_of(value) is not None and value.grad_fn is None and not has_edge(value):
                         continue
                     indices.append(index)

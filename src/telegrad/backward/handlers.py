@@ -17,7 +17,7 @@ from telegrad.wire.frames import Message
 from telegrad.wire.messages import (
     GRADIENT,
     AbortPass,
-    LeadsReq,
+    LeadsToInputReq,
     ProbeReq,
     PropagateGradientsReq,
     PropagateGradientsResp,
@@ -37,14 +37,14 @@ class PassHandlers:
         agent.handle(PropagateGradientsReq, self.on_gradient, returns=True)
         agent.handle(PropagateGradientsResp, self.on_reply, returns=True)
         agent.handle(ProbeReq, self.on_probe)
-        agent.handle(LeadsReq, self.on_leads)
+        agent.handle(LeadsToInputReq, self.on_leads)
         agent.handle(ResumeReq, self.on_resume)
         agent.handle(AbortPass, self.on_abort)
 
     def on_gradient(self, channel: Channel, request: PropagateGradientsReq, message: Message) -> None:
         """Decode gradients, and give them to their pass."""
         sender = channel.worker.id
-        run = self._passes.find(sender, request.call, request.about)
+        run = self._passes.find(sender, request.call, request.pass_info)
         if run is None:
             return
         try:
@@ -52,7 +52,7 @@ class PassHandlers:
             del message  # or its memory would live as long as the island runs
             if len(grads) < len(request.states):
                 grads = _at_their_tensors(request.states, grads)
-            incoming.gradient(run, sender, request, grads, channel if request.back else None)
+            incoming.gradient(run, sender, request, grads, channel if request.reply_here else None)
         except Exception as error:  # noqa: BLE001 - the sender waits for a reply
             incoming.refuse(run, (sender, request.call, None), error)
 
@@ -67,7 +67,7 @@ class PassHandlers:
         """Continue the probe."""
         self._take(channel, request, lambda run, reply_to: incoming.probed(run, reply_to, request))
 
-    def on_leads(self, channel: Channel, request: LeadsReq, message: Message) -> None:
+    def on_leads(self, channel: Channel, request: LeadsToInputReq, message: Message) -> None:
         """Note what leads to inputs of the pass."""
         self._take(channel, request, lambda run, reply_to: incoming.leads_to_inputs(run, reply_to, request))
 
@@ -76,10 +76,13 @@ class PassHandlers:
         self._take(channel, request, incoming.resumed)
 
     def _take(
-        self, channel: Channel, request: ProbeReq | LeadsReq | ResumeReq, take: Callable[[PassRun, ReplyTo], None]
+        self,
+        channel: Channel,
+        request: ProbeReq | LeadsToInputReq | ResumeReq,
+        take: Callable[[PassRun, ReplyTo], None],
     ) -> None:
         reply_to = channel.worker.id, request.call, None
-        run = self._passes.find(channel.worker.id, request.call, request.about)
+        run = self._passes.find(channel.worker.id, request.call, request.pass_info)
         if run is not None:
             try:
                 take(run, reply_to)
@@ -88,9 +91,9 @@ class PassHandlers:
 
     def on_abort(self, channel: Channel, head: AbortPass, message: Message) -> None:
         """Fail a pass that has failed elsewhere."""
-        context = self._contexts.get(head.about.context)
+        context = self._contexts.get(head.pass_info.context)
         if context is not None:
-            run = self._passes.find_for_abort(context, head.about)
+            run = self._passes.find_for_abort(context, head.pass_info)
             run.fail(unpack_failure(self._messaging.agent, head.failure, message.data), reported=True)
 
 

@@ -16,7 +16,7 @@ from telegrad.backward.pass_run import PassRun
 from telegrad.backward.probe import learn, walk
 from telegrad.connection.channel import Channel
 from telegrad.errors import TelegradError
-from telegrad.wire.messages import UNREACHED, LeadsReq, ProbeReq, PropagateGradientsReq, PropagateGradientsResp
+from telegrad.wire.messages import UNREACHED, LeadsToInputReq, ProbeReq, PropagateGradientsReq, PropagateGradientsResp
 
 
 def gradient(
@@ -60,15 +60,15 @@ def gradient(
             if back is not None:
                 run.outbox.back[sender] = back
             effects = []
-            if request.known and not rules.liveness_known:
+            if request.probe_done and not rules.liveness_known:
                 effects = learn(run)
             elif not rules.planned:
                 rules.plan(graph.plan(set()))
             if not rules.has_entry(message):
                 rules.add_island(graph.grow(message), [message])
             effects += rules.gradient(reply_to, message, sender)
-            if request.answer is not None:
-                effects += settle(run, sender, request.answer)
+            if request.response is not None:
+                effects += settle(run, sender, request.response)
         gate = run.gates.pop(message, None) if run.gates else None
     if gate is not None:
         gate.set()
@@ -100,7 +100,7 @@ def probed(run: PassRun, reply_to: ReplyTo, request: ProbeReq) -> None:
     walk(run, lambda: run.graph.mark_live(send, request.tensors) if send is not None else Found())
 
 
-def leads_to_inputs(run: PassRun, reply_to: ReplyTo, request: LeadsReq) -> None:
+def leads_to_inputs(run: PassRun, reply_to: ReplyTo, request: LeadsToInputReq) -> None:
     """Note that tensors of a received message lead to an input of the pass, as their sender says."""
     with run.lock:
         effects = run.rules.probe_received(reply_to)

@@ -26,7 +26,7 @@ class Found(msgspec.Struct, eq=False):
     """What a walk of the probe found that other workers have to know."""
 
     ask: dict[Recv, set[int]] = msgspec.field(default_factory=dict)
-    """Received tensors that the walk reached. Their senders continue it."""
+    """ReceivedTensor tensors that the walk reached. Their senders continue it."""
     tell: dict[SendRpcBackward, set[int]] = msgspec.field(default_factory=dict)
     """Sent tensors that lead to an input. Their receivers must know."""
 

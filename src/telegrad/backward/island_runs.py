@@ -13,7 +13,7 @@ from telegrad.backward.outgoing import send_gradients
 from telegrad.backward.pass_run import GradientMessage, PassRun, running
 from telegrad.calls.call import current_agent, current_served
 from telegrad.protocol.backward import Acknowledge, PassEffect, StartIsland
-from telegrad.wire.messages import LastWord
+from telegrad.wire.messages import PiggybackedResp
 
 
 def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyTo]], BaseException | None]:
@@ -66,7 +66,7 @@ def _end(run: PassRun, island: Island) -> list[PassEffect[ReplyTo]]:
     """Note that an island has ended, and send what waited for that. Returns the effects."""
     run.engine.forget(island)
     message = run.outbox.held.pop(island.last, None) if island.last else None
-    reply: LastWord | None = None
+    reply: PiggybackedResp | None = None
     with run.lock:
         effects = run.rules.island_finished()
         if message is not None and len(effects) == 1 and run.failure is None:
@@ -76,9 +76,9 @@ def _end(run: PassRun, island: Island) -> list[PassEffect[ReplyTo]]:
     return effects
 
 
-def _reply_with(run: PassRun, message: GradientMessage, effect: PassEffect[ReplyTo]) -> LastWord | None:
+def _reply_with(run: PassRun, message: GradientMessage, effect: PassEffect[ReplyTo]) -> PiggybackedResp | None:
     """Return a reply that can be sent with gradients, if it goes to the same worker. Called with the lock held."""
     if not isinstance(effect, Acknowledge) or effect.ticket[0] != message.to:
         return None
     reports = pack_reports(run.rules.reports())
-    return LastWord(effect.ticket[1], run.rules.count_for(message.to), reports)
+    return PiggybackedResp(effect.ticket[1], run.rules.count_for(message.to), reports)

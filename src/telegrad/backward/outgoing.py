@@ -19,8 +19,8 @@ from telegrad.wire.messages import (
     GRADIENT,
     NONE,
     UNREACHED,
-    LastWord,
-    LeadsReq,
+    LeadsToInputReq,
+    PiggybackedResp,
     ProbeReq,
     PropagateGradientsReq,
     PropagateGradientsResp,
@@ -81,7 +81,7 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
         if driver_reads:
             outbox.read_from = recv.source
     head = partial(
-        PropagateGradientsReq, number, run.info, recv.message, states, known, autograd=metadata, back=driver_reads
+        PropagateGradientsReq, number, run.info, recv.message, states, known, autograd=metadata, reply_here=driver_reads
     )
     message = GradientMessage(recv.source, head, present, back, driver_reads)
     if not number and recv.message in outbox.held:
@@ -110,9 +110,9 @@ def send_held(run: PassRun) -> None:
             raise PassAborted("the pass has failed")
 
 
-def send_gradients(run: PassRun, message: GradientMessage, reply: LastWord | None = None) -> bool:
+def send_gradients(run: PassRun, message: GradientMessage, reply: PiggybackedResp | None = None) -> bool:
     """Send gradients, and a reply with them. Returns False if that failed, which fails the pass."""
-    head = message.head if reply is None else partial(message.head, answer=reply)
+    head = message.head if reply is None else partial(message.head, response=reply)
     try:
         channel = run.messaging.agent.oneway.send_gradients(message.to, head, message.grads, back=message.back)
     except Exception as error:  # noqa: BLE001 - the caller of backward gets it, whatever it is
@@ -123,7 +123,7 @@ def send_gradients(run: PassRun, message: GradientMessage, reply: LastWord | Non
     return True
 
 
-def send(run: PassRun, worker: int, head: ProbeReq | LeadsReq | ResumeReq) -> None:
+def send(run: PassRun, worker: int, head: ProbeReq | LeadsToInputReq | ResumeReq) -> None:
     """Send a message without gradients. An error fails the pass."""
     try:
         run.messaging.agent.oneway.send(worker, head)
@@ -139,8 +139,8 @@ def expect_reply(run: PassRun, on_reply: OnReply) -> int:
     return number
 
 
-def settle(run: PassRun, sender: int, reply: PropagateGradientsResp | LastWord) -> list[PassEffect[ReplyTo]]:
-    """Pass a reply to the rules. Called with the lock held."""
+def settle(run: PassRun, sender: int, reply: PropagateGradientsResp | PiggybackedResp) -> list[PassEffect[ReplyTo]]:
+    """BackwardPass a reply to the rules. Called with the lock held."""
     on_reply = run.outbox.unanswered.pop(reply.call, None)
     if on_reply is None:
         return []

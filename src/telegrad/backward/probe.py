@@ -13,7 +13,7 @@ from telegrad.backward.messaging import ReplyTo
 from telegrad.backward.outgoing import expect_reply, send
 from telegrad.backward.pass_run import PassRun
 from telegrad.protocol.backward import PassEffect
-from telegrad.wire.messages import LeadsReq, ProbeReq, ResumeReq
+from telegrad.wire.messages import LeadsToInputReq, ProbeReq, ResumeReq
 
 
 def begin_probe(run: PassRun, counter: str) -> None:
@@ -34,7 +34,7 @@ def walk(run: PassRun, step: Callable[[], Found]) -> None:
         send(run, recv.source, ProbeReq(number, run.info, recv.message, tuple(sorted(indices))))
     for sent, indices in found.tell.items():
         number = expect_reply(run, rules.probe_acknowledged)
-        send(run, sent.target, LeadsReq(number, run.info, sent.message, tuple(sorted(indices))))
+        send(run, sent.target, LeadsToInputReq(number, run.info, sent.message, tuple(sorted(indices))))
     with run.lock:
         effects = rules.probe_walked()
     carry_out(run, effects)

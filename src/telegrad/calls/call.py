@@ -14,7 +14,7 @@ from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled
 from telegrad.execution.timers import Timer
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, Autocast, AutogradMetadata, Turn, Visit
+from telegrad.wire.messages import Autocast, AutogradMetadata, Response, RRefAccess, StreamPosition
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -42,7 +42,7 @@ class Call(msgspec.Struct, eq=False):
     timer: Timer | None = None
     waiters: list[Waiter] = msgspec.field(default_factory=list)
     """One for each waiting thread."""
-    answer: Answer | None = None
+    answer: Response | None = None
     message: Message | None = None
     references: Sequence[PlacedReference] = ()
     error: Exception | None = None
@@ -81,9 +81,9 @@ class Served(msgspec.Struct, eq=False):
     answered: bool = False
     deferred: bool = False
     """The function returned a future, and the reply is its result."""
-    visit: Visit | None = None
+    visit: RRefAccess | None = None
     """What the call accesses, if it is a method call or `to_here` on a reference."""
-    turn: Turn | None = None
+    turn: StreamPosition | None = None
     """Its place in the caller's order of calls to an ordered object, until it has entered the object's queue."""
     autocast: Autocast | None = None
     """The caller's autocast state."""

@@ -22,8 +22,8 @@ from telegrad.errors import DeadlineExceeded, NotInitialized
 from telegrad.execution.autocast import current_autocast
 from telegrad.interrupts import shielded
 from telegrad.torch_private import autocast_is_enabled
-from telegrad.wire import payload
-from telegrad.wire.messages import Creation, Failure, Reply, Request, RequestInAutocast, Visit
+from telegrad.wire import function_names, payload
+from telegrad.wire.messages import Creation, Failure, Reply, Request, RequestInAutocast, RRefAccess
 
 _log = logging.getLogger("telegrad")
 _ROOT = ("args", "kwargs")
@@ -98,7 +98,7 @@ class Client:
         timeout: float | None,
         on_done: Callable[[Call], None] | None = None,
         creation: Creation | None = None,
-        visit: Visit | None = None,
+        visit: RRefAccess | None = None,
     ) -> Call:
         """See `Agent.begin` and, with `on_done`, `Agent.call_async`."""
         parent = current_served.get()
@@ -152,7 +152,7 @@ class Client:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         creation: Creation | None,
-        visit: Visit | None,
+        visit: RRefAccess | None,
     ) -> Frames:
         me = self._local.me
         by_name = peer.record.main == me.main and bool(me.main)
@@ -161,7 +161,7 @@ class Client:
         if isinstance(function, str):
             name = function
         else:
-            name = payload.function_name(function, main_by_name=by_name) or ""
+            name = function_names.function_name(function, main_by_name=by_name) or ""
             if not name:
                 values, root = (function, *values), ("function", *root)
         call.function = name

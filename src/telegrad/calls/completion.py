@@ -16,7 +16,7 @@ from telegrad.errors import CallCancelled, DeadlineExceeded, TelegradError, Work
 from telegrad.execution.executor import GuaranteedTask
 from telegrad.interrupts import shielded
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Answer, Cancel, Reply
+from telegrad.wire.messages import Cancel, Reply, Response
 
 _log = logging.getLogger("telegrad")
 
@@ -28,7 +28,7 @@ class Completion:
         self._local = local
         self._pipeline = pipeline
 
-    def receive(self, channel: Channel, call: Call | None, answer: Answer, message: Message) -> None:
+    def receive(self, channel: Channel, call: Call | None, answer: Response, message: Message) -> None:
         """Take a reply that brings references, or that nobody waits for any more."""
         if isinstance(answer, Reply) and answer.references:
             # Even if nobody waits for the reply any more: its sender must learn that the references were dropped.
@@ -50,7 +50,7 @@ class Completion:
     def finish(
         self,
         call: Call,
-        answer: Answer | None = None,
+        answer: Response | None = None,
         message: Message | None = None,
         error: Exception | None = None,
         *,

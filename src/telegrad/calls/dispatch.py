@@ -12,7 +12,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.peers import Peer
 from telegrad.errors import ProtocolError
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import ANSWERS, Cancel, Reply, Request, decode_head
+from telegrad.wire.messages import RESPONSES, Cancel, Reply, Request, decode_head
 
 
 class Dispatcher:
@@ -27,7 +27,7 @@ class Dispatcher:
         """Take a message that arrived on a channel."""
         head = decode_head(message.head)
         if channel.outgoing:
-            if isinstance(head, ANSWERS):
+            if isinstance(head, RESPONSES):
                 call = channel.calls.get(head.call)
                 if call is None or (type(head) is Reply and head.references):
                     self._completion.receive(channel, call, head, message)

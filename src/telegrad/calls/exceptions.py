@@ -21,7 +21,7 @@ from telegrad.wire import payload
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Failure
 from telegrad.wire.payload import Encoded
-from telegrad.wire.tensors import TensorDescriptor, build
+from telegrad.wire.tensors import TensorDescriptor, decode_tensors
 
 _log = logging.getLogger("telegrad")
 
@@ -88,7 +88,7 @@ class PickledException(msgspec.Struct, frozen=True):
 
 
 def pickle_exception(error: BaseException) -> PickledException:
-    """Turn an exception into bytes and text."""
+    """StreamPosition an exception into bytes and text."""
     value = Encoded(b"", [])
     if isinstance(error, Exception):
         try:
@@ -105,11 +105,11 @@ def pickle_exception(error: BaseException) -> PickledException:
 def unpickle_exception(
     data: bytes | memoryview, descriptors: Sequence[TensorDescriptor] = (), region: Any = None
 ) -> tuple[Exception | None, str]:
-    """Turn bytes back into an exception; None and the reason if that cannot be done."""
+    """StreamPosition bytes back into an exception; None and the reason if that cannot be done."""
     if not data:
         return None, "its class cannot be pickled"
     try:
-        error = payload.decode(data, build(descriptors, region) if descriptors else [])
+        error = payload.decode(data, decode_tensors(descriptors, region) if descriptors else [])
     except PayloadError as reason:
         return None, str(reason)
     return (error, "") if isinstance(error, Exception) else (None, "its class cannot be pickled")

@@ -16,7 +16,8 @@ import msgspec
 
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.wire.messages import AutogradMetadata, Creation, ForkInfo
-from telegrad.wire.payload import Encoded, Reference
+from telegrad.wire.payload import Encoded
+from telegrad.wire.reference import Reference
 
 if TYPE_CHECKING:
     from telegrad.calls.call import Served

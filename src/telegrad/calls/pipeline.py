@@ -14,12 +14,13 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.interrupts import shielded
 from telegrad.wire import payload
-from telegrad.wire.frames import Message, Outgoing, pack
+from telegrad.wire.frames import Message
 from telegrad.wire.messages import AutogradMetadata, encode_head
+from telegrad.wire.packing import OutgoingFrame, pack
 from telegrad.wire.payload import Encoded
-from telegrad.wire.tensors import TensorDescriptor, build, lay_out
+from telegrad.wire.tensors import TensorDescriptor, decode_tensors, encode_tensors
 
-Frames = tuple[Outgoing, ...]
+Frames = tuple[OutgoingFrame, ...]
 Descriptors = tuple[TensorDescriptor, ...]
 MakeHead = Callable[..., Any]
 """Makes the head of a message from its tensor descriptors, autograd metadata and forks, and what follows them."""
@@ -66,7 +67,7 @@ class Pipeline:
         """
         concerned = self.concerned[(context is not None) + (2 if encoded.references else 0)]
         if not concerned:
-            layout = lay_out(encoded.attachments) if encoded.attachments else None
+            layout = encode_tensors(encoded.attachments) if encoded.attachments else None
             head = make_head(() if layout is None else layout.descriptors, None, (), *rest)
             return pack(encode_head(head), encoded.data, layout, channel.room), None
         message = OutgoingMessage(channel.worker, encoded, context, is_request)
@@ -75,9 +76,9 @@ class Pipeline:
                 for extension in concerned:
                     extension.outgoing(message)
             except Exception:
-                lay_out(encoded.attachments)  # what cannot be sent cannot be recorded either, and this says why
+                encode_tensors(encoded.attachments)  # what cannot be sent cannot be recorded either, and this says why
                 raise
-            layout = lay_out(encoded.attachments) if encoded.attachments else None
+            layout = encode_tensors(encoded.attachments) if encoded.attachments else None
             head = make_head(() if layout is None else layout.descriptors, message.autograd, message.forks, *rest)
             return pack(encode_head(head), encoded.data, layout, channel.room), message
         except BaseException:
@@ -92,7 +93,7 @@ class Pipeline:
         With create_graph the autograd extension has recorded them before, inside the engine: see `extend`.
         """
         # Two gradients that are one tensor here must be two there, or whoever changes one changes the other.
-        layout = lay_out(gradients, share=False)
+        layout = encode_tensors(gradients, share=False)
         return pack(encode_head(make_head(layout.descriptors)), b"", layout, channel.room)
 
     def extend(self, message: OutgoingMessage) -> OutgoingMessage:
@@ -112,7 +113,7 @@ class Pipeline:
 
     def tensors(self, peer: WorkerRecord, head: Head, message: Message) -> list[Any]:
         """Decode the tensors of a message, with their edges."""
-        attachments: list[Any] = build(head.attachments, message.region) if head.attachments else []
+        attachments: list[Any] = decode_tensors(head.attachments, message.region) if head.attachments else []
         if head.autograd is not None:
             incoming = IncomingMessage(peer, head.autograd, attachments)
             for extension in self.concerned[Concern.CONTEXT]:
@@ -123,7 +124,7 @@ class Pipeline:
         self, peer: WorkerRecord, head: Head, message: Message, references: Sequence[PlacedReference] = ()
     ) -> Any:
         """Decode the value of a message."""
-        attachments: list[Any] = build(head.attachments, message.region) if head.attachments else []
+        attachments: list[Any] = decode_tensors(head.attachments, message.region) if head.attachments else []
         concerned = self.concerned[head.autograd is not None]
         if concerned:
             incoming = IncomingMessage(peer, head.autograd, attachments)

@@ -22,7 +22,7 @@ from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
 from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.torch_private import FutureBase
-from telegrad.wire import payload
+from telegrad.wire import function_names
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Request
 
@@ -79,8 +79,8 @@ class Server:
             0 if request.nested else message.size,
         )
         references = request.creation is not None or bool(request.references)
-        if request.visit is not None:
-            served.visit, served.turn = request.visit, request.visit.turn
+        if request.rref_access is not None:
+            served.visit, served.turn = request.rref_access, request.rref_access.stream_position
             references = references or served.turn is not None
         if request.autocast is not None:
             served.autocast = request.autocast
@@ -195,7 +195,7 @@ class Server:
                     return
                 args, kwargs = values
             elif name:
-                function = payload.resolve(name)
+                function = function_names.resolve_function(name)
                 args, kwargs = values
             else:
                 function, args, kwargs = values

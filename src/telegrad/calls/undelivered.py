@@ -16,8 +16,8 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import CallError, ProtocolError, ResourceExhausted, is_shortage
 from telegrad.wire.frames import Frame, Message
-from telegrad.wire.messages import Cancel, Failure, Reply, Request, RequestInAutocast, call_of
-from telegrad.wire.reassembly import head_of
+from telegrad.wire.messages import Cancel, Failure, Reply, Request, RequestInAutocast, peek_call
+from telegrad.wire.reassembly import peek_head
 
 _log = logging.getLogger("telegrad")
 
@@ -42,11 +42,11 @@ class Undeliverable:
 
     def report(self, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
         """Fail the call that a message belongs to; False if it belongs to none, and could not be taken later either."""
-        head = head_of(frame) if message is None else message.head
+        head = peek_head(frame) if message is None else message.head
         me, peer = self._local.name, channel.peer
         if not is_shortage(cause):
             _log.error("worker %r cannot take a message of worker %r", me, peer, exc_info=cause)
-        tag, call = call_of(head) or (None, 0)
+        tag, call = peek_call(head) or (None, 0)
         if channel.outgoing and tag in _ANSWERS:
             self._completion.answer_lost(
                 channel, call, _error(f"worker {me!r} cannot take the reply of", channel, cause, call)

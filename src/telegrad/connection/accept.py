@@ -19,7 +19,7 @@ from telegrad.connection.peers import Peers
 from telegrad.errors import AuthenticationError, ProtocolError, UnknownWorker, is_shortage
 from telegrad.execution.timers import RETRY_DELAY
 from telegrad.transport.base import Link, LinkClosed, Listener, Ready
-from telegrad.wire.messages import decode_greeting
+from telegrad.wire.handshake_messages import decode_handshake
 
 _log = logging.getLogger("telegrad")
 
@@ -162,7 +162,7 @@ class PendingConnection:
             self.link.flush()
         try:
             for frame in self.link.receive():
-                response = self._acceptor.receive(decode_greeting(frame.body))
+                response = self._acceptor.receive(decode_handshake(frame.body))
                 send_greeting(self.link, response)
                 if self._acceptor.proof is not None:
                     self._admit()

@@ -27,7 +27,8 @@ from telegrad.protocol.session import Session
 from telegrad.protocol.session_events import SessionEffect, SessionLost
 from telegrad.transport.base import Link
 from telegrad.transport.shared_memory import SharedMemory
-from telegrad.wire.frames import CONTROL, MAX_CAUSE, MESSAGE, Kind, Loan, Outgoing, lane_of, pack_sent
+from telegrad.wire.frames import CONTROL, MAX_CAUSE, MESSAGE, Kind, lane_of, pack_ping
+from telegrad.wire.packing import OutgoingFrame, SharedRegion
 
 if TYPE_CHECKING:
     from telegrad.calls.call import Call
@@ -87,13 +88,13 @@ class Channel:
 
     # -- sending ----------------------------------------------------------------------------------------------
 
-    def room(self, size: int) -> memoryview | Loan:
+    def room(self, size: int) -> memoryview | SharedRegion:
         """Return a buffer for the contents of a large message: shared memory if possible, else private memory."""
         memory = self.memory
         loan = memory.allocate(size) if memory is not None else None
         return self._allocate(size) if loan is None else loan
 
-    def post(self, frames: Sequence[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
+    def post(self, frames: Sequence[OutgoingFrame], charge: int = 0, *, unwaited: bool = False) -> bool:
         """Send the frames of one message. Raises WorkerLost if the peer is gone.
 
         `charge` is the size of a request that needs credits, else 0. If there are no credits, nothing is sent and the
@@ -117,8 +118,8 @@ class Channel:
                     else:
                         if loan is not None:
                             memory.mark_sent(loan)
-                        given_back = memory.take_releases() if memory.unreferenced else _NONE
-                        link.send(kind, body, sequence, *given_back)
+                        releases = memory.take_releases() if memory.unreferenced else _NONE
+                        link.send(kind, body, sequence, *releases)
             except BaseException as error:
                 if not sequenced or isinstance(error, TelegradError):
                     raise
@@ -135,7 +136,7 @@ class Channel:
                 raise failed
         return True
 
-    def _sequence_rest(self, frames: Sequence[Outgoing]) -> None:
+    def _sequence_rest(self, frames: Sequence[OutgoingFrame]) -> None:
         """Queue the rest of a message whose sending was interrupted, to be sent over the next link.
 
         Without it, the next message would begin in the middle of this one. Call with the lock held.
@@ -157,7 +158,7 @@ class Channel:
             self.link, self.memory = link, memory
             link.owner = self.receiver
             for _, sequence, frame in unacknowledged:
-                assert isinstance(frame, Outgoing)
+                assert isinstance(frame, OutgoingFrame)
                 link.send(frame.kind, frame.body, sequence, *self.session.acks())
             self.readers.add_to_poller(link)
         self.driver.schedule()
@@ -237,7 +238,7 @@ class Channel:
         """Tell the peer that nothing more will be sent. `cause` is the error that ends this worker, if one does."""
         with self.lock:
             if self.session.say_goodbye(self.local.runtime.now()) and self.link is not None:
-                body = pack_sent(*self.session.sent_up_to()) + cause.encode(errors="replace")[:MAX_CAUSE]
+                body = pack_ping(*self.session.sent_up_to()) + cause.encode(errors="replace")[:MAX_CAUSE]
                 self.link.send(Kind.GOODBYE, body, 0, *self.session.acks())
 
     def close(self, reason: str) -> None:

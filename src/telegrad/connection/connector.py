@@ -23,7 +23,7 @@ from telegrad.interrupts import shielded
 from telegrad.protocol.session_events import SessionState
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.wire.frames import Frame, Kind
-from telegrad.wire.messages import Greeting, decode_greeting
+from telegrad.wire.handshake_messages import HandshakeMessage, decode_handshake
 
 if TYPE_CHECKING:
     from telegrad.connection.peers import Peer, Peers
@@ -190,7 +190,7 @@ class Connector:
 
     def _advance(self, link: Link, opener: Opener, frame: Frame) -> tuple[int, int] | None:
         try:
-            response = opener.receive(decode_greeting(frame.body))
+            response = opener.receive(decode_handshake(frame.body))
         except Rejected as error:
             send_greeting(link, error.greeting)
             raise
@@ -226,6 +226,6 @@ class Connector:
         )
 
 
-def send_greeting(link: Link, greeting: Greeting) -> None:
+def send_greeting(link: Link, greeting: HandshakeMessage) -> None:
     """Send a handshake message."""
     link.send(Kind.HANDSHAKE, msgspec.msgpack.encode(greeting), 0, 0, 0)

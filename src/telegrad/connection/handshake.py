@@ -29,7 +29,7 @@ import msgspec
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, ProtocolError, WorkerLost
 from telegrad.wire.frames import VERSION
-from telegrad.wire.messages import Challenge, Greeting, Hello, Proof, Reject, Welcome
+from telegrad.wire.handshake_messages import Challenge, HandshakeMessage, Hello, Proof, Reject, Welcome
 
 NONCE_SIZE = 32
 
@@ -102,7 +102,7 @@ class Opener:
         self._channel = channel
         self._proved = False
 
-    def start(self) -> Greeting:
+    def start(self) -> HandshakeMessage:
         """Return the first greeting."""
         me = self._me
         return Hello(
@@ -116,7 +116,7 @@ class Opener:
             self._token is not None,
         )
 
-    def receive(self, greeting: Greeting) -> Greeting | tuple[int, int]:
+    def receive(self, greeting: HandshakeMessage) -> HandshakeMessage | tuple[int, int]:
         """Return the next greeting to send or, at the end, what the listener has received of the session."""
         target = self._target
         if isinstance(greeting, Reject):
@@ -177,7 +177,7 @@ class Acceptor:
         self.hello: Hello | None = None
         self.proof: Proof | None = None
 
-    def receive(self, greeting: Greeting) -> Greeting:
+    def receive(self, greeting: HandshakeMessage) -> HandshakeMessage:
         """Return the next greeting to send. After a Welcome, `hello` and `proof` identify the opener."""
         me = self._me
         if isinstance(greeting, Reject):

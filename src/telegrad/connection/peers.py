@@ -17,7 +17,7 @@ from telegrad.errors import UnknownWorker
 from telegrad.transport.base import Link, Transport
 from telegrad.waiting import Event
 from telegrad.wire.frames import Frame, Message
-from telegrad.wire.messages import Hello, Proof
+from telegrad.wire.handshake_messages import Hello, Proof
 
 
 class Peer:

@@ -14,19 +14,19 @@ from telegrad.protocol.session_events import Disposition, SessionState
 from telegrad.transport.base import Link, LinkClosed, Ready
 from telegrad.transport.shared_memory import SharedMemory
 from telegrad.wire.frames import (
-    ABOUT_SLABS,
     BULK,
     BULK_HEAD,
     CONTROL,
     MESSAGE,
+    SLAB_KINDS,
     Frame,
     Kind,
     Message,
     lane_of,
     unpack_goodbye,
-    unpack_sent,
+    unpack_ping,
 )
-from telegrad.wire.reassembly import Assembler, Unread
+from telegrad.wire.reassembly import Assembler, DiscardedMessage
 
 if TYPE_CHECKING:
     from telegrad.connection.channel import Channel
@@ -142,7 +142,7 @@ class Receiver:
                         raise failure
                     if message is None:
                         message = self._assembler.add(frame)
-                        if type(message) is Unread and not message.cut:
+                        if type(message) is DiscardedMessage and not message.truncated:
                             self._peers.deliver(self._channel, message)
                             return
                     if message is not None:
@@ -158,14 +158,14 @@ class Receiver:
             elif disposition is _GAP:
                 raise ProtocolError(f"frame {sequence} of lane {lane} arrived before its predecessors")
             return
-        if kind in ABOUT_SLABS:
+        if kind in SLAB_KINDS:
             if memory is None:
                 raise ProtocolError(f"a frame of kind {kind} about shared memory, which this connection does not have")
             memory.handle_frame(kind, body)
             return
         sent, cause = None, ""
         if kind == Kind.PING:
-            sent = unpack_sent(body)
+            sent = unpack_ping(body)
         elif kind == Kind.GOODBYE:
             sent, cause = unpack_goodbye(body)
         with self._lock:
@@ -190,10 +190,10 @@ class Receiver:
         """Prepare to receive from a new link."""
         link.admit(self._local.limits, self._place)
         if memory is not None:
-            self._assembler.borrow = memory.open_region
+            self._assembler.open_region = memory.open_region
 
     def _place(self, sequence: int, length: int) -> memoryview | None:
         """Return where the link should put the next chunk, or None if the chunk is a duplicate."""
         if sequence != self._session.received_up_to()[BULK] + 1:
             return None
-        return self._assembler.place(length)
+        return self._assembler.destination(length)

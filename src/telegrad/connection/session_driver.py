@@ -13,7 +13,7 @@ from telegrad.protocol.session_events import (
     SessionEffect,
     SessionLost,
 )
-from telegrad.wire.frames import Kind, pack_sent
+from telegrad.wire.frames import Kind, pack_ping
 
 if TYPE_CHECKING:
     from telegrad.connection.channel import Channel
@@ -76,7 +76,7 @@ class SessionDriver:
         with self._lock:
             link = self._channel.link
             if link is not None:
-                body = b"" if kind == Kind.ACK else pack_sent(*self._session.sent_up_to())
+                body = b"" if kind == Kind.ACK else pack_ping(*self._session.sent_up_to())
                 link.send(kind, body, 0, *self._session.acks())
 
     def stop(self) -> None:

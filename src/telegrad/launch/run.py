@@ -96,7 +96,7 @@ def _printers(names: Sequence[str], prefix: bool, target: TextIO) -> list[Sink]:
 
 @contextlib.contextmanager
 def _signals_become(requests: StopRequests) -> Iterator[None]:
-    """Turn the signals that ask the launcher to end into requests to stop the group."""
+    """StreamPosition the signals that ask the launcher to end into requests to stop the group."""
     caught = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Ignored under nohup: the group is to go on.
         caught.append(signal.SIGHUP)

@@ -13,8 +13,8 @@ from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import RRef, UserRRef
 from telegrad.rref.ordered import OrderedQueue
 from telegrad.rref.owner import OwnerValue, storable_error
-from telegrad.wire.messages import Creation, ForkInfo, Turn
-from telegrad.wire.payload import Reference
+from telegrad.wire.messages import Creation, ForkInfo, StreamPosition
+from telegrad.wire.reference import Reference
 
 if TYPE_CHECKING:
     from telegrad.rref.manager import RRefManager
@@ -121,7 +121,7 @@ class RRefExtension(Extension):
         if served.turn is not None:
             self.skip(served.worker.id, served.turn)
 
-    def skip(self, caller: int, position: Turn, *, last: bool = False) -> None:
+    def skip(self, caller: int, position: StreamPosition, *, last: bool = False) -> None:
         """Do not wait for a call of an ordered object of this worker."""
         try:
             owned = self._context.find_for(caller, position.rref)

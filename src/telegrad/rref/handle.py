@@ -16,8 +16,8 @@ from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref.confirmation import creation_future, wait_until_settled
 from telegrad.rref.ids import describe
-from telegrad.wire.messages import RRefBackwardReq, Visit
-from telegrad.wire.payload import Reference
+from telegrad.wire.messages import RRefAccess, RRefBackwardReq
+from telegrad.wire.reference import Reference
 from telegrad.worker_info import WorkerInfo
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class RRef(Reference, Generic[T]):
         if self._user is None:
             return self._local(timeout)
         self._ensure_usable(timeout)
-        access = Visit(self._id, "")
+        access = RRefAccess(self._id, "")
         call = self._manager.agent.client.begin(self._owner, FETCH, (), None, given_timeout(timeout), visit=access)
         return self._complete(call, "to_here")  # type: ignore[no-any-return]
 
@@ -338,10 +338,10 @@ def _call_method(
         name = str.__str__(name)  # messages cannot hold subclasses of str
     seconds = None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout)
     if not rref._ordered:
-        return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name))
+        return start(rref._owner, METHOD, args, kwargs, seconds, visit=RRefAccess(rref._id, name))
     position = rref._manager.sequencer.next(rref._owner, rref._id)
     try:
-        return start(rref._owner, METHOD, args, kwargs, seconds, visit=Visit(rref._id, name, position))
+        return start(rref._owner, METHOD, args, kwargs, seconds, visit=RRefAccess(rref._id, name, position))
     except BaseException:
         rref._manager.skip_call(rref._owner, position)
         raise

@@ -23,7 +23,7 @@ from telegrad.rref.ordered import CallSequencer
 from telegrad.rref.owner import OwnerValue
 from telegrad.rref.service import RRefService
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Creation, RRefSkip, Turn, Visit
+from telegrad.wire.messages import Creation, RRefAccess, RRefSkip, StreamPosition
 
 DroppedHandle = tuple[RRefId, ForkId | None, int, bool]
 """What has to be known to release a handle: its reference, fork, owner, and whether the object is ordered."""
@@ -70,7 +70,7 @@ class RRefManager:
         *,
         ordered: bool = False,
         keeps: object = None,
-        visit: Visit | None = None,
+        visit: RRefAccess | None = None,
     ) -> RRef[Any]:
         """Have a worker run a function and keep the result. Return a reference to the result at once.
 
@@ -231,12 +231,12 @@ class RRefManager:
 
     # -- ordered objects ----------------------------------------------------------------------------------------------
 
-    def skip_call(self, owner: int, position: Turn) -> None:
+    def skip_call(self, owner: int, position: StreamPosition) -> None:
         """Tell the owner of an ordered object that a call was never sent."""
         self.agent.tell(owner, RRefSkip(position))
 
     def _on_skip(self, channel: Channel, head: RRefSkip, message: Message) -> None:
-        self._extension.skip(channel.worker.id, head.turn, last=head.last)
+        self._extension.skip(channel.worker.id, head.stream_position, last=head.last)
 
     # -- hold list ----------------------------------------------------------------------------------------------------
 

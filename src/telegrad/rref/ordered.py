@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from telegrad.errors import ReferenceGone
 from telegrad.protocol.rref_ids import COUNTER_BITS, RRefId
 from telegrad.rref.ids import describe
-from telegrad.wire.messages import Turn
+from telegrad.wire.messages import StreamPosition
 
 Task = Callable[[Callable[[], None]], None]
 """Starts a call on another thread. Its argument must be called when the call is over."""
@@ -40,8 +40,8 @@ class OrderedQueue:
     """The pending calls of one ordered object.
 
     >>> queue, log = OrderedQueue(), []
-    >>> queue.put(7, Turn((7, 0), 0, 1), lambda done: (log.append("second"), done()))
-    >>> queue.put(7, Turn((7, 0), 0, 0), lambda done: (log.append("first"), done()))
+    >>> queue.put(7, StreamPosition((7, 0), 0, 1), lambda done: (log.append("second"), done()))
+    >>> queue.put(7, StreamPosition((7, 0), 0, 0), lambda done: (log.append("first"), done()))
     >>> log
     ['first', 'second']
     """
@@ -53,13 +53,13 @@ class OrderedQueue:
         self._ready: deque[Task] = deque()
         self._running = False
 
-    def put(self, caller: int, position: Turn, task: Task) -> None:
+    def put(self, caller: int, position: StreamPosition, task: Task) -> None:
         """Add a call. It runs after all earlier calls of its caller, when no other call runs."""
         with self._lock:
             self._advance(caller, position, task)
         self._run_next()
 
-    def skip(self, caller: int, position: Turn, *, last: bool = False) -> None:
+    def skip(self, caller: int, position: StreamPosition, *, last: bool = False) -> None:
         """Do not wait for a call. If it is the `last`, the caller's sequence ends here."""
         with self._lock:
             if last and (caller, position.stream >> COUNTER_BITS) not in self._lost:
@@ -83,7 +83,7 @@ class OrderedQueue:
         """Return the number of sequences that have not ended."""
         return len(self._sequences)
 
-    def _advance(self, caller: int, position: Turn, task: Task | None) -> None:
+    def _advance(self, caller: int, position: StreamPosition, task: Task | None) -> None:
         if (caller, position.stream >> COUNTER_BITS) in self._lost:
             if task is not None:
                 self._ready.append(task)
@@ -146,16 +146,16 @@ class CallSequencer:
                 sequence = self._sequences[owner, rref] = _OutgoingSequence(next(self._ids))
             sequence.handles += 1
 
-    def next(self, owner: int, rref: RRefId) -> Turn:
+    def next(self, owner: int, rref: RRefId) -> StreamPosition:
         """Return the position of the next call."""
         with self._lock:
             sequence = self._sequences.get((owner, rref))
             if sequence is None:  # another thread has just released the handle
                 raise ReferenceGone(f"{describe(rref)} was released and can no longer be used")
             sequence.next_number += 1
-            return Turn(rref, sequence.id, sequence.next_number - 1)
+            return StreamPosition(rref, sequence.id, sequence.next_number - 1)
 
-    def close(self, owner: int, rref: RRefId) -> Turn | None:
+    def close(self, owner: int, rref: RRefId) -> StreamPosition | None:
         """Discount a handle. Return where the sequence ends, if it was the last handle and calls were made."""
         with self._lock:
             sequence = self._sequences[owner, rref]
@@ -163,7 +163,7 @@ class CallSequencer:
             if sequence.handles:
                 return None
             del self._sequences[owner, rref]
-            return Turn(rref, sequence.id, sequence.next_number) if sequence.next_number else None
+            return StreamPosition(rref, sequence.id, sequence.next_number) if sequence.next_number else None
 
     def count(self) -> int:
         """Return the number of open sequences."""

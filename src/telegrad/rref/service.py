@@ -20,7 +20,7 @@ from telegrad.rref.handle import FETCH, METHOD, Method, method_name
 from telegrad.rref.ids import describe
 from telegrad.rref.owner import OwnerValue
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import RRefBackwardReq, RRefBackwardResp, Visit
+from telegrad.wire.messages import RRefAccess, RRefBackwardReq, RRefBackwardResp
 
 if TYPE_CHECKING:
     from telegrad.rref.manager import RRefManager
@@ -40,7 +40,7 @@ class RRefService:
         self._agent.register(METHOD[1:], self._method, deferred=True)
         self._agent.handle(RRefBackwardReq, self._backward)
 
-    def _accessed(self) -> tuple[Served, Visit, OwnerValue]:
+    def _accessed(self) -> tuple[Served, RRefAccess, OwnerValue]:
         """Return the current call, the access that it requests, and the value that it is about."""
         served = current_served.get()
         assert served is not None

@@ -28,8 +28,9 @@ from telegrad.agent.agent import Agent
 from telegrad.connection.channel import Channel
 from telegrad.errors import CallError, TelegradError
 from telegrad.transport.base import Link, LinkClosed
-from telegrad.wire.frames import MESSAGE, PREFIX_SIZE, Outgoing
+from telegrad.wire.frames import MESSAGE, PREFIX_SIZE
 from telegrad.wire.messages import Head, Request, decode_head
+from telegrad.wire.packing import OutgoingFrame
 
 _log = logging.getLogger("telegrad")
 
@@ -70,7 +71,7 @@ class _FaultyChannel(Channel):
         self._count = threading.Lock()  # protects _breaks
         self._breaks = 0  # how many more connections break before the queued messages are sent
 
-    def post(self, frames: Sequence[Outgoing], charge: int = 0, *, unwaited: bool = False) -> bool:
+    def post(self, frames: Sequence[OutgoingFrame], charge: int = 0, *, unwaited: bool = False) -> bool:
         """See `Channel.post`."""
         frames = tuple(frames)
         head = decode_head(_head_of(frames[0]))
@@ -90,7 +91,7 @@ class _FaultyChannel(Channel):
             return True
         return super().post(frames, charge, unwaited=unwaited)
 
-    def _post_late(self, frames: tuple[Outgoing, ...]) -> None:
+    def _post_late(self, frames: tuple[OutgoingFrame, ...]) -> None:
         try:
             super().post(frames)
         except TelegradError as error:  # the caller fails when the channel closes
@@ -136,7 +137,7 @@ class _FaultyChannel(Channel):
         super().attach(link, peer_received)
 
 
-def _head_of(frame: Outgoing) -> memoryview:
+def _head_of(frame: OutgoingFrame) -> memoryview:
     """Return the head of a message from its first frame: it follows the lengths, or ends the frame."""
     body = memoryview(frame.body)
     length = int.from_bytes(body[:4], "little")

@@ -55,7 +55,7 @@ class Link(ABC):
         if the link is closed, `receive` raises."""
 
     def offer(self, body: bytes, fd: int) -> bool:
-        """Send an OFFER together with a file descriptor, which the caller closes afterwards. Return False if that is
+        """Send a SLAB_OFFER together with a file descriptor, which the caller closes afterwards. Return False if that is
         impossible now, because frames are queued, or at all."""
         return False
 

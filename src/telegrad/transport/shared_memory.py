@@ -7,7 +7,7 @@ from telegrad.transport.slab_pool import SlabPool
 from telegrad.transport.slab_receiver import SlabReceiver
 from telegrad.transport.slab_sender import SlabSender
 from telegrad.wire.frames import Kind
-from telegrad.wire.slab_messages import pack_return, unpack_return
+from telegrad.wire.slab_messages import pack_region_free, unpack_region_free
 
 _RELEASES_PER_HEADER = 2
 
@@ -42,16 +42,16 @@ class SharedMemory:
         if len(self.unreferenced) >= at_least:
             numbers = self._receiver.take_unreferenced(len(self.unreferenced))
             if numbers:
-                self._link.send(Kind.RETURN, pack_return(numbers), 0, 0, 0)
+                self._link.send(Kind.REGION_FREE, pack_region_free(numbers), 0, 0, 0)
 
     def handle_frame(self, kind: int, body: bytes | bytearray | memoryview) -> None:
         """Handle a received frame about slabs."""
-        if kind == Kind.OFFER:
+        if kind == Kind.SLAB_OFFER:
             self._receiver.offered(body)
-        elif kind == Kind.ANSWER:
+        elif kind == Kind.SLAB_REPLY:
             self._sender.offer_answered(body)
-        elif kind == Kind.RETURN:
-            for number in unpack_return(body):
+        elif kind == Kind.REGION_FREE:
+            for number in unpack_region_free(body):
                 self._sender.released(number)
         else:
             self._receiver.forget(body)

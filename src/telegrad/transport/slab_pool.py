@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from telegrad.transport.mapping import IS_SUPPORTED, SharedMapping, view_of
-from telegrad.wire.allocator import Allocator, rounded
+from telegrad.wire.allocator import Allocator, rounded_size
 
 if TYPE_CHECKING:
     from telegrad.transport.slab_receiver import SlabReceiver
@@ -51,7 +51,7 @@ class Lease:
     __slots__ = ("_dropped", "_home", "number", "offset", "sent", "slab", "view")
 
     def __init__(self, home: Slab, offset: int, size: int, number: int, dropped: deque[tuple[Slab, int]]) -> None:
-        self.view = view_of(home.mapping.block(offset, rounded(size)))
+        self.view = view_of(home.mapping.block(offset, rounded_size(size)))
         self.slab = home.id
         self.offset = offset
         self.number = number

@@ -13,9 +13,9 @@ from telegrad.errors import ProtocolError
 from telegrad.transport.base import Link
 from telegrad.transport.mapping import SharedMapping, check_memory, view_of
 from telegrad.transport.slab_pool import SlabPool
-from telegrad.wire.allocator import rounded
+from telegrad.wire.allocator import rounded_size
 from telegrad.wire.frames import Kind
-from telegrad.wire.slab_messages import pack_answer, unpack_forget, unpack_offer
+from telegrad.wire.slab_messages import pack_slab_reply, unpack_slab_offer, unpack_slab_unmap
 
 _log = logging.getLogger("telegrad")
 
@@ -46,7 +46,7 @@ class SlabReceiver:
 
     def offered(self, body: bytes | bytearray | memoryview) -> None:
         """Map a slab, if that is possible and within the limit, and answer the offer."""
-        number, size = unpack_offer(body)
+        number, size = unpack_slab_offer(body)
         fd = self._link.take_fd()
         accepted = False
         try:
@@ -67,7 +67,7 @@ class SlabReceiver:
         finally:
             if fd is not None:
                 os.close(fd)
-        self._link.send(Kind.ANSWER, pack_answer(number, accepted), 0, 0, 0)
+        self._link.send(Kind.SLAB_REPLY, pack_slab_reply(number, accepted), 0, 0, 0)
 
     def open_region(self, slab: int, offset: int, size: int, number: int) -> memoryview:
         """Return the memory of a region. It is released when nothing refers to it any more."""
@@ -77,7 +77,7 @@ class SlabReceiver:
                 raise ProtocolError(f"the peer sent a message in slab {slab}, which it has not offered")
             if number in self._open or not number:
                 raise ProtocolError(f"the peer sent a message in region {number}, which is already in use")
-            taken = rounded(size)
+            taken = rounded_size(size)
             if offset < 0 or offset % 16 or size < 1 or offset + taken > mapping.size:
                 raise ProtocolError(
                     f"the peer sent a message of {size:,} bytes at offset {offset:,} of a slab of {mapping.size:,}"
@@ -94,7 +94,7 @@ class SlabReceiver:
 
     def forget(self, body: bytes | bytearray | memoryview) -> None:
         """Unmap a slab that the peer will not use any more."""
-        number = unpack_forget(body)
+        number = unpack_slab_unmap(body)
         with self._pool.lock:
             if self._mappings.pop(number, None) is None:
                 raise ProtocolError(f"the peer asked to forget slab {number}, which it has not offered")

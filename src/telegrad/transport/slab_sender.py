@@ -10,9 +10,9 @@ from telegrad.errors import ProtocolError, is_shortage
 from telegrad.transport.base import Link
 from telegrad.transport.mapping import SharedMapping, make_memory
 from telegrad.transport.slab_pool import Lease, Slab, SlabPool
-from telegrad.wire.allocator import rounded
+from telegrad.wire.allocator import rounded_size
 from telegrad.wire.frames import Kind
-from telegrad.wire.slab_messages import pack_forget, pack_offer, unpack_answer
+from telegrad.wire.slab_messages import pack_slab_offer, pack_slab_unmap, unpack_slab_reply
 
 _log = logging.getLogger("telegrad")
 
@@ -57,9 +57,9 @@ class SlabSender:
         """Return a free region, if there is one, and whether it is the first of its slab. Called with the lock held."""
         while self._dropped:
             slab, offset = self._dropped.popleft()
-            slab.allocator.give_back(offset)
+            slab.allocator.free(offset)
         for slab in self.slabs:
-            found = slab.allocator.take(size) if slab.ready else None
+            found = slab.allocator.allocate(size) if slab.ready else None
             if found is not None:
                 first, slab.used = not slab.used, True
                 return Lease(slab, found, size, next(self._pool.numbers), self._dropped), first
@@ -68,7 +68,7 @@ class SlabSender:
     def _find_room(self, size: int) -> tuple[int, list[Slab]] | None:
         """Return the size of the next slab, and the slabs to forget for it. Called with the lock held."""
         pool = self._pool
-        least = rounded(size)
+        least = rounded_size(size)
         # Room for two: the next region is often needed before the last is released. Slabs grow, so they stay few.
         ample = max(_MIN_SLAB, 2 * least, sum(slab.allocator.size for slab in self.slabs))
         if pool.total + ample <= pool.limit:
@@ -85,7 +85,7 @@ class SlabSender:
             fd = make_memory(size)
             try:
                 slab = Slab(next(pool.numbers), SharedMapping(fd, size), self)
-                if not self._link.offer(pack_offer(slab.id, size), fd):
+                if not self._link.offer(pack_slab_offer(slab.id, size), fd):
                     return
             finally:
                 os.close(fd)
@@ -100,7 +100,7 @@ class SlabSender:
 
     def forget(self, slab: Slab) -> None:
         """Tell the peer to unmap a slab that has no region in use."""
-        self._link.send(Kind.FORGET, pack_forget(slab.id), 0, 0, 0)
+        self._link.send(Kind.SLAB_UNMAP, pack_slab_unmap(slab.id), 0, 0, 0)
 
     def mark_sent(self, lease: Lease) -> None:
         """Hand the region to the peer, with the frame that is sent next."""
@@ -114,13 +114,13 @@ class SlabSender:
         with self._pool.lock:
             slab, offset = self._in_use.pop(number, (None, 0))
             if slab is not None:
-                slab.allocator.give_back(offset)
+                slab.allocator.free(offset)
         if slab is None and not self._closed:
             raise ProtocolError(f"the peer released region {number} of shared memory, which is not in use")
 
     def offer_answered(self, body: bytes | bytearray | memoryview) -> None:
         """Handle the peer's answer to an offer: it has mapped the slab, or could not."""
-        number, accepted = unpack_answer(body)
+        number, accepted = unpack_slab_reply(body)
         with self._pool.lock:
             slab, self._offered = self._offered, None
             if slab is not None and slab.id == number:

@@ -14,7 +14,8 @@ from telegrad.interrupts import interruptible
 from telegrad.transport.base import LinkClosed, Poller, Ready
 from telegrad.transport.socket_writer import SocketWriter
 from telegrad.transport.spinning import Spin
-from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, FrameReader, Limits
+from telegrad.wire.frame_reader import FrameReader
+from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, Limits
 
 if TYPE_CHECKING:
     from telegrad.transport.sockets import SocketPoller
@@ -67,7 +68,7 @@ class SocketLink(SocketWriter):
             raise self._broken(error) from error
         if count == 0:
             raise LinkClosed(self._closed or self._failure or "end of file")
-        frame = reader.only(count)
+        frame = reader.take_single(count)
         return self._receive(count, len(buffer)) if frame is None else (frame,)
 
     def _receive(self, count: int, room: int) -> Iterator[Frame]:
@@ -211,7 +212,7 @@ class SocketLink(SocketWriter):
     def _discard_unread(self) -> None:
         """Drop what was received: otherwise TCP would send a reset, and the peer would lose our last frames."""
         # From an unauthenticated peer no more than this: if it keeps sending, only it loses our last frames.
-        rest = FrameReader.UNPROVED if self._reader.only_handshake else _MAX_READ
+        rest = FrameReader.UNAUTHENTICATED_SCRATCH if self._reader.only_handshake else _MAX_READ
         scratch = bytearray(min(rest, FrameReader.SCRATCH))
         while rest > 0 and (count := self._socket.recv_into(scratch)):
             rest -= count

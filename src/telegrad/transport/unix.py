@@ -115,7 +115,7 @@ class UnixLink(SocketLink):
         return count
 
     def offer(self, body: bytes, fd: int) -> bool:
-        header = pack_header(Kind.OFFER, len(body), 0, 0, 0)
+        header = pack_header(Kind.SLAB_OFFER, len(body), 0, 0, 0)
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(fd))]
         with self._lock:
             if self._closed or self.unsent():

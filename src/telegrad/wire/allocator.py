@@ -1,12 +1,12 @@
-"""Which parts of a block of memory are in use: whoever lends regions of the block keeps one of these about it.
+"""Allocate regions in a block of memory.
 
-Numbers only, no memory: the block itself is the business of `telegrad.transport`.
+This tracks offsets only. `telegrad.transport` owns the memory itself.
 
->>> arena = Allocator(64 * 1024)
->>> arena.take(10_000), arena.take(10_000)
+>>> allocator = Allocator(64 * 1024)
+>>> allocator.allocate(10_000), allocator.allocate(10_000)
 (0, 12288)
->>> arena.give_back(0)
->>> arena.take(8_000), arena.take(60_000)
+>>> allocator.free(0)
+>>> allocator.allocate(8_000), allocator.allocate(60_000)
 (0, None)
 """
 
@@ -17,10 +17,10 @@ from bisect import bisect_left
 _STEP = 4096  # a page
 
 
-def rounded(size: int) -> int:
-    """How much is taken for `size` bytes: steps of a quarter of their power of two, so like sizes are the same.
+def rounded_size(size: int) -> int:
+    """Return the bytes allocated for `size`: in steps of a quarter of its power of two, so similar sizes are equal.
 
-    >>> rounded(1), rounded(64 * 1024), rounded(64 * 1024 + 1)
+    >>> rounded_size(1), rounded_size(64 * 1024), rounded_size(64 * 1024 + 1)
     (4096, 65536, 81920)
     """
     step = max(_STEP, 1 << max(0, size.bit_length() - 3))
@@ -28,45 +28,45 @@ def rounded(size: int) -> int:
 
 
 class Allocator:
-    """A block of `size` bytes. What is taken never overlaps, and is joined again when it is given back."""
+    """A first-fit allocator for a block of `size` bytes. Freed neighbours are merged."""
 
-    __slots__ = ("_free", "_sizes", "_taken", "in_use", "size")
+    __slots__ = ("_allocated", "_gap_sizes", "_gaps", "in_use", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.in_use = 0
-        """Bytes that are taken."""
-        # The gaps by offset, and their sizes beside them: no two gaps touch.
-        self._free = [0]
-        self._sizes = [size]
-        self._taken: dict[int, int] = {}  # offset -> size
+        """Allocated bytes."""
+        # Offsets of the gaps in ascending order, and their sizes. No two gaps touch.
+        self._gaps = [0]
+        self._gap_sizes = [size]
+        self._allocated: dict[int, int] = {}  # offset -> size
 
-    def take(self, size: int) -> int | None:
-        """The offset of `rounded(size)` bytes, the lowest that there is: what was used before is warm. Or None."""
-        needed = rounded(size)
-        for index, available in enumerate(self._sizes):
+    def allocate(self, size: int) -> int | None:
+        """Return the lowest free offset of `rounded_size(size)` bytes, or None. Low offsets are likely cached."""
+        needed = rounded_size(size)
+        for index, available in enumerate(self._gap_sizes):
             if available >= needed:
-                offset = self._free[index]
+                offset = self._gaps[index]
                 if available == needed:
-                    del self._free[index], self._sizes[index]
+                    del self._gaps[index], self._gap_sizes[index]
                 else:
-                    self._free[index] += needed
-                    self._sizes[index] -= needed
-                self._taken[offset] = needed
+                    self._gaps[index] += needed
+                    self._gap_sizes[index] -= needed
+                self._allocated[offset] = needed
                 self.in_use += needed
                 return offset
         return None
 
-    def give_back(self, offset: int) -> None:
-        """Free what was taken at `offset`. A KeyError says that nothing was."""
-        size = self._taken.pop(offset)
+    def free(self, offset: int) -> None:
+        """Free the bytes allocated at `offset`. Raise KeyError if there are none."""
+        size = self._allocated.pop(offset)
         self.in_use -= size
-        index = bisect_left(self._free, offset)
-        if index < len(self._free) and offset + size == self._free[index]:
-            size += self._sizes[index]
-            del self._free[index], self._sizes[index]
-        if index and self._free[index - 1] + self._sizes[index - 1] == offset:
-            self._sizes[index - 1] += size
+        index = bisect_left(self._gaps, offset)
+        if index < len(self._gaps) and offset + size == self._gaps[index]:
+            size += self._gap_sizes[index]
+            del self._gaps[index], self._gap_sizes[index]
+        if index and self._gaps[index - 1] + self._gap_sizes[index - 1] == offset:
+            self._gap_sizes[index - 1] += size
         else:
-            self._free.insert(index, offset)
-            self._sizes.insert(index, size)
+            self._gaps.insert(index, offset)
+            self._gap_sizes.insert(index, size)

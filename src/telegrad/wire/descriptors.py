@@ -1,6 +1,6 @@
-"""What the sender says of one attachment, and how much of it the receiver believes.
+"""Descriptors of attachments, and checks of descriptors received from a peer.
 
-A descriptor comes from a peer: every number in it is checked here or in `building` before it is acted on.
+A descriptor is untrusted: every number in it is checked here or in `tensor_decode` before it is used.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MAX_DIMENSIONS = 64
 # Forms of a descriptor. The numbers are part of the protocol.
 STRIDED, BUFFER, VIEW, META, COO, CSR, CSC, BSR, BSC, QUANTIZED, QUANTIZED_CHANNELS = range(11)
 
-# How a VIEW relates to the tensors that it overlaps: the one that the others are views of; such a view; one of the same
-# memory without its history; none of these. And how its elements are to be read.
+# How a VIEW relates to the tensors that it overlaps with: the base of the others, a view of the base, a detached view
+# of it, or none of these. And how its elements are interpreted.
 UNRELATED, ROOT, VIEW_OF_ROOT, DETACHED = range(4)
 CONJUGATED, NEGATED = 1, 2
 
 COMPRESSED = {CSR: torch.sparse_csr, CSC: torch.sparse_csc, BSR: torch.sparse_bsr, BSC: torch.sparse_bsc}
 COMPRESSED_FORM = {layout: form for form, layout in COMPRESSED.items()}
 
-# A dtype travels as its place in this table, so new ones are added at the end only.
+# A dtype is sent as its index in this table, so new ones are appended.
 DTYPE_NAMES = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
@@ -39,30 +39,29 @@ DTYPE_NAMES = (
 )
 DTYPES: tuple[torch.dtype | None, ...] = tuple(getattr(torch, name, None) for name in DTYPE_NAMES)
 CODES = {dtype: code for code, dtype in enumerate(DTYPES) if dtype is not None}
-# torch cannot copy elements of these; they are one byte each, so they are copied as bytes.
+# torch cannot copy elements of these dtypes. Each element is one byte, so they are copied as bytes.
 COPIED_AS_BYTES = frozenset(getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for bits in range(1, 8))
 
 INT64_MAX = 2**63 - 1
 
 
 class TensorDescriptor(msgspec.Struct, frozen=True, array_like=True):
-    """How to read one attachment out of the region. It comes from a peer: nothing in it is true until checked."""
+    """How one attachment is stored in the region. Untrusted if it was received from a peer."""
 
     form: int
     dtype: int
     offset: int
     shape: tuple[int, ...]
-    stride: tuple[int, ...] = ()  # empty: contiguous
+    stride: tuple[int, ...] = ()  # empty if contiguous
     requires_grad: bool = False
-    device: str = ""  # empty: the CPU
-    parts: tuple[TensorDescriptor, ...] = ()  # the plain tensors that a sparse or quantised one consists of
-    detail: tuple[
-        int | float, ...
-    ] = ()  # VIEW: span bytes, first element, relation, flipped. COO: coalesced. QUANTIZED*: parameters
+    device: str = ""  # empty for the CPU
+    parts: tuple[TensorDescriptor, ...] = ()  # the plain tensors that make up a sparse or quantised one
+    detail: tuple[int | float, ...] = ()
+    """VIEW: span bytes, first element, relation, interpretation. COO: coalesced. QUANTIZED*: parameters."""
 
 
 def code_of(dtype: torch.dtype) -> int:
-    """The number that stands for a dtype."""
+    """Return the code of a dtype."""
     code = CODES.get(dtype)
     if code is None:
         raise PayloadError(f"a tensor of {dtype} cannot be sent: convert it to another dtype first")
@@ -70,34 +69,34 @@ def code_of(dtype: torch.dtype) -> int:
 
 
 def dtype_of(descriptor: TensorDescriptor) -> torch.dtype:
-    """The dtype of what is described, if it is one of ours and torch has it here."""
+    """Return the dtype of a descriptor. Raise if it is unknown or this torch does not have it."""
     code = descriptor.dtype
-    if not 0 <= code < CODES[torch.qint8]:  # a quantised tensor is known by its form; its dtype comes of its parts
+    if not 0 <= code < CODES[torch.qint8]:  # a quantised tensor gets its dtype from its parts
         raise ProtocolError(f"a peer announces a tensor of form {descriptor.form} and unknown dtype {code}")
     dtype = DTYPES[code]
     if dtype is None:
         raise PayloadError(
-            f"a tensor of torch.{DTYPE_NAMES[code]} came, but torch {torch.__version__} has no such dtype"
+            f"received a tensor of torch.{DTYPE_NAMES[code]}, but torch {torch.__version__} has no such dtype"
         )
     return dtype
 
 
 def extent_of(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """How many elements of memory lie between the first and the last element, both included."""
+    """Return the distance in elements from the first to the last element in memory, inclusive."""
     if 0 in shape:
         return 0
     return 1 + sum([(size - 1) * step for size, step in zip(shape, stride, strict=True)])
 
 
 def checked_extent(descriptor: TensorDescriptor) -> int:
-    """How many elements of memory the shape and strides span, once both are known to be sane.
+    """Return the extent of a descriptor in elements, after checking its shape and strides.
 
     Sizes of 0 count as 1 in the bound, because torch multiplies the others even for an empty tensor.
     """
     shape, stride = descriptor.shape, descriptor.stride
     if len(shape) > MAX_DIMENSIONS:
         raise LimitExceeded(f"a peer announces a tensor of {len(shape)} dimensions; the limit is {MAX_DIMENSIONS}")
-    bound = 16  # the largest element, so that byte counts fit too
+    bound = 16  # the size of the largest element, so byte counts fit too
     for size in shape:
         if size < 0:
             raise ProtocolError(f"a peer announces a tensor of negative size: {shape}")
@@ -115,9 +114,9 @@ def checked_extent(descriptor: TensorDescriptor) -> int:
 
 
 def integers_of(descriptor: TensorDescriptor, count: int) -> tuple[int, ...]:
-    """The details of a form that has so many, all of them integers."""
+    """Return the details of a form that has `count` of them, all integers."""
     detail = descriptor.detail
     numbers = tuple([number for number in detail if isinstance(number, int)])
     if len(detail) != count or len(numbers) != count:
-        raise ProtocolError(f"a peer announces a tensor of form {descriptor.form} with the details {detail}")
+        raise ProtocolError(f"a peer announces a tensor of form {descriptor.form} with invalid details {detail}")
     return numbers

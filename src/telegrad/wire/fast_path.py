@@ -1,8 +1,8 @@
-"""The commonest values, without a pickler: calls with a few numbers and tensors, and results that are one, or none.
+"""Encode the most common values without a pickler: calls with a few numbers and tensors, and single results.
 
-What is written is pickle all the same, and means the same, so a reader needs to know nothing of this. But making
-a pickler and its table takes several microseconds, and these values need neither. Of the simplest (no arguments, only
-tensors, None) even the bytes are always the same, and the reader knows them by heart.
+The bytes are the same as pickle's, so any receiver can decode them. But creating a pickler and its dispatch table takes
+several microseconds, and these values need neither. For the simplest ones (no arguments, only tensors, None) the bytes
+are constant, and `decode` looks them up in a table.
 
 >>> data, attachments = encode(((torch.ones(2), 3), {}))
 >>> pickle.loads(data, buffers=attachments)
@@ -17,35 +17,35 @@ from typing import Any
 
 import torch
 
-NOTHING = object()
-"""Stands for "not one of those"."""
+NOT_FOUND = object()
+"""Returned by `decode` for bytes that are not in the table."""
 
 _PROTOCOL = 5
-_MOST = 8  # tensors in a call whose bytes are known by heart
-# Types that pickle writes whole, whatever the program registered. No subclasses: those may have a state of their own.
+_MAX_TENSORS = 8  # in a call whose bytes are in the table
+# Types that pickle handles itself, whatever reducers are registered. No subclasses: they may have extra state.
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
-# Stands for the next tensor. It must be writable, or pickle would wrap what it finds there in a read-only memoryview.
+# Marks the next tensor. It must be writable, or pickle would replace the tensor with a read-only memoryview.
 _MARKER = pickle.PickleBuffer(bytearray(1))
 
 
-def _aside(buffer: pickle.PickleBuffer) -> None:
-    """Tell pickle that the buffer travels beside the bytes."""
+def _out_of_band(buffer: pickle.PickleBuffer) -> None:
+    """Return a false value: pickle then leaves the buffer out of the bytes."""
 
 
 def _dumps(value: object) -> bytes:
-    return pickle.dumps(value, _PROTOCOL, buffer_callback=_aside)
+    return pickle.dumps(value, _PROTOCOL, buffer_callback=_out_of_band)
 
 
 _NONE = _dumps(None)
 _TENSOR = _dumps(_MARKER)
-_CALLS = [_dumps(((_MARKER,) * count, {})) for count in range(_MOST + 1)]
+_CALLS = [_dumps(((_MARKER,) * count, {})) for count in range(_MAX_TENSORS + 1)]
 _COUNTS = {data: count for count, data in enumerate(_CALLS)}
-LONGEST = max(map(len, (_NONE, _TENSOR, *_CALLS)))
-"""What is longer than this is nothing that `decode` knows."""
+MAX_SIZE = max(map(len, (_NONE, _TENSOR, *_CALLS)))
+"""Longer bytes are never in the table of `decode`."""
 
 
 def encode(value: Any) -> tuple[bytes, list[Any]] | None:
-    """The value as bytes, and its tensors in their order; None if it is not one of those values."""
+    """Return the pickled bytes and the tensors in order, or None if the value is not one of the common ones."""
     kind = type(value)
     if kind is not tuple:
         if kind in _ATOMS:
@@ -68,8 +68,8 @@ def encode(value: Any) -> tuple[bytes, list[Any]] | None:
         elif kind not in _ATOMS:
             return None
     if len(tensors) > 1 and len(set(map(id, tensors))) < len(tensors):
-        return None  # one tensor twice must arrive as one
-    if len(tensors) == len(args) <= _MOST:
+        return None  # a repeated tensor must be received as one object
+    if len(tensors) == len(args) <= _MAX_TENSORS:
         return _CALLS[len(args)], tensors
     if not tensors:
         return pickle.dumps(value, _PROTOCOL), tensors
@@ -77,12 +77,12 @@ def encode(value: Any) -> tuple[bytes, list[Any]] | None:
 
 
 def decode(data: bytes, attachments: Sequence[object]) -> object:
-    """The value, if these bytes are known by heart and the attachments fit; else NOTHING."""
+    """Return the value, if the bytes are in the table and match the number of attachments, else NOT_FOUND."""
     count = _COUNTS.get(data)
     if count is not None:
-        return (tuple(attachments), {}) if count == len(attachments) else NOTHING
+        return (tuple(attachments), {}) if count == len(attachments) else NOT_FOUND
     if data == _NONE:
         return None
     if data == _TENSOR and len(attachments) == 1:
         return attachments[0]
-    return NOTHING
+    return NOT_FOUND

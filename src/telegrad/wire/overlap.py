@@ -1,8 +1,8 @@
-"""Finds the tensors of one message whose elements overlap in memory, and how autograd relates them.
+"""Find tensors of one message whose elements overlap in memory, and how autograd relates them.
 
-Tensors that overlap must share memory on arrival, too, or a function that changes one of them in place would see other
-values in the others than it would in one process. Tensors that merely lie in one storage (the chunks of a fused
-projection, the columns of a matrix) need not.
+Overlapping tensors must share memory on the receiver too: a function that changes one of them in place must see the
+change in the others, as in a single process. Tensors that merely share a storage (the chunks of a fused projection, the
+columns of a matrix) need not.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from telegrad.torch_private import DEFAULT_CREATION, base_of, creation_of
 from telegrad.wire.descriptors import DETACHED, ROOT, UNRELATED, VIEW_OF_ROOT, extent_of
 
 Piece = tuple[int, int, int]
-"""First address, address after the last byte, and the index of a tensor."""
+"""First address, end address, and index of a tensor."""
 
-_MOST_CELLS = 2**26
-"""Memory in bytes that the search for overlapping elements may take; beyond it tensors count as overlapping."""
-_MOST_RELATED = 32
-"""Views of one tensor whose relation is looked for: each is compared with each."""
+_MAX_CELLS = 2**26
+"""Most bytes of memory for the search. Tensors that would need more are considered to overlap."""
+_MAX_RELATED = 32
+"""Most tensors in a group whose relation is determined: each is compared with each."""
 
 
 def overlapping(pieces: Sequence[Piece], tensors: Mapping[int, torch.Tensor]) -> list[list[Piece]]:
-    """Those that overlap in memory, in groups: tensors whose pieces of memory form one row, where some element of one
-    belongs to another as well."""
+    """Return groups of overlapping tensors: their address ranges are connected, and some share an element."""
     groups: list[list[Piece]] = []
     row: list[Piece] = []
     end = -1
@@ -41,7 +40,7 @@ def overlapping(pieces: Sequence[Piece], tensors: Mapping[int, torch.Tensor]) ->
 
 
 def _overlap(group: Sequence[Piece], tensors: Mapping[int, torch.Tensor]) -> bool:
-    """Whether any two tensors have an element in common; their pieces are sorted and form one row."""
+    """Whether any two tensors have an element in common. Their pieces are sorted and connected."""
     first = group[0][0]
     runs = [(begin - first, *_runs(tensors[index])) for begin, _, index in group]
     solid_until = 0
@@ -50,10 +49,10 @@ def _overlap(group: Sequence[Piece], tensors: Mapping[int, torch.Tensor]) -> boo
             return True
         if not outer:
             solid_until = begin + run
-    # One without gaps may also begin inside one with gaps, and then it depends on where these are.
+    # A tensor without gaps may start inside one with gaps. Then the positions of the gaps decide.
     cell = math.gcd(*[math.gcd(begin, run, *[step for _, step in outer]) for begin, run, outer in runs])
     cells = (max(end for _, end, _ in group) - first) // cell
-    if cells > _MOST_CELLS:
+    if cells > _MAX_CELLS:
         return True
     taken = torch.zeros(cells, dtype=torch.bool)
     for begin, run, outer in runs:
@@ -67,12 +66,12 @@ def _overlap(group: Sequence[Piece], tensors: Mapping[int, torch.Tensor]) -> boo
 
 
 def _runs(x: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
-    """The memory of a tensor as runs of bytes without gaps: their length, and number and distance in each dimension."""
+    """Return the memory of a tensor as contiguous runs: their length, and their count and stride per dimension."""
     run = x.itemsize
     outer: list[tuple[int, int]] = []
     for step, size in sorted([(step * x.itemsize, size) for size, step in zip(x.shape, x.stride(), strict=True)]):
         if not step or size == 1:
-            continue  # an expanded dimension is the same memory again
+            continue  # an expanded dimension repeats the same memory
         if step == run and not outer:
             run *= size
         else:
@@ -81,21 +80,21 @@ def _runs(x: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
 
 
 def relations(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How autograd relates tensors that overlap: which is the root that others are views of, if there is one.
+    """Return how autograd relates overlapping tensors: which one is the root that the others are views of, if any.
 
-    With a root, in-place operations on arrival are recorded as they would be here. Without, tensors that need
-    gradients cannot be changed in place where they arrive: torch refuses it.
+    With a root, in-place operations on the receiver are recorded as they would be here. Without one, torch does not
+    allow the receiver to change tensors in place that require grad.
     """
-    needing = [x for x in tensors if x.requires_grad]
-    comparable = len(set(map(id, tensors))) == len(tensors) <= _MOST_RELATED
-    if needing and comparable and all(x.dtype is tensors[0].dtype for x in tensors):
-        for root in needing:
-            if _is_root(root, tensors, needing):
+    differentiable = [x for x in tensors if x.requires_grad]
+    comparable = len(set(map(id, tensors))) == len(tensors) <= _MAX_RELATED
+    if differentiable and comparable and all(x.dtype is tensors[0].dtype for x in tensors):
+        for root in differentiable:
+            if _is_root(root, tensors, differentiable):
                 return [ROOT if x is root else VIEW_OF_ROOT if x.requires_grad else DETACHED for x in tensors]
     return [UNRELATED] * len(tensors)
 
 
-def _is_root(root: torch.Tensor, tensors: Sequence[torch.Tensor], needing: Sequence[torch.Tensor]) -> bool:
+def _is_root(root: torch.Tensor, tensors: Sequence[torch.Tensor], differentiable: Sequence[torch.Tensor]) -> bool:
     begin, size = root.data_ptr(), root.nbytes
     base = base_of(root)
     if extent_of(root.shape, root.stride()) * root.itemsize != size or not _is_rewritable(root):
@@ -108,10 +107,10 @@ def _is_root(root: torch.Tensor, tensors: Sequence[torch.Tensor], needing: Seque
             return False
     return all(
         x is root or (base_of(x) is not None and (base_of(x) is root or base_of(x) is base) and _is_rewritable(x))
-        for x in needing
+        for x in differentiable
     )
 
 
 def _is_rewritable(x: torch.Tensor) -> bool:
-    """Whether torch would record an in-place operation on it: not for one of several views that one function made."""
+    """Whether torch allows in-place operations on `x`: not if one function returned several views."""
     return base_of(x) is None or bool(creation_of(x) == DEFAULT_CREATION)

@@ -1,8 +1,7 @@
-"""Puts messages together from the frames that came.
+"""Reassemble messages from received frames.
 
-A message for which there is no memory is not a fault of its sender, and must not end the session. It is read to its
-end, and comes out as an `Unread`: its head tells which call it belongs to, and whoever looks at its contents gets the
-error.
+A message that does not fit into memory must not end the session. It is read to its end and becomes a
+`DiscardedMessage`: its head identifies the call, and access to its contents raises the error.
 """
 
 from __future__ import annotations
@@ -12,93 +11,93 @@ from functools import partial
 
 from telegrad.errors import LimitExceeded, ProtocolError, ResourceExhausted
 from telegrad.wire.frames import (
-    BEGINNING,
     BULK_CHUNK,
     BULK_HEAD,
-    LENT,
     MESSAGE,
     PREFIX_SIZE,
-    CutFrame,
+    SHARED_MESSAGE,
+    TRUNCATED_SIZE,
     Frame,
     Limits,
     Message,
+    TruncatedFrame,
     aligned,
     next_chunk,
     unpack_prefix,
 )
-from telegrad.wire.slab_messages import PLACE_SIZE, unpack_place
+from telegrad.wire.slab_messages import LOCATION_SIZE, unpack_location
 
 _new_message: Callable[[tuple[memoryview, memoryview, memoryview, int]], Message] = partial(tuple.__new__, Message)
 
 
-class Unread(Message):
-    """A message for whose contents there was no memory. They came, and were not kept.
+class DiscardedMessage(Message):
+    """A message whose contents were received and discarded because there was no memory for them.
 
-    >>> Unread(b"head", 1000, ResourceExhausted("no memory")).region
+    >>> DiscardedMessage(b"head", 1000, ResourceExhausted("no memory")).region
     Traceback (most recent call last):
     telegrad.errors.ResourceExhausted: no memory
     """
 
     error: ResourceExhausted
-    cut: bool
-    """Whether `head` is its beginning only."""
+    truncated: bool
+    """Whether `head` is incomplete."""
 
     def __new__(
-        cls, head: bytes | bytearray | memoryview, size: int, error: ResourceExhausted, *, cut: bool = False
-    ) -> Unread:
+        cls, head: bytes | bytearray | memoryview, size: int, error: ResourceExhausted, *, truncated: bool = False
+    ) -> DiscardedMessage:
         made = tuple.__new__(cls, (memoryview(head), _EMPTY, _EMPTY, size))
-        made.error, made.cut = error, cut
+        made.error, made.truncated = error, truncated
         return made
 
     @property
     def data(self) -> memoryview:
-        """There is none."""
+        """Raise the error."""
         raise self.error
 
     @property
     def region(self) -> memoryview:
-        """There is none."""
+        """Raise the error."""
         raise self.error
 
 
 _EMPTY = memoryview(b"")
 
 
-def _nothing_is_lent(slab: int, offset: int, size: int, number: int) -> memoryview:
-    raise ProtocolError("a message in shared memory came over a connection that shares none")
+def _no_shared_memory(slab: int, offset: int, size: int, number: int) -> memoryview:
+    raise ProtocolError("a peer sent a message in shared memory over a connection without shared memory")
 
 
-def head_of(frame: Frame) -> bytes:
-    """The head of a message, or its beginning, as far as the frame has it."""
+def peek_head(frame: Frame) -> bytes:
+    """Return the first bytes of a message's head, as far as the frame contains them."""
     if frame.kind == BULK_CHUNK:
         return b""
-    return bytes(frame.body[PREFIX_SIZE + (PLACE_SIZE if frame.kind == LENT else 0) :][:BEGINNING])
+    return bytes(frame.body[PREFIX_SIZE + (LOCATION_SIZE if frame.kind == SHARED_MESSAGE else 0) :][:TRUNCATED_SIZE])
 
 
 class Assembler:
-    """Puts the messages of one session together, across connections.
+    """Reassembles the messages of one session, across reconnects.
 
-    A stream writes the body of a chunk straight to the place that `place` names; the chunk counts only when `add`
-    is called for it, so a chunk that a broken connection cut short is simply written again. `where` names this worker
+    The body of a chunk is read directly into the buffer that `destination` returns. The chunk counts only once `add`
+    is called for it, so a chunk that a broken connection interrupted is simply read again. `where` names this worker
     and its peer in errors.
     """
 
     def __init__(self, limits: Limits, allocate: Callable[[int], memoryview], where: str = "this worker") -> None:
-        self.borrow: Callable[[int, int, int, int], memoryview] = _nothing_is_lent
-        """Gives the region that a peer lent: slab, offset, size and number."""
+        self.open_region: Callable[[int, int, int, int], memoryview] = _no_shared_memory
+        """Returns a region of a peer's shared memory, given slab, offset, size and number."""
         self._limits = limits
         self._allocate = allocate
         self._where = where
         self._head: bytes | bytearray | memoryview = b""
         self._lengths = (0, 0, 0)
         self._buffer: memoryview | None = None
-        self._unread: Unread | None = None  # the message, if there is no memory for it
-        self._size = 0  # of the buffer, whether there is one or not
+        self._discarded: DiscardedMessage | None = None  # the message, if there is no memory for it
+        self._size = 0  # of the buffer, even if it could not be allocated
         self._filled = 0
 
-    def place(self, length: int) -> memoryview | None:
-        """Where the body of the chunk that comes next belongs; None: nowhere, there is no memory for the message."""
-        if self._buffer is None and self._unread is None:
+    def destination(self, length: int) -> memoryview | None:
+        """Return the buffer for the body of the next chunk, or None if there is no memory for the message."""
+        if self._buffer is None and self._discarded is None:
             raise ProtocolError("a BULK_CHUNK without a BULK_HEAD before it")
         due = next_chunk(self._size - self._filled)
         if length != due:
@@ -106,91 +105,93 @@ class Assembler:
         return None if self._buffer is None else self._buffer[self._filled : self._filled + length]
 
     def read(self, frame: Frame) -> Message | None:
-        """The message, if the frame is a whole one. Lengths that contradict each other are a ProtocolError.
+        """Return the message, if the frame contains a whole one. Raise ProtocolError for inconsistent lengths.
 
-        This changes nothing. It is called before the session counts the frame, so that a frame that was garbled on
-        the way comes again, on the next connection.
+        This changes no state. It is called before the session counts the frame, so a corrupted frame is sent again
+        over the next connection.
         """
         kind, _, _, _, body = frame
         if kind == MESSAGE:
             size = len(body)
             if size < PREFIX_SIZE or size > self._limits.message:
-                self._read_prefix(body)  # which says what is wrong with it, if anything is
+                self._read_prefix(body)  # raises the matching error, if any
             head, data, region = unpack_prefix(body)
             start = PREFIX_SIZE + head
             end = start + data
             if size != ((end + 15) & ~15) + region if region else size != end:
                 self._read_prefix(body)
-                if type(frame) is CutFrame:
-                    return self._without(frame, PREFIX_SIZE, aligned(end) + region)
+                if type(frame) is TruncatedFrame:
+                    return self._discard(frame, PREFIX_SIZE, aligned(end) + region)
                 raise ProtocolError(f"a message of {head} + {data} + {region} bytes in a frame of {size}")
             view = memoryview(body)
             return _new_message((view[PREFIX_SIZE:start], view[start:end], view[size - region :], size))
         if kind == BULK_HEAD:
             head, _, _ = self._read_prefix(body)
-            if len(body) != PREFIX_SIZE + head and type(frame) is not CutFrame:
+            if len(body) != PREFIX_SIZE + head and type(frame) is not TruncatedFrame:
                 raise ProtocolError(f"a BULK_HEAD of {len(body)} bytes announces a head of {head}")
-        elif kind == LENT:
-            return self._read_lent(frame)
+        elif kind == SHARED_MESSAGE:
+            return self._read_shared(frame)
         elif kind != BULK_CHUNK:
             raise ProtocolError(f"a frame of kind {kind} is not part of a message")
         return None
 
-    def _read_lent(self, frame: Frame) -> Message:
+    def _read_shared(self, frame: Frame) -> Message:
         body = frame.body
         head, data, region = self._read_prefix(body)
-        start = PREFIX_SIZE + PLACE_SIZE
-        if len(body) != start + head and type(frame) is not CutFrame:
-            raise ProtocolError(f"a LENT of {len(body)} bytes announces a head of {head}")
-        slab, offset, number = unpack_place(body, PREFIX_SIZE)
-        memory = self.borrow(slab, offset, data + region, number)
-        if type(frame) is CutFrame:
-            return self._without(frame, start, start + head + data + region)  # and the region goes back
+        start = PREFIX_SIZE + LOCATION_SIZE
+        if len(body) != start + head and type(frame) is not TruncatedFrame:
+            raise ProtocolError(f"a SHARED_MESSAGE of {len(body)} bytes announces a head of {head}")
+        slab, offset, number = unpack_location(body, PREFIX_SIZE)
+        memory = self.open_region(slab, offset, data + region, number)
+        if type(frame) is TruncatedFrame:
+            return self._discard(frame, start, start + head + data + region)  # and the region is freed
         return Message(memoryview(body)[start:], memory[region:], memory[:region], len(body))
 
-    def _without(self, frame: Frame, start: int, size: int) -> Unread:
-        """What stands for a message whose head was cut: there is no memory for it."""
-        return Unread(bytes(frame.body[start:]), size, self._no_memory(size), cut=True)
+    def _discard(self, frame: Frame, start: int, size: int) -> DiscardedMessage:
+        """Return the placeholder for a message whose head is truncated."""
+        return DiscardedMessage(bytes(frame.body[start:]), size, self._no_memory(size), truncated=True)
 
     def _no_memory(self, size: int) -> ResourceExhausted:
         return ResourceExhausted(
-            f"{self._where}: there is no memory for a message of {size:,} bytes. Send less at once, or give the worker "
-            "more memory"
+            f"{self._where}: there is no memory for a message of {size:,} bytes. Send smaller messages or give the "
+            "worker more memory"
         )
 
     def add(self, frame: Frame) -> Message | None:
-        """Take a part of a large message, which the session let through; return the message that it completes."""
+        """Add a frame of a large message, which the session accepted; return the message that it completes, if any."""
         body = frame.body
         if frame.kind == BULK_HEAD:
-            if self._buffer is not None or self._unread is not None:
+            if self._buffer is not None or self._discarded is not None:
                 raise ProtocolError("a BULK_HEAD in the middle of another large message")
             self._lengths = head, data, region = self._read_prefix(body)
             self._head, self._filled, self._size = body, 0, aligned(data) + region
-            cut = type(frame) is CutFrame
+            truncated = type(frame) is TruncatedFrame
             try:
-                self._buffer = None if cut else self._allocate(self._size)
+                self._buffer = None if truncated else self._allocate(self._size)
             except MemoryError:
                 self._buffer = None
             if self._buffer is None:
                 size = PREFIX_SIZE + head + self._size
-                self._unread = Unread(body[PREFIX_SIZE:], size, self._no_memory(size), cut=cut)
+                self._discarded = DiscardedMessage(body[PREFIX_SIZE:], size, self._no_memory(size), truncated=truncated)
         else:
-            place = self.place(next_chunk(self._size - self._filled) if type(frame) is CutFrame else len(body))
-            if place is None:
+            target = self.destination(
+                next_chunk(self._size - self._filled) if type(frame) is TruncatedFrame else len(body)
+            )
+            if target is None:
                 self._filled += next_chunk(self._size - self._filled)
             else:
-                if not (isinstance(body, memoryview) and body.obj is place.obj):  # not already there
-                    place[:] = body
+                if not (isinstance(body, memoryview) and body.obj is target.obj):  # not read into it already
+                    target[:] = body
                 self._filled += len(body)
         return self._complete()
 
     def _complete(self) -> Message | None:
         if self._filled < self._size:
             return None
-        unread, self._unread = self._unread, None
-        if unread is not None:
+        discarded, self._discarded = self._discarded, None
+        if discarded is not None:
             self._head = b""
-            return unread
+            return discarded
         buffer = self._buffer
         assert buffer is not None
         head, data, region = self._lengths

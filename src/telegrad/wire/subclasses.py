@@ -1,25 +1,28 @@
-"""Tensor subclasses that say themselves how they are pickled: what requires grad keeps its edge, or is refused.
+"""Pickle tensor subclasses with custom reducers without losing their autograd edges.
 
-A subclass's own ``__reduce_ex__`` knows nothing of edges between workers. They are kept if it returns what torch's own
-returns (then the tensor itself travels beside the bytes), if it is a jagged nested tensor (then its values do), or if
-it returns tensors that lead to it in the graph, such as ``x.as_subclass(torch.Tensor)``.
+A subclass's ``__reduce_ex__`` knows nothing about edges between workers. The edge is kept if it returns the same as
+torch's own (the tensor itself is then attached), if the tensor is a jagged nested tensor (its values are attached), or
+if it returns tensors whose history contains the tensor, such as ``x.as_subclass(torch.Tensor)``.
+Otherwise the tensor is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 
 from telegrad.errors import PayloadError
+from telegrad.interrupts import interruptible
 from telegrad.torch_private import (
     REBUILD_FROM_STORAGE,
     REBUILD_FROM_TYPE,
     REBUILD_PARAMETER,
+    backward_hooks,
     forward_ad_level,
     jagged_dimension,
     jagged_sizes,
@@ -33,8 +36,8 @@ _PARTS_TO_SEARCH = 1000
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[None]:
-    """What a subclass does with itself while it is pickled is no operation of the program: it keeps its history."""
+def recording_history() -> Iterator[None]:
+    """Enable grad mode: operations of a subclass while it is pickled must keep its history."""
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         yield
     else:
@@ -42,8 +45,23 @@ def recorded() -> Iterator[None]:
             yield
 
 
-def as_torch_pickles(x: torch.Tensor, reduced: Any) -> tuple[type[torch.Tensor], Any, tuple[Any, ...]] | None:
-    """The class, the state and the rest, if a subclass is pickled as torch pickles it; None if in a way of its own."""
+def reduce_with_history(reduce: Callable[[Any], Any], x: torch.Tensor) -> Any:
+    """Call the reducer of a subclass. Operations in it are recorded by autograd."""
+    with recording_history():
+        return _reduce(reduce, x)
+
+
+@interruptible
+def _reduce(reduce: Callable[[Any], Any], x: torch.Tensor) -> Any:
+    if not backward_hooks(x):
+        return reduce(x)
+    with warnings.catch_warnings():  # torch warns that hooks are not pickled: they are meant to stay here
+        warnings.filterwarnings("ignore", message="backward hook")
+        return reduce(x)
+
+
+def standard_reduction(x: torch.Tensor, reduced: Any) -> tuple[type[torch.Tensor], Any, tuple[Any, ...]] | None:
+    """Return class, state and further items of a reduction in torch's own format, or None for a custom one."""
     if not isinstance(reduced, tuple) or len(reduced) < 2:
         return None
     if reduced[0] in REBUILD_PARAMETER and len(reduced) == 2:
@@ -59,7 +77,7 @@ def as_torch_pickles(x: torch.Tensor, reduced: Any) -> tuple[type[torch.Tensor],
 
 
 def _same_memory(x: torch.Tensor, args: Any) -> bool:
-    """Whether these arguments of torch's rebuilding functions describe the tensor, and not one made of it."""
+    """Whether the arguments of torch's rebuild functions describe this tensor, not one computed from it."""
     storage, offset, size = args[:3]
     storage = untyped(storage)
     with no_torch_function():
@@ -72,45 +90,47 @@ def _same_memory(x: torch.Tensor, args: Any) -> bool:
 
 
 def is_jagged(x: torch.Tensor) -> bool:
-    """Whether it is a nested tensor whose values lie in one tensor."""
+    """Whether this is a jagged nested tensor, whose values are one tensor."""
     return x.layout is torch.jagged
 
 
 def jagged_parts(x: Any) -> tuple[Any, ...]:
-    """What `from_jagged` makes the nested tensor of again; gradients flow through the values."""
-    known = jagged_sizes(x)
-    sizes = {key: known[key].shape[0] for key in ("min_seqlen", "max_seqlen") if key in known}
-    with recorded():
+    """Return the arguments with which `from_jagged` restores the nested tensor. Gradients flow through the values."""
+    sizes = {key: jagged_sizes(x)[key].shape[0] for key in ("min_seqlen", "max_seqlen") if key in jagged_sizes(x)}
+    with recording_history():
         return x.values(), x.offsets(), x.lengths(), jagged_dimension(x), sizes
 
 
 def from_jagged(
     values: torch.Tensor, offsets: torch.Tensor, lengths: torch.Tensor | None, dimension: int, sizes: dict[str, int]
 ) -> torch.Tensor:
-    """The nested tensor with these parts."""
+    """Return the nested tensor with these parts. Pickled values refer to this function by name."""
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dimension, **sizes)
 
 
-def check_leads_back(x: torch.Tensor, reduced: Any) -> None:
-    """Raise if none of the tensors that a subclass is pickled as leads to it in the graph: its edge would be lost."""
+def check_keeps_history(x: torch.Tensor, reduced: Any) -> None:
+    """Raise if no tensor in the reduction has `x` in its history: the edge of `x` would be lost."""
     node, number = _edge_of(x)
     for part in _tensors_in(reduced):
-        if part is x or (part.requires_grad and _leads_to(part, node, number)):
+        if part is x or (part.requires_grad and _has_in_history(part, node, number)):
             return
-    raise refusal(
+    raise gradient_lost(
         x,
-        "the way in which its class pickles it leaves its history out",
-        "send x.as_subclass(torch.Tensor) and make it a subclass again there, or let __reduce_ex__ return that",
+        "its class pickles it without its history",
+        "send x.as_subclass(torch.Tensor) and restore the subclass on the receiver, or let __reduce_ex__ return that",
     )
 
 
 def rebuild(function: Callable[..., Any], args: tuple[Any, ...], name: str) -> Any:
-    """Call what a subclass has given to be called, and raise if the result has no edge although its parts have."""
+    """Call the restoring function of a subclass. Raise if the result lost the edge that its parts have.
+
+    Pickled values refer to this function by name.
+    """
     made = function(*args)
     if isinstance(made, torch.Tensor) and made.grad_fn is None and any(x.grad_fn for x in _tensors_in(args)):
         raise PayloadError(
-            f"a {name} that requires grad came, but {getattr(function, '__qualname__', function)} makes it without its "
-            "history, so no gradient could flow back. Let that function use as_subclass, not _make_subclass or "
+            f"{getattr(function, '__qualname__', function)} restores a received {name} that requires grad without its "
+            "history, so no gradient could flow back. Use as_subclass in that function instead of _make_subclass or "
             "detach, or send x.detach()"
         )
     return made
@@ -120,49 +140,49 @@ def check_not_dual(x: torch.Tensor) -> None:
     """Raise for a dual tensor of forward-mode AD."""
     if forward_ad_level() < 0:
         return
-    unpack: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual  # torch gives it no types
+    unpack: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual  # untyped in torch
     if unpack(x).tangent is not None:
         raise PayloadError(
             f"a dual tensor of forward-mode AD cannot be sent: the tangent of a {type(x).__name__} of shape "
-            f"{list(x.shape)} would be lost. Send torch.autograd.forward_ad.unpack_dual(x), primal and tangent, and "
-            "make a dual tensor of them there"
+            f"{list(x.shape)} would be lost. Send the primal and tangent of torch.autograd.forward_ad.unpack_dual(x), "
+            "and create a dual tensor from them on the receiver"
         )
 
 
 def check_has_memory(x: torch.Tensor) -> None:
-    """Raise for a subclass that handles operations itself, if its contents are not its own to send."""
+    """Raise for a subclass with __torch_dispatch__ whose contents are not in its own memory."""
     with no_torch_function(), no_torch_dispatch():
         plain = x.as_subclass(torch.Tensor)
-        stands_for_another = plain.device != x.device
+        is_proxy = plain.device != x.device
     try:
-        empty = not stands_for_another and plain.layout is torch.strided and plain.numel() and not plain.data_ptr()
+        empty = not is_proxy and plain.layout is torch.strided and plain.numel() and not plain.data_ptr()
     except RuntimeError:
         empty = True
-    if stands_for_another or (empty and not plain.is_meta):
+    if is_proxy or (empty and not plain.is_meta):
         raise PayloadError(
-            f"a {type(x).__name__} cannot be sent: it has no memory of its own. Send the tensors that it consists of, "
-            "or give its class __tensor_flatten__ and __tensor_unflatten__"
+            f"a {type(x).__name__} cannot be sent: it has no memory of its own. Send its inner tensors, or define "
+            "__tensor_flatten__ and __tensor_unflatten__ in its class"
         )
 
 
-def refusal(x: torch.Tensor, why: str, instead: str) -> PayloadError:
-    """The error of a tensor whose gradient could not flow back."""
+def gradient_lost(x: torch.Tensor, why: str, remedy: str) -> PayloadError:
+    """Return the error for a tensor to which no gradient could flow back."""
     return PayloadError(
         f"a {type(x).__name__} that requires grad cannot be sent in an autograd context: {why}, so no gradient could "
-        f"flow back. If none is needed, send its detach(); otherwise {instead}"
+        f"flow back. If none is needed, send x.detach(). Otherwise {remedy}"
     )
 
 
 def _edge_of(x: torch.Tensor) -> tuple[Node | None, int]:
     if x.grad_fn is not None:
         return x.grad_fn, x.output_nr
-    with recorded(), no_torch_function():
+    with recording_history(), no_torch_function():
         if torch.nn.parameter.is_lazy(x):
             return None, 0
         return torch.autograd.graph.get_gradient_edge(x)[:2]
 
 
-def _leads_to(part: torch.Tensor, node: Node | None, number: int) -> bool:
+def _has_in_history(part: torch.Tensor, node: Node | None, number: int) -> bool:
     edges = [_edge_of(part)]
     for _ in range(_NODES_TO_SEARCH):
         if not edges:
@@ -177,7 +197,7 @@ def _leads_to(part: torch.Tensor, node: Node | None, number: int) -> bool:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in tuples, lists and dicts."""
+    """Yield the tensors in nested tuples, lists and dicts."""
     parts = [value]
     for _ in range(_PARTS_TO_SEARCH):
         if not parts:

@@ -1,4 +1,4 @@
-"""The receiver's side of attachments: check what descriptors claim, and make tensors that lie in the region itself."""
+"""Restore attachments on the receiver: check their descriptors, and create tensors over the region itself."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from telegrad.wire.descriptors import (
     dtype_of,
     integers_of,
 )
-from telegrad.wire.sharing import SharedSpan
-from telegrad.wire.torch_state import neutral, thread_is_neutral
+from telegrad.wire.shared_span import SharedSpan
+from telegrad.wire.torch_state import default_torch_state, has_default_torch_state
 
 SMALL_ATTACHMENT = 64 * 1024
 LARGE_REGION = 1024 * 1024
@@ -42,38 +42,38 @@ _PLAIN_DTYPES = CODES[torch.qint8]
 _frombuffer = torch.frombuffer
 
 
-def build(
+def decode_tensors(
     descriptors: Sequence[TensorDescriptor],
     region: bytearray | memoryview,
     device_map: Mapping[str, str] | None = None,
 ) -> list[torch.Tensor | memoryview]:
-    """Make the attachments again: tensors, and memoryviews for other buffers, that lie in the region without a copy.
+    """Return the attachments: tensors, and memoryviews for other buffers, over the region without a copy.
 
-    The region must be writable, and belongs to what is returned from now on. ``device_map`` says where tensors of the
-    sender's devices go ("cuda:0" to "cuda:1"); without an entry they go to the device of the same name. Raises
-    ProtocolError for a descriptor that does not fit the region, PayloadError for a device or dtype unknown here.
+    The region must be writable, and belongs to the attachments afterwards. ``device_map`` maps devices of the sender
+    to devices here ("cuda:0" to "cuda:1"). Others keep their name. Raise ProtocolError for a descriptor that does not
+    fit the region, PayloadError for a device or dtype that this worker does not have.
     """
     if not descriptors:
         return []
-    if thread_is_neutral():
-        plain = None if device_map else _plain(descriptors, region)
+    if has_default_torch_state():
+        plain = None if device_map else _decode_plain(descriptors, region)
         if plain is not None:
             return plain
-        return _Reader(region, device_map).read_all(descriptors)
-    reader = _Reader(region, device_map)
-    with neutral():
-        return reader.read_all(descriptors)
+        return _RegionDecoder(region, device_map).decode_all(descriptors)
+    decoder = _RegionDecoder(region, device_map)
+    with default_torch_state():
+        return decoder.decode_all(descriptors)
 
 
-def _plain(
+def _decode_plain(
     descriptors: Sequence[TensorDescriptor], region: bytearray | memoryview
 ) -> list[torch.Tensor | memoryview] | None:
-    """Make contiguous tensors of one or more elements in a small region, as most are, faster than `_Reader`.
+    """Create contiguous non-empty tensors over a small region, the common case, faster than `_RegionDecoder`.
 
-    None if one is anything else, or is not what it should be: `_Reader` says what is wrong with it.
+    Return None for anything else, including invalid descriptors: `_RegionDecoder` raises the matching error.
     """
-    room = len(region)
-    if room > LARGE_REGION or (isinstance(region, memoryview) and (region.readonly or region.format != "B")):
+    available = len(region)
+    if available > LARGE_REGION or (isinstance(region, memoryview) and (region.readonly or region.format != "B")):
         return None
     made: list[torch.Tensor | memoryview] = []
     end = 0
@@ -84,14 +84,14 @@ def _plain(
         dtype = DTYPES[code]
         count = 1
         for size in shape:
-            if not 0 < size <= room:
+            if not 0 < size <= available:
                 return None
             count *= size
-        # In their order and after each other, as our own sender places them: so none lies over another.
-        if dtype is None or count > room or offset < end or offset % ALIGNMENT:
+        # Attachments must be in ascending order, as our own encoder writes them, so none overlaps another.
+        if dtype is None or count > available or offset < end or offset % ALIGNMENT:
             return None
         end = offset + count * dtype.itemsize
-        if end > room or len(shape) > MAX_DIMENSIONS:
+        if end > available or len(shape) > MAX_DIMENSIONS:
             return None
         tensor = _frombuffer(region, dtype=dtype, count=count, offset=offset)
         if len(shape) != 1:
@@ -104,8 +104,8 @@ def _plain(
     return made
 
 
-class _Reader:
-    """Reads attachments out of one region, and checks each claim of a descriptor before acting on it."""
+class _RegionDecoder:
+    """Restores attachments from one region, and checks every descriptor before using it."""
 
     __slots__ = ("_claimed", "_device_map", "_nbytes", "_spans", "_view")
 
@@ -119,26 +119,26 @@ class _Reader:
         self._claimed = 0
         self._spans: dict[tuple[int, int], SharedSpan] = {}
 
-    def read_all(self, descriptors: Sequence[TensorDescriptor]) -> list[torch.Tensor | memoryview]:
-        shared = [descriptor for descriptor in descriptors if descriptor.form == VIEW]
-        for descriptor in shared:
-            self._announce(descriptor)
-        made = [self.read(descriptor) for descriptor in descriptors]
-        if shared:
-            # Not before all are made: a view of what requires grad would be no leaf.
-            for descriptor, tensor in zip(descriptors, made, strict=True):
+    def decode_all(self, descriptors: Sequence[TensorDescriptor]) -> list[torch.Tensor | memoryview]:
+        views = [descriptor for descriptor in descriptors if descriptor.form == VIEW]
+        for descriptor in views:
+            self._declare_view(descriptor)
+        tensors = [self._decode(descriptor) for descriptor in descriptors]
+        if views:
+            # Only after all are created: a view of a tensor that requires grad would not be a leaf.
+            for descriptor, tensor in zip(descriptors, tensors, strict=True):
                 if descriptor.form == VIEW and descriptor.requires_grad and isinstance(tensor, torch.Tensor):
                     _require_grad(tensor, descriptor)
-        return made
+        return tensors
 
-    def read(self, descriptor: TensorDescriptor) -> torch.Tensor | memoryview:
+    def _decode(self, descriptor: TensorDescriptor) -> torch.Tensor | memoryview:
         form = descriptor.form
         if form == STRIDED:
             tensor = self._strided(descriptor)
         elif form == BUFFER:
             return self._buffer(descriptor)
         elif form == VIEW:
-            tensor = self._shared(descriptor)
+            tensor = self._view_of_span(descriptor)
         elif form == META:
             checked_extent(descriptor)
             shape, stride = descriptor.shape, descriptor.stride
@@ -153,13 +153,13 @@ class _Reader:
             _require_grad(tensor, descriptor)
         return tensor
 
-    def _piece(self, offset: int, nbytes: int) -> tuple[memoryview | bytearray, int]:
-        """The checked place of one attachment: a buffer, and an offset in it."""
+    def _claim(self, offset: int, nbytes: int) -> tuple[memoryview | bytearray, int]:
+        """Check the position of one attachment. Return a buffer that contains it, and its offset there."""
         if offset < 0 or offset % ALIGNMENT or offset + nbytes > self._nbytes:
             raise ProtocolError(f"a peer places {nbytes} bytes at {offset} in a region of {self._nbytes} bytes")
         self._claimed += nbytes
         if self._claimed > self._nbytes:
-            raise ProtocolError(f"a peer places attachments over each other in a region of {self._nbytes} bytes")
+            raise ProtocolError(f"a peer places overlapping attachments in a region of {self._nbytes} bytes")
         if nbytes < SMALL_ATTACHMENT and self._nbytes > LARGE_REGION:
             return bytearray(self._view[offset : offset + nbytes]), 0
         return self._view, offset
@@ -172,9 +172,9 @@ class _Reader:
             raise ProtocolError(f"a peer announces a tensor with gaps or overlaps: {descriptor}")
         if not count:
             return torch.empty_strided(shape, stride, dtype=dtype) if stride else torch.empty(shape, dtype=dtype)
-        buffer, offset = self._piece(descriptor.offset, count * dtype.itemsize)
+        buffer, offset = self._claim(descriptor.offset, count * dtype.itemsize)
         tensor = torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset)
-        # Changed in place, so that the result is no view: autograd treats views differently.
+        # In place, because the result must not be a view: autograd treats views differently.
         if stride:
             return tensor.as_strided_(shape, stride)
         return tensor if len(shape) == 1 else tensor.resize_(shape)
@@ -182,36 +182,36 @@ class _Reader:
     def _buffer(self, descriptor: TensorDescriptor) -> memoryview:
         count = checked_extent(descriptor)
         if len(descriptor.shape) != 1 or descriptor.stride:
-            raise ProtocolError(f"a peer announces a buffer that is not a row of bytes: {descriptor}")
-        buffer, offset = self._piece(descriptor.offset, count)
+            raise ProtocolError(f"a peer announces a buffer that is not one-dimensional: {descriptor}")
+        buffer, offset = self._claim(descriptor.offset, count)
         return memoryview(buffer)[offset : offset + count]
 
-    def _announce(self, descriptor: TensorDescriptor) -> None:
-        """Check a tensor that shares memory with others, before any of them is made."""
+    def _declare_view(self, descriptor: TensorDescriptor) -> None:
+        """Check a tensor that overlaps with others, before any of them is created."""
         dtype, extent = dtype_of(descriptor), checked_extent(descriptor)
-        nbytes, first, relation, flipped = integers_of(descriptor, 4)
+        nbytes, first, relation, interpretation = integers_of(descriptor, 4)
         if nbytes <= 0 or nbytes % ALIGNMENT or first < 0 or (first + extent) * dtype.itemsize > nbytes or not extent:
             raise ProtocolError(f"a peer announces a view that reaches beyond its span: {descriptor}")
         if len(descriptor.stride) != len(descriptor.shape):
             raise ProtocolError(f"a peer announces a view without strides: {descriptor}")
         if (
-            flipped & ~(CONJUGATED | NEGATED)
-            or (flipped and relation)
-            or (flipped & CONJUGATED and not dtype.is_complex)
+            interpretation & ~(CONJUGATED | NEGATED)
+            or (interpretation and relation)
+            or (interpretation & CONJUGATED and not dtype.is_complex)
         ):
             raise ProtocolError(f"a peer announces a view that cannot be read: {descriptor}")
         key = descriptor.offset, nbytes
         if key not in self._spans:
-            self._spans[key] = SharedSpan(*self._piece(*key), nbytes)
-        self._spans[key].announce(descriptor, dtype, first, relation)
+            self._spans[key] = SharedSpan(*self._claim(*key), nbytes)
+        self._spans[key].declare(descriptor, dtype, first, relation)
 
-    def _shared(self, descriptor: TensorDescriptor) -> torch.Tensor:
-        nbytes, first, relation, flipped = integers_of(descriptor, 4)
+    def _view_of_span(self, descriptor: TensorDescriptor) -> torch.Tensor:
+        nbytes, first, relation, interpretation = integers_of(descriptor, 4)
         span = self._spans[descriptor.offset, nbytes]
-        tensor = span.make(descriptor, dtype_of(descriptor), first, relation)
-        if flipped & CONJUGATED:
+        tensor = span.create(descriptor, dtype_of(descriptor), first, relation)
+        if interpretation & CONJUGATED:
             tensor = tensor.conj()
-        return neg_view(tensor) if flipped & NEGATED else tensor
+        return neg_view(tensor) if interpretation & NEGATED else tensor
 
     def _composite(self, descriptor: TensorDescriptor) -> torch.Tensor:
         form, shape = descriptor.form, descriptor.shape
@@ -219,7 +219,7 @@ class _Reader:
         if needed is None:
             raise ProtocolError(f"a peer announces a tensor of unknown form {form}")
         if len(descriptor.parts) != needed or any(part.form != STRIDED for part in descriptor.parts):
-            raise ProtocolError(f"a peer announces a tensor of form {form} without the {needed} parts that make it")
+            raise ProtocolError(f"a peer announces a tensor of form {form} without its {needed} parts")
         checked_extent(descriptor)
         parts = [self._strided(part) for part in descriptor.parts]
         try:
@@ -239,7 +239,7 @@ class _Reader:
                 integers, scales, zero_points = parts
                 if scales.is_complex() or zero_points.is_complex() or scales.dtype == torch.bool:
                     raise ProtocolError(
-                        f"a peer announces a quantised tensor whose scales are no numbers: {descriptor}"
+                        f"a peer announces a quantised tensor whose scales are not real numbers: {descriptor}"
                     )
                 return make_per_channel_quantized(integers, scales, zero_points, axis)
             compressed, plain, values = parts
@@ -258,14 +258,14 @@ class _Reader:
             return tensor
         try:
             return tensor.to(target)
-        except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without a backend
+        except (RuntimeError, AssertionError) as error:  # torch raises AssertionError if it was built without a backend
             raise PayloadError(
-                f"a tensor was sent from device {device!r} and belongs on {target!r} here, but this worker cannot use "
-                f"that device: {error}. Map it to another one with a device map, or send it from the CPU"
+                f"a received tensor from device {device!r} belongs on {target!r}, but this worker cannot use that "
+                f"device: {error}. Map it to another device with a device map, or send it from the CPU"
             ) from error
 
 
 def _require_grad(tensor: torch.Tensor, descriptor: TensorDescriptor) -> None:
     if not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ProtocolError(f"a peer claims that a tensor which cannot require grad does: {descriptor}")
+        raise ProtocolError(f"a peer announces a tensor that requires grad, with a dtype that cannot: {descriptor}")
     tensor.requires_grad_()

@@ -1,4 +1,4 @@
-"""The sender's side of attachments: describe them, give each its place in a region, and copy them there."""
+"""Encode attachments on the sender: describe them, assign each an offset in a region, and copy them there."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ from telegrad.wire.descriptors import (
 )
 from telegrad.wire.overlap import overlapping, relations
 from telegrad.wire.subclasses import check_not_dual
-from telegrad.wire.torch_state import neutral, nothing_intercepts
+from telegrad.wire.torch_state import can_read_tensors, default_torch_state
 
 _STRIDED_LAYOUT = torch.strided
 _string_at: Callable[[int, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
-"""As ctypes.string_at, which is a Python function around the same."""
-_UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods no user code can intercept
+"""Same as ctypes.string_at, without its Python wrapper."""
+_UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods user code cannot override
 
 
-class Layout:
-    """Where each attachment goes in a region of ``size`` bytes. ``write`` and ``copy`` copy them."""
+class RegionLayout:
+    """The offsets of all attachments in a region of ``size`` bytes. ``write`` and ``copy`` copy their contents."""
 
-    __slots__ = ("_copies", "_moves", "descriptors", "size")
+    __slots__ = ("_dense", "_others", "descriptors", "size")
 
     def __init__(self) -> None:
         self.descriptors: tuple[TensorDescriptor, ...] = ()
         self.size = 0
-        self._moves: list[tuple[int, torch.Tensor, int]] = []  # offset, dense tensor, bytes
-        self._copies: list[_Span | _Gather | _Bytes] = []  # all that is not one dense tensor
+        self._dense: list[tuple[int, torch.Tensor, int]] = []  # offset, dense tensor, bytes
+        self._others: list[_SpanCopy | _ElementCopy | _BufferCopy] = []  # all other attachments
 
     def reserve(self, nbytes: int) -> int:
-        """Take the next ``nbytes`` of the region and return their offset."""
+        """Reserve the next ``nbytes`` of the region and return their offset."""
         offset = self.size
         self.size = offset + (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         return offset
@@ -82,18 +82,21 @@ class Layout:
             view = view.cast("B")
         if view.nbytes < self.size:
             raise ValueError(f"the region has {view.nbytes} bytes, but the layout needs {self.size}")
-        if nothing_intercepts():
+        if can_read_tensors():
             self._write(view)
         else:
-            with neutral():
+            with default_torch_state():
                 self._write(view)
 
     def copy(self) -> bytes | None:
-        """What `write` would write, if every attachment is one dense tensor: two copies of little take less time."""
-        if self._copies or not nothing_intercepts():
+        """Return the bytes that `write` would write, if every attachment is one dense tensor, else None.
+
+        For small regions, two copies take less time than `write`.
+        """
+        if self._others or not can_read_tensors():
             return None
         parts = []
-        for _, tensor, nbytes in self._moves:
+        for _, tensor, nbytes in self._dense:
             address = tensor.data_ptr()
             if not address:
                 raise _no_contents(tensor)
@@ -103,18 +106,18 @@ class Layout:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _write(self, view: memoryview) -> None:
-        start = ctypes.addressof(ctypes.c_char.from_buffer(view)) if self._moves else 0
-        for offset, tensor, nbytes in self._moves:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(view)) if self._dense else 0
+        for offset, tensor, nbytes in self._dense:
             address = tensor.data_ptr()
             if not address:
                 raise _no_contents(tensor)
             ctypes.memmove(start + offset, address, nbytes)
-        for copy in self._copies:
+        for copy in self._others:
             copy.write(view)
 
 
-class _Span(msgspec.Struct):
-    """The memory that tensors share which overlap."""
+class _SpanCopy(msgspec.Struct):
+    """Copies the memory that overlapping tensors share."""
 
     offset: int
     address: int
@@ -125,17 +128,17 @@ class _Span(msgspec.Struct):
         for x, address in self.tensors:
             needed = (int(x.storage_offset()) + extent_of(x.shape, x.stride())) * x.itemsize
             if x.data_ptr() != address or x.untyped_storage().nbytes() < needed:
-                raise PayloadError("the storage of a tensor was freed or made smaller while the tensor was being sent")
+                raise PayloadError("the storage of a tensor was freed or shrunk while the tensor was being sent")
         target = ctypes.addressof(ctypes.c_char.from_buffer(region, self.offset))
         ctypes.memmove(target, self.address, self.nbytes)
 
 
-class _Gather(msgspec.Struct):
-    """A tensor that is copied element by element; torch resolves gaps, conjugation and devices on the way."""
+class _ElementCopy(msgspec.Struct):
+    """Copies a tensor element by element. torch resolves gaps, conjugation and devices."""
 
     offset: int
     source: torch.Tensor
-    stride: tuple[int, ...]  # on arrival
+    stride: tuple[int, ...]  # on the receiver
 
     def write(self, region: memoryview) -> None:
         source, dtype = self.source, self.source.dtype
@@ -146,8 +149,8 @@ class _Gather(msgspec.Struct):
         target.copy_(source)
 
 
-class _Bytes(msgspec.Struct):
-    """A buffer that is no tensor."""
+class _BufferCopy(msgspec.Struct):
+    """Copies a buffer that is not a tensor."""
 
     offset: int
     source: memoryview
@@ -156,32 +159,32 @@ class _Bytes(msgspec.Struct):
         region.cast("B")[self.offset : self.offset + self.source.nbytes] = self.source
 
 
-def lay_out(attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *, share: bool = True) -> Layout:
-    """Describe the attachments and give each its place in a region.
+def encode_tensors(attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *, share: bool = True) -> RegionLayout:
+    """Describe the attachments and assign each an offset in a region.
 
-    Those that overlap in memory do so on arrival, too, unless `share` is false.
+    Tensors that overlap in memory also overlap on the receiver, unless `share` is false.
     """
-    layout = Layout()
+    layout = RegionLayout()
     if attachments:
         if forward_ad_level() >= 0:
             for attachment in attachments:
                 if isinstance(attachment, torch.Tensor):
                     check_not_dual(attachment)
-        if nothing_intercepts():
+        if can_read_tensors():
             if not _describe_plain(layout, attachments, share):
                 _describe_all(layout, attachments, share)
         else:
-            with neutral():
+            with default_torch_state():
                 _describe_all(layout, attachments, share)
     return layout
 
 
-def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> bool:
-    """Describe contiguous CPU tensors, as nearly all are. False, and nothing is done, if one is anything else.
+def _describe_plain(layout: RegionLayout, attachments: Sequence[Any], share: bool) -> bool:
+    """Describe contiguous CPU tensors, the common case. Return False without changes if one is anything else.
 
-    What is described is the same as without this; it is only found faster.
+    The result is the same as that of `_describe_all`, only faster.
     """
-    descriptors, moves, places, size = [], [], [], 0
+    descriptors, dense, ranges, size = [], [], [], 0
     several = share and len(attachments) > 1
     for x in attachments:
         if type(x) not in _UNINTERCEPTED or x.layout is not _STRIDED_LAYOUT or not x.is_cpu or x.is_nested:
@@ -194,29 +197,29 @@ def _describe_plain(layout: Layout, attachments: Sequence[Any], share: bool) -> 
             if code is None or not nbytes:
                 return False
             address = x.data_ptr()
-        except RuntimeError:  # it has no memory of its own
+        except RuntimeError:  # a tensor without memory of its own
             return False
         if not address:
             return False
         if several:
-            places.append((address, nbytes))
+            ranges.append((address, nbytes))
         descriptors.append(
             TensorDescriptor(STRIDED, code, size, shape, x.stride() if 1 in shape else (), x.requires_grad)
         )
-        moves.append((size, x, nbytes))
+        dense.append((size, x, nbytes))
         size += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     if several:
-        places.sort()
+        ranges.sort()
         end = 0
-        for address, nbytes in places:
+        for address, nbytes in ranges:
             if address < end:
                 return False  # they overlap
             end = address + nbytes
-    layout.descriptors, layout.size, layout._moves = tuple(descriptors), size, moves
+    layout.descriptors, layout.size, layout._dense = tuple(descriptors), size, dense
     return True
 
 
-def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer], share: bool) -> None:
+def _describe_all(layout: RegionLayout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer], share: bool) -> None:
     for a in attachments:
         if isinstance(a, torch.Tensor) and is_functorch_wrapped(without_dead_wrapper(a)):
             raise _no_contents(a)
@@ -232,11 +235,11 @@ def _describe_all(layout: Layout, attachments: Sequence[torch.Tensor | pickle.Pi
     )
 
 
-def _describe(layout: Layout, attachment: torch.Tensor | pickle.PickleBuffer) -> TensorDescriptor:
+def _describe(layout: RegionLayout, attachment: torch.Tensor | pickle.PickleBuffer) -> TensorDescriptor:
     if isinstance(attachment, pickle.PickleBuffer):
         raw = attachment.raw()
         offset = layout.reserve(raw.nbytes)
-        layout._copies.append(_Bytes(offset, raw))
+        layout._others.append(_BufferCopy(offset, raw))
         return TensorDescriptor(BUFFER, 0, offset, (raw.nbytes,))
     if _is_ordinary(attachment):
         return _describe_strided(layout, attachment)
@@ -247,12 +250,12 @@ def _is_ordinary(x: torch.Tensor) -> bool:
     return not x.is_nested and x.layout is torch.strided and x.is_cpu and not x.is_quantized
 
 
-def _describe_strided(layout: Layout, x: torch.Tensor, device: str = "") -> TensorDescriptor:
+def _describe_strided(layout: RegionLayout, x: torch.Tensor, device: str = "") -> TensorDescriptor:
     dtype = x.dtype
     code = code_of(dtype)
     shape = tuple(x.shape)
     stride: tuple[int, ...] = ()
-    # Strides say nothing about contiguity in dimensions of 0 or 1, but torch guesses memory formats from them.
+    # Strides of dimensions of size 0 or 1 do not affect contiguity, but torch infers memory formats from them.
     dense = x.is_contiguous()
     if not dense or 1 in shape or 0 in shape:
         dense = dense or _is_dense(shape, x.stride())
@@ -262,15 +265,15 @@ def _describe_strided(layout: Layout, x: torch.Tensor, device: str = "") -> Tens
         return TensorDescriptor(STRIDED, code, 0, shape, stride, x.requires_grad, device)
     offset = layout.reserve(nbytes)
     if not device and not _has_contents(x):
-        layout._copies.append(_Gather(offset, torch.zeros(shape, dtype=dtype), stride))
+        layout._others.append(_ElementCopy(offset, torch.zeros(shape, dtype=dtype), stride))
     elif not dense or device or x.is_neg() or (dtype.is_complex and x.is_conj()):
-        layout._copies.append(_Gather(offset, x.detach(), stride))
+        layout._others.append(_ElementCopy(offset, x.detach(), stride))
     else:
-        layout._moves.append((offset, x, nbytes))
+        layout._dense.append((offset, x, nbytes))
     return TensorDescriptor(STRIDED, code, offset, shape, stride, x.requires_grad, device)
 
 
-def _describe_unusual(layout: Layout, x: torch.Tensor) -> TensorDescriptor:
+def _describe_unusual(layout: RegionLayout, x: torch.Tensor) -> TensorDescriptor:
     if x.is_nested or (x.layout not in COMPRESSED_FORM and x.layout not in (torch.strided, torch.sparse_coo)):
         kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
         raise PayloadError(f"{kind} cannot be sent: send its parts, or convert it to a dense tensor first")
@@ -285,7 +288,7 @@ def _describe_unusual(layout: Layout, x: torch.Tensor) -> TensorDescriptor:
     device = "" if x.is_cpu else str(x.device)
     source = x.detach()
     if source.layout is torch.strided and not source.is_quantized:
-        return _describe_strided(layout, x, device)
+        return _describe_strided(layout, x, device)  # pragma: no cover - needs a device other than the CPU
     source = source.cpu()
     parts: tuple[torch.Tensor, ...]
     detail: tuple[int | float, ...] = ()
@@ -311,15 +314,15 @@ def _describe_unusual(layout: Layout, x: torch.Tensor) -> TensorDescriptor:
 
 
 def _shared_views(
-    layout: Layout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer]
+    layout: RegionLayout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer]
 ) -> dict[int, TensorDescriptor]:
-    """Descriptors, by index, of the tensors that overlap: each group ships as the memory that it covers."""
+    """Return the descriptors of overlapping tensors by index. Each group is sent as the memory that it spans."""
     tensors: dict[int, torch.Tensor] = {}
     pieces = []
     for index, x in enumerate(attachments):
         if isinstance(x, torch.Tensor) and _is_ordinary(x) and x.numel() and x.dtype in CODES and _has_contents(x):
             address = x.data_ptr()
-            if not address % x.itemsize:  # memory that is not torch's may lie anywhere
+            if not address % x.itemsize:  # memory from outside torch may be unaligned
                 pieces.append((address, address + extent_of(x.shape, x.stride()) * x.itemsize, index))
                 tensors[index] = x
     shared: dict[int, TensorDescriptor] = {}
@@ -328,13 +331,15 @@ def _shared_views(
     for group in overlapping(pieces, tensors):
         views = [tensors[index] for _, _, index in group]
         first, last = group[0][0], max([end for _, end, _ in group])
-        skipped = first % ALIGNMENT  # so that every element lies at a multiple of its size
+        skipped = first % ALIGNMENT  # keeps every element at a multiple of its size
         offset = layout.reserve(skipped + last - first)
         addresses = [address for address, _, _ in group]
-        layout._copies.append(_Span(offset + skipped, first, last - first, list(zip(views, addresses, strict=True))))
+        layout._others.append(
+            _SpanCopy(offset + skipped, first, last - first, list(zip(views, addresses, strict=True)))
+        )
         for (address, _, index), x, relation in zip(group, views, relations(views), strict=True):
-            place = (skipped + address - first) // x.itemsize
-            flipped = CONJUGATED * x.is_conj() + NEGATED * x.is_neg()
+            start = (skipped + address - first) // x.itemsize
+            interpretation = CONJUGATED * x.is_conj() + NEGATED * x.is_neg()
             shared[index] = TensorDescriptor(
                 VIEW,
                 code_of(x.dtype),
@@ -344,39 +349,39 @@ def _shared_views(
                 x.requires_grad,
                 "",
                 (),
-                (layout.size - offset, place, relation, flipped),
+                (layout.size - offset, start, relation, interpretation),
             )
     return shared
 
 
 def _as_plain(x: torch.Tensor) -> torch.Tensor:
-    """The same tensor without its subclass, so that no ``__torch_function__`` or ``__torch_dispatch__`` sees us."""
+    """Return the tensor without its subclass, so no ``__torch_function__`` or ``__torch_dispatch__`` is called."""
     with no_torch_function(), no_torch_dispatch():
         return x.as_subclass(torch.Tensor)
 
 
 def _has_contents(x: torch.Tensor) -> bool:
-    """Whether the tensor has memory; False means that it is torch's shorthand for zeros."""
+    """Whether the tensor has memory. False for a zero tensor, which torch does not store. Raise if there is none."""
     try:
         if x.data_ptr():
             return True
         if is_zero_tensor(x):
             return False
-    except RuntimeError as error:  # a tensor inside vmap or another transform
+    except RuntimeError as error:  # a tensor in vmap or another transform
         raise _no_contents(x) from error
     raise _no_contents(x)
 
 
 def _no_contents(x: torch.Tensor) -> PayloadError:
     return PayloadError(
-        f"a tensor of shape {tuple(x.shape)} and {x.dtype} has no memory of its own (a fake or wrapper tensor, "
-        "one inside a function transform such as vmap or grad, or one whose storage was freed), so its contents cannot "
-        "be sent. Call from outside of the transform"
+        f"a tensor of shape {tuple(x.shape)} and {x.dtype} cannot be sent: it has no memory of its own (a fake or "
+        "wrapper tensor, a tensor in a function transform such as vmap or grad, or one whose storage was freed). "
+        "Call from outside the transform"
     )
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the elements fill their extent without gap or overlap, in whatever order of dimensions."""
+    """Whether the elements fill their extent without gaps or overlap, in any order of dimensions."""
     expected = 1
     for step, size in sorted([(step, size) for size, step in zip(shape, stride, strict=True) if size != 1]):
         if step != expected:

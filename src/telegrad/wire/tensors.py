@@ -1,22 +1,23 @@
-"""The contents of tensors travel beside the pickle, in one block of memory; this module fills that block and reads it.
+"""Encode the contents of tensors into one block of memory, and restore them on the receiver.
 
-The block is called a region. The sender describes each attachment with a ``TensorDescriptor`` and writes its bytes at a
-multiple of 16; that copy is the snapshot. The receiver checks every descriptor against the region before it believes
-it, and makes tensors that lie in the region itself. What arrives is what was sent, with these rules:
+The block is called a region. The sender describes each attachment with a ``TensorDescriptor`` and copies its bytes to a
+multiple of 16. That copy is a snapshot. The receiver checks every descriptor against the region, and creates tensors
+over the region itself. Tensors keep their properties, with these rules:
 
-- A dense tensor keeps its strides. A view with gaps, or an expanded one, ships its own elements only, contiguous.
-- CPU tensors of one message that overlap share memory on arrival, and a version counter: the span from their lowest to
-  their highest byte ships once (see `overlap`). Views that only lie in one storage do not.
+- A dense tensor keeps its strides. Of a view with gaps, or an expanded one, only its own elements are sent, contiguous.
+- CPU tensors of one message that overlap share memory and a version counter on the receiver: the span from their lowest
+  to their highest byte is sent once (see `overlap`). Tensors that merely share a storage do not.
 - Conjugated and negated views are resolved, unless they overlap with another tensor.
-- ``requires_grad`` arrives as it was, on leaves. ``.grad`` and hooks stay behind.
+- Leaves keep ``requires_grad``. ``.grad`` and hooks are not sent.
 - Small attachments are copied out of a large region, so that a scalar does not keep a gigabyte alive.
-- Nothing of the calling thread's torch state (default device, grad or inference mode, modes of the user) is inherited.
+- No torch state of the calling thread (default device, grad or inference mode, user-defined modes) has an effect.
 
+>>> import torch
 >>> x = torch.arange(6.0).reshape(2, 3).t()
->>> layout = lay_out([x])
+>>> layout = encode_tensors([x])
 >>> region = bytearray(layout.size)
 >>> layout.write(region)
->>> y = build(layout.descriptors, region)[0]
+>>> y = decode_tensors(layout.descriptors, region)[0]
 >>> bool((y == x).all()), y.stride()
 (True, (1, 3))
 """
@@ -24,7 +25,7 @@ it, and makes tensors that lie in the region itself. What arrives is what was se
 from __future__ import annotations
 
 from telegrad.wire.descriptors import TensorDescriptor
-from telegrad.wire.tensor_decode import build
-from telegrad.wire.tensor_encode import Layout, lay_out
+from telegrad.wire.tensor_decode import decode_tensors
+from telegrad.wire.tensor_encode import RegionLayout, encode_tensors
 
-__all__ = ["Layout", "TensorDescriptor", "build", "lay_out"]
+__all__ = ["RegionLayout", "TensorDescriptor", "decode_tensors", "encode_tensors"]

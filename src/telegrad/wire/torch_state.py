@@ -1,7 +1,7 @@
-"""Nothing of the calling thread's torch state may leak into what is sent or rebuilt; this leaves that state.
+"""Run code in torch's default state, so that no mode of the calling thread affects what is sent or restored.
 
-Default device, grad and inference mode, autocast and the modes of the user are the state of a thread. Most threads have
-none of it, which costs less to find out than to leave it.
+Default device, grad and inference mode, autocast and user-defined modes are per thread. Most threads have the default
+state, and checking that is cheaper than leaving it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _is_grad_enabled = torch.is_grad_enabled
 _is_inference_mode_enabled = torch.is_inference_mode_enabled
 
 
-def thread_is_neutral() -> bool:
-    """Whether the calling thread has torch's initial state, so that there is nothing to leave."""
+def has_default_torch_state() -> bool:
+    """Whether the calling thread is in torch's default state."""
     return (
         _is_grad_enabled() and not _is_inference_mode_enabled() and not function_modes() and not dispatch_modes()
     ) and not autocast_is_enabled()
 
 
-def nothing_intercepts() -> bool:
-    """Whether tensors can be read as they are. Grad mode does not matter: gradients are sent without it."""
+def can_read_tensors() -> bool:
+    """Whether no mode intercepts reading tensors. Grad mode does not matter: gradients are sent without it."""
     return (
         not _is_inference_mode_enabled() and not function_modes() and not dispatch_modes() and not autocast_is_enabled()
     )
 
 
 @contextlib.contextmanager
-def neutral() -> Iterator[None]:
-    """Leave the thread's torch modes (also the default device, which is one), and take them up again at the end."""
+def default_torch_state() -> Iterator[None]:
+    """Leave the thread's torch modes, including the default device, and restore them on exit."""
     with contextlib.ExitStack() as stack:
         while function_modes():
             stack.callback(push_function_mode, pop_function_mode())

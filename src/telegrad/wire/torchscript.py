@@ -1,6 +1,6 @@
-"""TorchScript functions go by the name that torch knows them by; TorchScript modules as torch.jit.save writes them.
+"""Pickle TorchScript functions by their name in torch's compilation unit, and modules as torch.jit.save writes them.
 
-Torch keeps a table of its own for what it has compiled, so the names here are no names of Python.
+These names are not Python names: torch has its own table of compiled functions.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from telegrad.errors import FunctionNotFound
 from telegrad.torch_private import find_script_function
 
 PREFIX = "__torch__:"
-"""Begins the names of TorchScript functions."""
+"""Prefix of the names of TorchScript functions."""
 
 
 def script_name(function: Any) -> str:
-    """The name of a TorchScript function, which `find_script` finds wherever the same module has been imported."""
+    """Return the name of a TorchScript function, for `find_script` on a worker that can import the same module."""
     qualified: str = function.qualified_name
     return PREFIX + qualified.removeprefix("__torch__.")
 
 
 def find_script(name: str) -> Callable[..., Any]:
-    """The TorchScript function of that name. Imports the module that compiles it, if need be."""
+    """Return the TorchScript function with that name, importing the module that compiles it if necessary.
+
+    Pickled values refer to this function by name.
+    """
     qualified = name.removeprefix(PREFIX)
     found: Any = find_script_function(f"__torch__.{qualified}")
     module = qualified.rpartition(".")[0]
@@ -42,11 +45,11 @@ def find_script(name: str) -> Callable[..., Any]:
         found = find_script_function(f"__torch__.{qualified}")
     if found is None:
         raise FunctionNotFound(f"TorchScript function {qualified!r} is not compiled here", function=name)
-    return found  # type: ignore[no-any-return]  # torch has no types for it
+    return found  # type: ignore[no-any-return]  # untyped in torch
 
 
 def reducer_for(cls: type) -> Callable[[Any], tuple[object, ...]] | None:
-    """How pickle writes what TorchScript made of a class; None for every other class."""
+    """Return the reducer for a class of TorchScript, or None for any other class."""
     if issubclass(cls, torch.jit.ScriptModule):
         return _reduce_module
     return _reduce_function if issubclass(cls, torch.jit.ScriptFunction) else None
@@ -63,5 +66,5 @@ def _reduce_module(module: Any) -> tuple[object, ...]:
 
 
 def load_script_module(data: bytes) -> object:
-    """The TorchScript module that torch.jit.save wrote."""
-    return torch.jit.load(io.BytesIO(data))  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Return the TorchScript module that torch.jit.save wrote. Pickled values refer to this function by name."""
+    return torch.jit.load(io.BytesIO(data))  # type: ignore[no-untyped-call]  # untyped in torch

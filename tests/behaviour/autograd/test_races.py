@@ -309,7 +309,7 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
 def test_a_call_that_never_left_does_not_keep_the_context_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = Simulation(1, ["a", "b"])
 
-    def lay_out(*_: Any) -> Any:
+    def encode_tensors(*_: Any) -> Any:
         raise PayloadError("it cannot be laid out")
 
     def main() -> dict[str, int]:
@@ -317,7 +317,7 @@ def test_a_call_that_never_left_does_not_keep_the_context_alive(monkeypatch: pyt
             with autograd.context():
                 sim["a"].call("b", operator.mul, (make_weight(), 2))
                 with monkeypatch.context() as patch:
-                    patch.setattr(pipeline, "lay_out", lay_out)
+                    patch.setattr(pipeline, "encode_tensors", encode_tensors)
                     with pytest.raises(PayloadError):
                         sim["a"].call("b", operator.mul, (make_weight(), 2))
             sim.sleep(1)
@@ -383,7 +383,7 @@ def test_an_error_while_the_last_gradient_of_an_island_is_packed_ends_the_pass(m
     send = OneWay.send_gradients
 
     def fails(self: OneWay, to: int, make_head: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(make_head, partial) and "answer" in make_head.keywords:
+        if isinstance(make_head, partial) and "response" in make_head.keywords:
             raise RuntimeError("it cannot be packed")
         return send(self, to, make_head, *args, **options)
 

@@ -29,7 +29,7 @@ from telegrad.transport import slab_receiver, slab_sender, sockets
 from telegrad.transport.buffers import BufferPool
 from telegrad.transport.mapping import SharedMapping
 from telegrad.waiting import RealRuntime
-from telegrad.wire import frames
+from telegrad.wire import frame_reader
 
 Group = dict[str, Agent]
 PATIENCE = 20.0  # seconds for one operation
@@ -149,7 +149,7 @@ def refusing(kind: str) -> Iterator[Refused]:
         elif kind == "a buffer":
             patch.setattr(BufferPool, "take", after_asking(BufferPool.take))
         elif kind == "a body":
-            patch.setattr(frames, "_room_for", no_room)
+            patch.setattr(frame_reader, "_allocate_body", no_room)
         elif kind == "a delivery":
             patch.setattr(Dispatcher, "deliver", after_asking(Dispatcher.deliver))
         yield refused

@@ -28,8 +28,10 @@ from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport
 from telegrad.transport.unix import UnixTransport
 from telegrad.waiting import RealRuntime
-from telegrad.wire.frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Kind, pack_small
-from telegrad.wire.messages import Hello, Proof, Reject, Request, Welcome, decode_greeting, encode_head
+from telegrad.wire.frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Kind
+from telegrad.wire.handshake_messages import Hello, Proof, Reject, Welcome, decode_handshake
+from telegrad.wire.messages import Request, encode_head
+from telegrad.wire.packing import pack_small
 
 SPARE = 40
 """Runners that the watchdogs may start on a loaded machine: few, and not one for each connection."""
@@ -88,7 +90,7 @@ class RawPeer:
 
     def read_greeting(self) -> object:
         header = self._read(HEADER_SIZE)
-        return decode_greeting(self._read(HEADER.unpack(header)[3]))
+        return decode_handshake(self._read(HEADER.unpack(header)[3]))
 
     def _read(self, count: int) -> bytes:
         data = b""
@@ -204,7 +206,10 @@ def test_random_bytes_in_a_valid_frame_are_refused_with_one_log_line(group: Logg
         (frame(Kind.HANDSHAKE, b"x" * 100, length=10_000_000), "a frame of 10,000,000 bytes; the limit is 2,048"),
         (frame(Kind.MESSAGE, b"x" * 100, 1), "a frame of kind 2 before the handshake"),
         (frame(99), "a frame of unknown kind 99"),
-        (frame(Kind.HANDSHAKE, b"\x95\x0e\x92\x00\x00" + b"\x91" * 1990), "cannot be read: maximum recursion depth"),
+        (
+            frame(Kind.HANDSHAKE, b"\x95\x0e\x92\x00\x00" + b"\x91" * 1990),
+            "invalid handshake message: maximum recursion depth",
+        ),
         (greeting(Reject("proof", "I go\nall is well")), r"it ended the handshake: 'I go\nall is well'"),
         (greeting(Proof(b"", 1, (0, 0), True)), "a Proof out of turn"),
     ],
@@ -371,8 +376,8 @@ def test_a_peer_that_sends_malformed_frames_is_disconnected_with_the_reason(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (frame(Kind.MESSAGE, struct.pack("<IIQ", 8, 0, 0) + b"\xff" * 8, 1), "a message head that cannot be read"),
-        (frame(Kind.MESSAGE, struct.pack("<IIQ", 0, 0, 0), 1), "a message head that cannot be read"),
+        (frame(Kind.MESSAGE, struct.pack("<IIQ", 8, 0, 0) + b"\xff" * 8, 1), "invalid message head"),
+        (frame(Kind.MESSAGE, struct.pack("<IIQ", 0, 0, 0), 1), "invalid message head"),
         (
             frame(Kind.MESSAGE, bytes(pack_small(msgspec.msgpack.encode([2, 1]), b"").body), 1),
             "sent a Reply in the wrong direction",

@@ -17,7 +17,7 @@ from telegrad.drop_in.rpc.agents import TensorPipeAgent
 from telegrad.drop_in.rpc.options import _TensorPipeRpcBackendOptionsBase
 from telegrad.rref.handle import FETCH, METHOD
 from telegrad.testing.faults import Fate, inject
-from telegrad.wire import payload
+from telegrad.wire import function_names
 from telegrad.wire.messages import (
     CleanupAutogradContextReq,
     Head,
@@ -110,5 +110,5 @@ def _is_script(function: str) -> bool:
         return True
     if function.startswith("@"):
         return False
-    found = payload.resolve(function)
+    found = function_names.resolve_function(function)
     return torch.jit._builtins._find_builtin(found) is not None  # type: ignore[no-untyped-call]

@@ -119,10 +119,12 @@ def an_offer_carries_its_file_descriptor(harness: Harness) -> None:
                 continue
             sender.send(MESSAGE, b"after it", 1, 0, 0)
             first, second = harness.read(reader, 2)
-            expect((first.kind, bytes(first.body)) == (Kind.OFFER, b"the body"), f"an OFFER arrived as {first}")
-            expect(bytes(second.body) == b"after it", "the frame after an OFFER changed")
+            expect(
+                (first.kind, bytes(first.body)) == (Kind.SLAB_OFFER, b"the body"), f"a SLAB_OFFER arrived as {first}"
+            )
+            expect(bytes(second.body) == b"after it", "the frame after a SLAB_OFFER changed")
             came = reader.take_fd()
-            expect(came is not None, "an OFFER arrived without its file descriptor")
+            expect(came is not None, "a SLAB_OFFER arrived without its file descriptor")
             assert came is not None  # for mypy
             os.write(other_end, b"x")
             expect(os.read(came, 1) == b"x", "the file descriptor that arrived is not the one that was offered")

@@ -1,14 +1,18 @@
-"""References keep their positions when a payload with tensors, containers and closures is encoded."""
+"""References keep their positions among tensors, containers and closures."""
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.wire.payload import Reference, decode, encode
+from telegrad.errors import PayloadError
+from telegrad.wire.payload import decode, encode
+from telegrad.wire.reference import Reference
 
 
 class Name(Reference):
@@ -37,8 +41,8 @@ values = st.recursive(
 )
 
 
-def round_trip(value: object) -> Any:
-    """Encode and decode a value; the receiver creates a new reference for each one in it."""
+def received(value: object) -> Any:
+    """Encode and decode a value, with each reference replaced by one of the receiver, as in a message."""
     encoded = encode(value)
     made = [(position, Name(reference.number)) for position, reference in encoded.references]
     assert [position for position, _ in made] == sorted({position for position, _ in made})
@@ -55,17 +59,22 @@ def equal(one: Any, other: Any) -> bool:
 
 @given(values)
 def test_references_keep_their_positions(value: object) -> None:
-    assert equal(round_trip(value), value)
+    assert equal(received(value), value)
 
 
 @given(values)
-def test_references_in_closures_keep_their_positions(value: object) -> None:
-    assert equal(round_trip(lambda: value)(), value)
+def test_references_in_closures_round_trip(value: object) -> None:
+    assert equal(received(lambda: value)(), value)
 
 
-def test_a_reference_that_occurs_twice_is_sent_once() -> None:
+def test_a_repeated_reference_is_one_object() -> None:
     name = Name(1)
     encoded = encode([name, torch.ones(1), name])
     assert len(encoded.references) == 1
-    first, _, second = round_trip([name, torch.ones(1), name])
+    first, _, second = received([name, torch.ones(1), name])
     assert first is second
+
+
+def test_a_reference_cannot_be_pickled_outside_a_call() -> None:
+    with pytest.raises(PayloadError, match="can only be sent inside a call"):
+        pickle.dumps(Name(1))

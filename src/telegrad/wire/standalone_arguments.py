@@ -1,7 +1,7 @@
-"""A parameter that is an argument by itself keeps its edge, also if its module is in the same message.
+"""Keep the autograd edge of a parameter that is an argument itself while its module is in the same message.
 
-In the module it arrives as the receiver's own leaf. So the two must arrive as two tensors (which share their memory),
-although they are one object here: a stand-in takes the place of the argument while the message is pickled.
+In the module, the parameter becomes a leaf of the receiver. So one tensor must be received as two tensors that share
+their memory. While the message is pickled, a stand-in replaces the argument.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-_DEPTH = 40
+_MAX_DEPTH = 40
 
 
-class Argument:
-    """Stands for a tensor that is an argument by itself."""
+class StandaloneArgument:
+    """Stand-in for a tensor that is an argument itself."""
 
     __slots__ = ("tensor",)
 
@@ -26,18 +26,18 @@ class Argument:
         self.tensor = tensor
 
 
-def set_apart(value: Any, own: Container[int]) -> Any:
-    """The value, with stand-ins for the tensors whose id is in `own` and that are in it by themselves.
+def separate_arguments(value: Any, module_tensors: Container[int]) -> Any:
+    """Return the value with stand-ins for tensors whose id is in `module_tensors` and that are arguments themselves.
 
-    That is: in tuples, lists, dicts, sets and dataclasses. In other objects, such as an optimizer that is sent with its
-    module, they stay those of the module. What has none in it is returned itself.
+    Those are the ones in tuples, lists, dicts, sets and dataclasses. In other objects, such as an optimizer that is
+    sent with its module, they remain the module's. Parts without such tensors are not copied.
     """
-    stand_ins: dict[int, Argument] = {}
+    stand_ins: dict[int, StandaloneArgument] = {}
 
     def replaced(part: Any, depth: int) -> Any:
         if isinstance(part, torch.Tensor):
-            return stand_ins.setdefault(id(part), Argument(part)) if id(part) in own else part
-        if depth > _DEPTH:
+            return stand_ins.setdefault(id(part), StandaloneArgument(part)) if id(part) in module_tensors else part
+        if depth > _MAX_DEPTH:
             return part
         cls = type(part)
         if cls in (tuple, list, set, frozenset):
@@ -69,7 +69,7 @@ def _with_fields(part: Any, fields: dict[str, Any]) -> Any:
         return part
     made = copy.copy(part)
     for name, item in changed.items():
-        object.__setattr__(made, name, item)  # it may be frozen
+        object.__setattr__(made, name, item)  # the dataclass may be frozen
     return made
 
 

@@ -1,0 +1,72 @@
+"""Handshake messages round-trip, and nothing else is accepted as one."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telegrad.errors import ProtocolError
+from telegrad.wire.handshake_messages import (
+    Challenge,
+    HandshakeMessage,
+    Hello,
+    Proof,
+    Reject,
+    Welcome,
+    decode_handshake,
+)
+from telegrad.wire.messages import Cancel, Reply, decode_head, encode_head
+
+numbers = st.integers(0, 2**64 - 1)
+texts = st.text(max_size=50)
+nonces = st.binary(max_size=64)
+pairs = st.tuples(numbers, numbers)
+handshake_messages = st.one_of(
+    st.builds(
+        Hello, texts, numbers, numbers, st.lists(texts, max_size=3).map(tuple), texts, texts, nonces, st.booleans()
+    ),
+    st.builds(Challenge, texts, numbers, numbers, nonces, nonces),
+    st.builds(Proof, nonces, numbers, pairs, st.booleans()),
+    st.builds(Welcome, pairs),
+    st.builds(Reject, texts, texts),
+)
+
+
+@given(message=handshake_messages)
+def test_every_handshake_message_round_trips(message: HandshakeMessage) -> None:
+    assert decode_handshake(msgspec.msgpack.encode(message)) == message
+
+
+@given(noise=st.binary(max_size=100))
+def test_random_bytes_raise_only_protocol_errors(noise: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        decode_handshake(noise)
+
+
+@given(message=handshake_messages)
+def test_a_handshake_message_is_not_a_head(message: HandshakeMessage) -> None:
+    with pytest.raises(ProtocolError):
+        decode_head(msgspec.msgpack.encode(message))
+
+
+@pytest.mark.parametrize("head", [Cancel(1, "reason"), Reply(1)])
+def test_a_head_is_not_a_handshake_message(head: Cancel | Reply) -> None:
+    with pytest.raises(ProtocolError):
+        decode_handshake(encode_head(head))
+
+
+def test_deep_nesting_raises_a_protocol_error() -> None:
+    for start in (b"", b"\x94\x0f\xa1x\xa1x"):
+        with pytest.raises(ProtocolError):
+            decode_handshake(start + b"\x91" * 5000 + b"\x00")
+
+
+def test_false_lengths_allocate_nothing() -> None:
+    # An array, and bytes, of 2**32 - 1 elements each, without the elements.
+    for lie in (b"\xdd\xff\xff\xff\xff", b"\x95\x0d\xc6\xff\xff\xff\xff"):
+        with pytest.raises(ProtocolError):
+            decode_handshake(lie)
