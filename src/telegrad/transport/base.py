@@ -55,8 +55,8 @@ class Link(ABC):
         if the link is closed, `receive` raises."""
 
     def offer(self, body: bytes, fd: int) -> bool:
-        """Send a SLAB_OFFER together with a file descriptor, which the caller closes afterwards. Return False if that is
-        impossible now, because frames are queued, or at all."""
+        """Send a SLAB_OFFER together with a file descriptor, which the caller closes afterwards. Return False if that
+        is impossible now, because frames are queued, or at all."""
         return False
 
     def take_fd(self) -> int | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 
 from telegrad.errors import PayloadError
