@@ -44,13 +44,13 @@ def test_help_of_run_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["-n", "2", "missing.py"], "there is no file 'missing.py'"),
-        (["-n", "0", __file__], "a group has 1 to 65536 workers, but 0 were asked for"),
+        (["-n", "2", "missing.py"], "file not found: 'missing.py'"),
+        (["-n", "0", __file__], "a group has 1 to 65536 workers, but 0 were requested"),
         (["--names", "a,b,a", __file__], "'a' is given more than once"),
         (["--names", "a,b c", __file__], "'b c' cannot be a worker's name"),
-        (["--names", "a,b", "-n", "3", __file__], "-n asks for 3 workers, but --names has 2 names"),
-        (["-n", "2", "--grace", "-1", __file__], "--grace is a number of seconds"),
-        ([__file__], "say how many workers to start"),
+        (["--names", "a,b", "-n", "3", __file__], "-n requests 3 workers, but --names has 2 names"),
+        (["-n", "2", "--grace", "-1", __file__], "--grace must be a number of seconds"),
+        ([__file__], "specify the workers to start"),
     ],
 )
 def test_a_mistake_is_told_in_one_sentence_before_anything_starts(

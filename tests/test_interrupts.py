@@ -24,7 +24,7 @@ from telegrad.connection.channel import Channel
 from telegrad.errors import CallCancelled, WorkerLost
 from telegrad.interrupts import interruptible, is_protected, shielded
 from telegrad.protocol.limits import SessionSettings
-from telegrad.rpc.signals import Installation
+from telegrad.rpc.signals import WrappedHandlers
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.testing.interruption import PATIENCE, interrupt, places_of, sweep, target
@@ -50,12 +50,12 @@ def functions_end() -> Iterator[None]:
 
 
 @pytest.fixture
-def handled() -> Iterator[Installation]:
+def handled() -> Iterator[WrappedHandlers]:
     """Python's own handler, wrapped as init_rpc wraps it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    installation = Installation()
+    installation = WrappedHandlers()
     yield installation
-    installation.undo()
+    installation.restore()
     signal.signal(signal.SIGINT, before)
 
 
@@ -140,11 +140,11 @@ def test_after_an_interrupt_at_any_line_the_next_call_works(
 def caller_in(transport: str) -> Iterator[Agent]:
     """A worker that has no connection yet."""
     with local_group(["a", "b"], transport=transport) as agents:
-        installation = Installation()
+        installation = WrappedHandlers()
         try:
             yield agents["a"]
         finally:
-            installation.undo()
+            installation.restore()
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
@@ -220,7 +220,7 @@ def test_who_waits_for_credits_and_is_interrupted_does_not_keep_others_waiting()
     with local_group(["a", "b"], settings=settings) as agents:
         a = agents["a"]
         channel = channel_of(a)
-        installation = Installation()
+        installation = WrappedHandlers()
         try:
             holds = threading.Thread(target=a.call, args=("b", never))
             holds.start()
@@ -233,7 +233,7 @@ def test_who_waits_for_credits_and_is_interrupted_does_not_keep_others_waiting()
             holds.join(PATIENCE)
             assert a.call("b", operator.add, (1, 2)) == 3
         finally:
-            installation.undo()
+            installation.restore()
 
 
 def test_the_wake_of_one_that_gave_up_goes_to_another_that_waits_for_credits() -> None:
@@ -335,7 +335,7 @@ class PressesWhenRead:
         return {"something": True}
 
 
-def test_an_interrupt_in_a_callback_is_raised_after_it_and_its_future_fails(handled: Installation) -> None:
+def test_an_interrupt_in_a_callback_is_raised_after_it_and_its_future_fails(handled: WrappedHandlers) -> None:
     done: rpc.Future[int] = rpc.Future()
     done.set_result(1)
     following: list[Any] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from support.paths import ROOT
-from telegrad.drop_in.data_parallel import is_averaged, watch
+from telegrad.drop_in.data_parallel import is_averaged, track_parameters
 
 
 class Parallel(torch.nn.Module):
@@ -23,7 +23,7 @@ def test_only_parameters_of_what_was_made_after_watching_and_that_need_gradients
     before, model = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     Parallel(before)
-    watch(Parallel)
+    track_parameters(Parallel)
     Parallel(model)
     assert [is_averaged(x) for x in (before.weight, model.weight, model.bias)] == [False, True, False]
 

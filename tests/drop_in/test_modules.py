@@ -47,8 +47,8 @@ telegrad.drop_in.install()
 telegrad.drop_in.install()
 assert "torch.distributed.optim" not in sys.modules  # it takes a second to load
 import os
-from telegrad.drop_in.children import START
-assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == START  # so that children have it too
+from telegrad.drop_in.subprocesses import AUTOLOAD
+assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == AUTOLOAD  # so that children have it too
 assert telegrad.drop_in.installed()
 import torch
 import torch.distributed.rpc as rpc

@@ -19,7 +19,7 @@ import pytest
 from telegrad import rpc
 from telegrad.connection.channel import Channel
 from telegrad.rpc import signals
-from telegrad.rpc.signals import DeferringHandler, Installation, wrap_signal_handler
+from telegrad.rpc.signals import DeferredSignalHandler, WrappedHandlers, wrap_signal_handler
 from telegrad.testing.interruption import PATIENCE, target
 
 pytestmark = pytest.mark.skipif(
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def handled() -> Iterator[Installation]:
+def handled() -> Iterator[WrappedHandlers]:
     """Python's own handler, wrapped as init_rpc wraps it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    installation = Installation()
+    installation = WrappedHandlers()
     yield installation
-    installation.undo()
+    installation.restore()
     signal.signal(signal.SIGINT, before)
 
 
@@ -58,7 +58,7 @@ def interrupted(function: Callable[..., object], *args: Any) -> NoReturn:
 # -- the handler ----------------------------------------------------------------------------------------------
 
 
-def test_what_comes_in_protected_code_is_raised_right_after_it(handled: Installation) -> None:
+def test_what_comes_in_protected_code_is_raised_right_after_it(handled: WrappedHandlers) -> None:
     passed: list[str] = []
     critical = run_as(
         "telegrad.connection.channel",
@@ -72,7 +72,7 @@ def test_what_comes_in_protected_code_is_raised_right_after_it(handled: Installa
 
 
 def test_the_end_of_rpc_async_raises_what_came_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeferringHandler, "_ask", lambda self: None)  # nobody asks
+    monkeypatch.setattr(DeferredSignalHandler, "_retry", lambda self: None)  # nothing retries
     with target("unix") as there:
         post = Channel.post
 
@@ -85,7 +85,7 @@ def test_the_end_of_rpc_async_raises_what_came_meanwhile(monkeypatch: pytest.Mon
                 patched.setattr(Channel, "post", run_as_channel(pressed))
                 with pytest.raises(KeyboardInterrupt):
                     start("b", operator.add, (1, 2))
-            signals.keeping.clear()
+            signals.pending_handlers.clear()
         there.check()
 
 
@@ -96,15 +96,17 @@ def run_as_channel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_one_who_presses_again_after_a_while_gets_out_of_anything(
-    handled: Installation, monkeypatch: pytest.MonkeyPatch
+    handled: WrappedHandlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signals, "PATIENCE", 0.0)
+    monkeypatch.setattr(signals, "MAX_DEFERRAL", 0.0)
     stuck = run_as("telegrad.connection.channel", "def run():\n    press()\n    while True: press()\n", press=press)
     with pytest.raises(KeyboardInterrupt):
         stuck()
 
 
-def test_it_is_raised_even_if_no_thread_can_be_started(handled: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_raised_even_if_no_thread_can_be_started(
+    handled: WrappedHandlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
@@ -122,7 +124,7 @@ def test_handlers_of_the_user_are_deferred_too_and_put_back_at_the_end() -> None
 
     before = signal.signal(signal.SIGALRM, on_alarm)
     try:
-        installation = Installation()
+        installation = WrappedHandlers()
         critical = run_as(
             "telegrad.connection.channel",
             "def run():\n    alarm()\n    seen.append('whole')\n",
@@ -132,14 +134,14 @@ def test_handlers_of_the_user_are_deferred_too_and_put_back_at_the_end() -> None
         with pytest.raises(TimeoutError, match="too late"):
             interrupted(critical)
         assert seen == ["whole"]
-        installation.undo()
+        installation.restore()
         assert signal.getsignal(signal.SIGALRM) is on_alarm
         assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_handler_that_the_user_installed_meanwhile_stays_and_gets_what_was_kept(handled: Installation) -> None:
+def test_a_handler_that_the_user_installed_meanwhile_stays_and_gets_what_was_kept(handled: WrappedHandlers) -> None:
     came = threading.Event()
 
     def mine(number: int, frame: FrameType | None) -> None:
@@ -153,17 +155,17 @@ def test_a_handler_that_the_user_installed_meanwhile_stays_and_gets_what_was_kep
     )
     critical()
     assert came.wait(PATIENCE)
-    handled.undo()
+    handled.restore()
     assert signal.getsignal(signal.SIGINT) is mine
 
 
 def test_where_sigurg_is_taken_the_signal_itself_is_sent_again() -> None:
     before = signal.signal(signal.SIGURG, lambda *_: None)
     try:
-        installation = Installation()
+        installation = WrappedHandlers()
         with pytest.raises(KeyboardInterrupt):
             interrupted(run_as("telegrad.connection.channel", "def run():\n    press()\n", press=press))
-        installation.undo()
+        installation.restore()
     finally:
         signal.signal(signal.SIGURG, before)
 
@@ -171,9 +173,9 @@ def test_where_sigurg_is_taken_the_signal_itself_is_sent_again() -> None:
 def test_signals_that_are_ignored_or_have_no_handler_of_python_are_left_alone() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        installation = Installation()
+        installation = WrappedHandlers()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        installation.undo()
+        installation.restore()
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -193,23 +195,23 @@ def test_in_a_notebook_it_is_installed_anew_for_every_cell(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        installation = Installation()
+        installation = WrappedHandlers()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as ipykernel does before each cell
         callbacks[0](SimpleNamespace(raw_cell="1 + 1"))
-        assert isinstance(signal.getsignal(signal.SIGINT), DeferringHandler)
-        installation.undo()
+        assert isinstance(signal.getsignal(signal.SIGINT), DeferredSignalHandler)
+        installation.restore()
         assert not callbacks
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_the_child_of_a_fork_has_its_own_handlers_back(handled: Installation) -> None:
+def test_the_child_of_a_fork_has_its_own_handlers_back(handled: WrappedHandlers) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert isinstance(signal.getsignal(signal.SIGINT), DeferringHandler)
+    assert isinstance(signal.getsignal(signal.SIGINT), DeferredSignalHandler)
 
 
 # -- processes ------------------------------------------------------------------------------------------------

@@ -381,8 +381,8 @@ def test_without_a_token_workers_of_one_host_use_unix_sockets() -> None:
 def test_tcp_without_a_token_fails_at_init_with_one_clear_sentence() -> None:
     for answer in launch.local(init_without_token, 2, (("tcp",),), init=False, timeout=60):
         assert answer == (
-            "TokenError: tcp connections need a group token, and there is none. Run `telegrad token` once and start "
-            "every worker with TELEGRAD_TOKEN set to what it prints."
+            "TokenError: tcp connections need a group token, but none is set. Run `telegrad token` once and set "
+            "TELEGRAD_TOKEN to its output on every worker."
         )
 
 

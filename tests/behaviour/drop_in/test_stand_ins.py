@@ -23,7 +23,7 @@ from telegrad.drop_in.rpc import _utils, api, internal, rref_proxy
 from telegrad.drop_in.rpc.agents import TensorPipeAgent, reset_current_agent, set_current_agent
 from telegrad.drop_in.rpc.faulty_agent import FaultyTensorPipeRpcBackendOptions, _names_of
 from telegrad.drop_in.rpc.functions import async_execution
-from telegrad.drop_in.rpc.references import use_handles
+from telegrad.drop_in.rpc.rref import use_torch_rrefs
 from telegrad.errors import TelegradError
 from telegrad.testing.faults import Fate, inject
 from telegrad.testing.group import local_group
@@ -39,7 +39,7 @@ def agents() -> Iterator[dict[str, Agent]]:
     """Two workers in this process; calls of `neg` that worker a makes are never sent."""
     with local_group(["a", "b"]) as group:
         for agent in group.values():
-            use_handles(agent)
+            use_torch_rrefs(agent)
         inject(group["a"], lambda head: Fate(fails=1) if is_call_of(head, ":neg") else None)
         options = rpc.TensorPipeRpcBackendOptions()
         set_current_agent(TensorPipeAgent(group["a"], HashStore(), options, static=True))
@@ -274,9 +274,9 @@ def test_what_was_never_enabled_can_be_disabled() -> None:
 
 @pytest.mark.usefixtures("agents")
 def test_other_refusals_say_what_to_do() -> None:
-    with pytest.raises(RuntimeError, match="TorchScript cannot hold references"):
+    with pytest.raises(RuntimeError, match="TorchScript cannot hold telegrad"):
         rpc._enable_jit_rref_pickle()
-    with pytest.raises(RuntimeError, match="it learns that from the connections"):
+    with pytest.raises(RuntimeError, match="the others learn about it from its connections"):
         _utils._update_group_membership(rpc.get_worker_info("b"), [], {}, True)
     with pytest.raises(ValueError, match="telegrad has no messages SCRIPT_RET"):
         FaultyTensorPipeRpcBackendOptions(1, 1.0, "env://", ["SCRIPT_RET"], {}, 1)

@@ -10,7 +10,7 @@ import torch
 
 from telegrad.drop_in.rpc import TensorPipeRpcBackendOptions as TensorPipeOptions
 from telegrad.drop_in.rpc import backend_registry, options
-from telegrad.drop_in.rpc.devices import check_device_maps
+from telegrad.drop_in.rpc.device_maps import check_device_maps
 from telegrad.testing.group import local_group
 
 
@@ -33,8 +33,8 @@ def test_options_of_tensorpipe_that_mean_nothing_are_accepted_and_logged_once(ca
                 backend_registry.BackendType.TENSORPIPE, _transports=["uv"], _channels=["basic"]
             )
     assert [record.getMessage() for record in caplog.records] == [
-        "the option _transports of TensorPipe means nothing to telegrad and is ignored",
-        "the option _channels of TensorPipe means nothing to telegrad and is ignored",
+        "telegrad ignores the TensorPipe option _transports",
+        "telegrad ignores the TensorPipe option _channels",
     ]
 
 

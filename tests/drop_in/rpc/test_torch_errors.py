@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from telegrad.agent.agent import Agent
-from telegrad.drop_in.rpc.texts import as_torch
+from telegrad.drop_in.rpc.torch_errors import to_torch_error
 from telegrad.errors import DeadlineExceeded, FunctionNotFound, PayloadError, RemoteError, UnknownWorker
 from telegrad.testing.group import local_group
 
@@ -47,7 +47,7 @@ def error_of(agent: Agent, function: Any, *args: Any, **kwargs: Any) -> Exceptio
 
 def test_what_a_function_raised_keeps_its_type_and_says_where(agent: Agent) -> None:
     original = error_of(agent, fails, "value")
-    made = as_torch(original, agent)
+    made = to_torch_error(original, agent)
     assert type(made) is ValueError
     assert str(made).startswith("On WorkerInfo(id=1, name=b):\nValueError('first")
     assert "Traceback" in str(made)
@@ -56,32 +56,32 @@ def test_what_a_function_raised_keeps_its_type_and_says_where(agent: Agent) -> N
 
 
 def test_escapes_become_what_they_stand_for_and_other_characters_stay(agent: Agent) -> None:
-    text = str(as_torch(error_of(agent, fails, "unicode"), agent))
+    text = str(to_torch_error(error_of(agent, fails, "unicode"), agent))
     assert "\\n" not in text
     assert "second ü" in text
 
 
 def test_attributes_of_an_exception_are_kept(agent: Agent) -> None:
-    made = as_torch(error_of(agent, fails, "keeps"), agent)
+    made = to_torch_error(error_of(agent, fails, "keeps"), agent)
     assert isinstance(made, Keeps)
     assert made.code == 7
 
 
 def test_an_exception_that_cannot_be_made_from_a_text_becomes_a_runtime_error_that_says_so(agent: Agent) -> None:
-    made = as_torch(error_of(agent, fails, "odd"), agent)
+    made = to_torch_error(error_of(agent, fails, "odd"), agent)
     assert type(made) is RuntimeError
     assert "Failed to create original exception type" in str(made)
     assert "Original exception on remote side was On WorkerInfo(id=1, name=b):\nOdd(1, 2)" in str(made)
 
 
 def test_an_exception_whose_class_is_unknown_here_becomes_a_runtime_error_too(agent: Agent) -> None:
-    made = as_torch(RemoteError("raised m.Strange on worker 'b'", worker="b"), agent)
+    made = to_torch_error(RemoteError("raised m.Strange on worker 'b'", worker="b"), agent)
     assert isinstance(made, RuntimeError)
     assert "Original exception on remote side was raised m.Strange" in str(made)
 
 
 def test_an_operator_called_with_wrong_arguments_fails_as_in_torch(agent: Agent) -> None:
-    made = as_torch(error_of(agent, torch.add), agent, builtin=True)
+    made = to_torch_error(error_of(agent, torch.add), agent, builtin=True)
     assert type(made) is RuntimeError
     assert "failed to match any schema" in str(made)
 
@@ -99,12 +99,12 @@ def test_errors_of_calls_have_the_texts_that_programs_match(
     agent: Agent, error: Exception, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text):
-        raise as_torch(error, agent)
+        raise to_torch_error(error, agent)
 
 
 def test_what_cannot_be_pickled_fails_as_pickle_does(agent: Agent) -> None:
     original = error_of(agent, fails, (generator for generator in ()))
     assert isinstance(original, PayloadError)
-    made = as_torch(original, agent)
+    made = to_torch_error(original, agent)
     assert type(made) is TypeError
     assert "cannot pickle 'generator' object" in str(made)

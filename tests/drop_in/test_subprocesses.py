@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from support.paths import SOURCES
-from telegrad.drop_in.children import START, environment, inherit
+from telegrad.drop_in.subprocesses import AUTOLOAD, environment, install_in_subprocesses
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -24,14 +24,14 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_folder_comes_first_and_what_was_there_stays() -> None:
     paths = environment({"PYTHONPATH": f"/a{os.pathsep}/b"})["PYTHONPATH"].split(os.pathsep)
-    assert paths[:3] == [START, "/a", "/b"]
+    assert paths[:3] == [AUTOLOAD, "/a", "/b"]
 
 
 def test_inheriting_twice_is_inheriting_once() -> None:
     environ = {"PYTHONPATH": "/a"}
-    inherit(environ)
+    install_in_subprocesses(environ)
     once = dict(environ)
-    inherit(environ)
+    install_in_subprocesses(environ)
     assert environ == once
 
 
