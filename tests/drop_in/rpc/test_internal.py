@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from telegrad.drop_in.rpc import internal
 from telegrad.drop_in.rpc.internal import (
     PythonUDF,
     RPCExecMode,
@@ -63,3 +64,14 @@ def test_a_function_that_is_not_there_is_an_attribute_error_that_says_what_to_do
 
 def test_profiling_keys_name_both_workers() -> None:
     assert _build_rpc_profiling_key(RPCExecMode.SYNC, "f", "a", "b") == "rpc_sync#f(a -> b)"
+
+
+@pytest.mark.usefixtures("agents")
+def test_run_function_returns_exceptions_and_handle_exception_raises_them(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = internal._run_function(internal.PythonUDF(operator.truediv, (1, 0), {}))
+    assert isinstance(failed, internal.RemoteException)
+    assert "On WorkerInfo(id=0, name=a)" in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError, match="On WorkerInfo"):
+        internal._handle_exception(failed)
+    assert internal._run_function(internal.PythonUDF(operator.add, (1, 2), {})) == 3
+    internal._handle_exception(3)
