@@ -21,12 +21,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help="default: all of them")
     parser.add_argument("-k", metavar="PATTERN", default="*", help="only tests with matching names, such as test_rref*")
-    parser.add_argument(
-        "--part", metavar="I/N", default="1/1", help="only tests I, I + N, I + 2N, ..."
-    )
-    parser.add_argument(
-        "-j", "--jobs", type=int, default=os.cpu_count() or 1, help="tests to run in parallel"
-    )
+    parser.add_argument("--part", metavar="I/N", default="1/1", help="only tests I, I + N, I + 2N, ...")
+    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, help="tests to run in parallel")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run each test N times")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="time limit of one test")
     parser.add_argument("--native", action="store_true", help="run against torch's own RPC, to check the runner")
