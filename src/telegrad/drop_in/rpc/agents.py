@@ -73,11 +73,11 @@ class TensorPipeAgent(RpcAgent):
         self.leaks: list[str] = []
         """The RRefs to values of this worker that others still held when it left."""
         agent.server.on_failure = self._print_failure
-        postman = agent.autograd.messaging
-        postman.accumulate_hooks = True
-        postman.inner_into_grad = True
-        postman.accumulate_through.copies_shared = True
-        postman.accumulate_through.finished_later = is_averaged
+        messaging = agent.autograd.messaging
+        messaging.accumulate_hooks = True
+        messaging.inner_into_grad = True
+        messaging.accumulate_through.copies_shared = True
+        messaging.accumulate_through.finished_later = is_averaged
 
     def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
         """Return the worker with that name or id, or this one if none is given."""

@@ -168,7 +168,7 @@ class PyRRef(telegrad_rref.RRef[T]):
             self._type = None
 
     def _serialize(self) -> tuple[Any, ...]:
-        """What stands for this reference in a call: whoever gets it makes it one again with `_deserialize`."""
+        """Return a form of this RRef that can be sent in a call. The receiver passes it to `_deserialize`."""
         use = self._use
         if self._book.agent.closed or self._released or (use is not None and use.given_up):
             raise RuntimeError(f"{self} was deleted. Cannot call fork an UserRRef after deletion.")
