@@ -1,4 +1,4 @@
 """PyTorch's own suites for RPC and distributed autograd, run against telegrad through the drop-in.
 
-The suites ship inside the torch package, and nothing of them is copied here. ``make conformance`` runs them all.
+The suites ship inside the torch package and are not copied here. ``make conformance`` runs them all.
 """

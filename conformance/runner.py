@@ -1,7 +1,7 @@
-"""Runs tests of the suites, several at a time, each in a process forked from this one, which has torch loaded.
+"""Runs tests of the suites in parallel, each in a process forked from this one, which has already loaded torch.
 
-A test of PyTorch's starts four workers. Started as programs they take seconds each, most of it to import torch; forked
-from here they are there at once. Each test gets a session of its own, so that nothing it started outlives it.
+A test of PyTorch's suites starts four workers. As new interpreters they would take seconds each, mostly to import
+torch. Forked from here they start immediately. Each test gets its own session, so that no process outlives it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from pathlib import Path
 from conformance.suites import Suite, make_case
 
 LIMIT = 150.0
-"""Seconds that a test may take: none needs a third of it on a loaded machine."""
+"""Time limit of a test in seconds. None needs a third of it, even on a loaded machine."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How one test ended."""
+class TestRun:
+    """The result of one test."""
 
     suite: str
     test: str
-    verdict: str
-    """passed, failed, differs (failed, as it must where telegrad means to differ), or skipped (by the suite itself)."""
+    status: str
+    """passed, failed, differs (failed, because telegrad differs on purpose), or skipped (by the suite itself)."""
     text: str
     """Why it failed or was skipped."""
     seconds: float
     output: str
-    """What its processes printed."""
+    """The output of its processes."""
 
     @property
     def name(self) -> tuple[str, str]:
@@ -65,15 +65,15 @@ def run(
     jobs: int,
     limit: float = LIMIT,
     differ: Container[tuple[str, str]] = (),
-    on_end: Callable[[Outcome], None],
-) -> list[Outcome]:
-    """Run the tests, `jobs` at a time, and give their outcomes in the order in which they ended.
+    on_end: Callable[[TestRun], None],
+) -> list[TestRun]:
+    """Run the tests, `jobs` at a time, and return their results in the order in which they ended.
 
-    A test that is in `differ`, by suite and name, differs if it fails.
+    A failed test that is in `differ`, by suite and name, has the status "differs".
     """
     waiting = list(tests)[::-1]
     running: list[_Running] = []
-    outcomes: list[Outcome] = []
+    results: list[TestRun] = []
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -81,15 +81,15 @@ def run(
             _wait(running, limit)
             for one in [one for one in running if _ended(one) or time.monotonic() - one.started > limit]:
                 running.remove(one)
-                outcome = _end(one, limit)
-                if outcome.verdict == "failed" and outcome.name in differ:
-                    outcome = replace(outcome, verdict="differs")
-                outcomes.append(outcome)
-                on_end(outcome)
+                result = _end(one, limit)
+                if result.status == "failed" and result.name in differ:
+                    result = replace(result, status="differs")
+                results.append(result)
+                on_end(result)
     finally:
         for one in running:
             _end(one, 0.0)
-    return outcomes
+    return results
 
 
 def _start(suite: Suite, test: str) -> _Running:
@@ -109,18 +109,18 @@ def _in_child(suite: Suite, test: str, directory: Path) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-        # Else a test of DDP may call a worker whose init_process_group has not returned, though its own has.
+        # Without this, a DDP test may call a worker whose init_process_group has not returned yet.
         os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
-        tempfile.tempdir = str(directory)  # the suites leave their rendezvous files behind
-        os.environ["TELEGRAD_RUNTIME_DIR"] = str(directory)  # and workers that are killed their sockets
-        if suite.agent == "faulty":  # some of its faults break connections, which only sessions over tcp survive
+        tempfile.tempdir = str(directory)  # the suites do not remove their rendezvous files
+        os.environ["TELEGRAD_RUNTIME_DIR"] = str(directory)  # and killed workers do not remove their sockets
+        if suite.agent == "faulty":  # some of its faults break connections, and only tcp sessions resume
             os.environ["TELEGRAD_TRANSPORTS"] = "tcp"
             os.environ["TELEGRAD_TOKEN"] = secrets.token_hex(32)
-        verdict, text = _run_case(make_case(suite, test))
-    except BaseException:  # noqa: BLE001 - a fork must never go on as the runner
-        verdict, text = "failed", traceback.format_exc()
+        status, text = _run_case(make_case(suite, test))
+    except BaseException:  # noqa: BLE001 - a forked child must never continue as the runner
+        status, text = "failed", traceback.format_exc()
     with contextlib.suppress(BaseException):
-        (directory / "verdict").write_text(json.dumps([verdict, text]))
+        (directory / "result").write_text(json.dumps([status, text]))
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)
@@ -134,12 +134,12 @@ def _run_case(case: unittest.TestCase) -> tuple[str, str]:
     for _, reason in result.skipped:
         return "skipped", reason
     if result.unexpectedSuccesses:
-        return "failed", "it was expected to fail, and did not"
+        return "failed", "it was expected to fail, but passed"
     return "passed", ""
 
 
 def _wait(running: list[_Running], limit: float) -> None:
-    """Until one of them ends, or is over its limit."""
+    """Wait until one of them ends or exceeds its time limit."""
     poller = select.poll()
     for one in running:
         poller.register(one.pidfd, select.POLLIN)
@@ -153,11 +153,11 @@ def _ended(one: _Running) -> bool:
     return bool(poller.poll(0))
 
 
-def _end(one: _Running, limit: float) -> Outcome:
-    """Read what came of a test, and leave nothing of it."""
+def _end(one: _Running, limit: float) -> TestRun:
+    """Read the result of a test, kill its processes and remove its files."""
     seconds = time.monotonic() - one.started
     in_time = _ended(one)
-    if not in_time and limit:  # what it hangs in goes to its output
+    if not in_time and limit:  # write the stacks of a hanging test to its output
         with contextlib.suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGUSR1)
         time.sleep(1.0)
@@ -166,10 +166,10 @@ def _end(one: _Running, limit: float) -> Outcome:
     os.waitpid(one.pid, 0)
     os.close(one.pidfd)
     try:
-        verdict, text = json.loads((one.directory / "verdict").read_text())
+        status, text = json.loads((one.directory / "result").read_text())
     except FileNotFoundError:
-        verdict, text = "failed", "its process died" if in_time else f"it did not end within {limit:g} s"
+        status, text = "failed", "its process died" if in_time else f"it did not finish within {limit:g} s"
     with contextlib.suppress(FileNotFoundError):
         output = (one.directory / "output").read_text(errors="replace")
     shutil.rmtree(one.directory, ignore_errors=True)
-    return Outcome(one.suite.name, one.test, verdict, text, seconds, output)
+    return TestRun(one.suite.name, one.test, status, text, seconds, output)

@@ -1,4 +1,4 @@
-"""Which of PyTorch's suites there are, and how a test of them is made without starting four interpreters."""
+"""The suites of PyTorch, and how to create one of their tests without starting four interpreters."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ _HOME = "torch.testing._internal.distributed"
 
 @dataclass(frozen=True)
 class Suite:
-    """One test class of PyTorch's, and the name that people call it by."""
+    """One test class of PyTorch, and its name on the command line."""
 
     name: str
     module: str
     cls: str
     agent: str = ""
-    """Which agent it tests, if not the usual one: "faulty", or "cuda"."""
+    """The agent it tests, if not the default one: "faulty" or "cuda"."""
 
     def load(self) -> Any:
-        """The class, as PyTorch wrote it."""
+        """Return PyTorch's test class."""
         return getattr(importlib.import_module(f"{_HOME}.{self.module}"), self.cls)
 
     def tests(self) -> list[str]:
-        """The names of its tests."""
+        """Return the names of its tests."""
         return list(unittest.TestLoader().getTestCaseNames(self.load()))
 
     def needs_cuda(self, test: str) -> bool:
-        """Whether a test would skip itself where there is no CUDA."""
+        """Return whether a test skips itself without CUDA."""
         return self.agent == "cuda" and test not in _WITHOUT_CUDA
 
 
-_WITHOUT_CUDA = ("test_device_map_cpu",)  # the only one of the suites for CUDA that runs without
+_WITHOUT_CUDA = ("test_device_map_cpu",)  # the only test of the CUDA suites that runs without CUDA
 
 
 SUITES = (
@@ -60,7 +60,7 @@ SUITES = (
     Suite("cuda-rpc-tensorpipe", "rpc.rpc_test", "TensorPipeAgentCudaRpcTest", "cuda"),
     Suite("cuda-autograd-tensorpipe", "rpc.dist_autograd_test", "TensorPipeCudaDistAutogradTest", "cuda"),
 )
-"""All that PyTorch runs for RPC (`torch.testing._internal.distributed.rpc_utils`), in the order in which they run."""
+"""All suites that PyTorch runs for RPC (`torch.testing._internal.distributed.rpc_utils`), in order of execution."""
 
 
 _FIXTURES = {
@@ -70,7 +70,7 @@ _FIXTURES = {
 
 
 def make_case(suite: Suite, test: str) -> unittest.TestCase:
-    """One test, ready to run: PyTorch's class with PyTorch's fixture, its processes forked from this one."""
+    """Return one test: PyTorch's class with PyTorch's fixture, whose processes are forked from this one."""
     import torch
     from torch.testing._internal.distributed.rpc_utils import SpawnHelper
 
@@ -79,8 +79,8 @@ def make_case(suite: Suite, test: str) -> unittest.TestCase:
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     module, name = _FIXTURES["faulty" if suite.agent == "faulty" else ""]
-    fixture = getattr(importlib.import_module(f"{_HOME}.rpc.{module}"), name)  # that of the faulty agent adds a backend
-    # Torch's own workers find the class by its module and name, when a test sends an object that knows its test.
+    fixture = getattr(importlib.import_module(f"{_HOME}.rpc.{module}"), name)  # the faulty agent's adds a backend
+    # Torch's own workers import the class by module and name when a test sends an object that refers to its test.
     made = {"__module__": __name__}
     cls = globals()[suite.cls] = type(suite.cls, (suite.load(), fixture, Forked), made)
     case: unittest.TestCase = cls(test)

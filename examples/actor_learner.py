@@ -1,6 +1,6 @@
-"""Actors play, a learner learns: each round the actors get the newest policy, and the learner all that they have seen.
+"""Actors and a learner: in each round the actors fetch the newest policy and send their episodes to the learner.
 
-The learner is an actor in the other sense: `ordered=True` makes its methods run one at a time, so it needs no lock.
+The learner is itself an ordered actor: `ordered=True` runs its methods one at a time, so it needs no lock.
 
     telegrad run --names learner,actor0,actor1 examples/actor_learner.py
 """
@@ -20,29 +20,29 @@ def make_policy() -> torch.nn.Module:
 
 
 class Player:
-    """Walks on a line, and is rewarded for being near 0: a world small enough to be exact."""
+    """Walks on a line and is rewarded for being near 0."""
 
     def __init__(self, number: int) -> None:
         self.policy = make_policy()
-        self.chance = torch.Generator().manual_seed(100 + number)
+        self.generator = torch.Generator().manual_seed(100 + number)
 
     def play(self, weights: State) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What was seen, done and earned in one episode."""
+        """Return the observations, actions and rewards of one episode."""
         self.policy.load_state_dict(weights)
-        place = torch.randn(1, dtype=torch.float64, generator=self.chance)
-        seen, done, earned = [], [], []
+        position = torch.randn(1, dtype=torch.float64, generator=self.generator)
+        observations, actions, rewards = [], [], []
         with torch.no_grad():
             for _ in range(MOVES):
-                seen.append(torch.cat([place, place.square()]))
-                step = torch.multinomial(self.policy(seen[-1]).softmax(0), 1, generator=self.chance)
-                place = place + 0.2 * (2 * step - 1)
-                done.append(step)
-                earned.append(-place.abs())
-        return torch.stack(seen), torch.stack(done), torch.cat(earned)
+                observations.append(torch.cat([position, position.square()]))
+                action = torch.multinomial(self.policy(observations[-1]).softmax(0), 1, generator=self.generator)
+                position = position + 0.2 * (2 * action - 1)
+                actions.append(action)
+                rewards.append(-position.abs())
+        return torch.stack(observations), torch.stack(actions), torch.cat(rewards)
 
 
 class Learner:
-    """Improves the policy whenever all actors have brought an episode."""
+    """Improves the policy whenever all actors have sent an episode."""
 
     def __init__(self) -> None:
         self.policy = make_policy()
@@ -53,16 +53,16 @@ class Learner:
     def weights(self) -> State:
         return self.policy.state_dict()
 
-    def bring(self, number: int, episode: tuple[torch.Tensor, ...]) -> None:
+    def add_episode(self, number: int, episode: tuple[torch.Tensor, ...]) -> None:
         self.episodes[number] = episode
         if len(self.episodes) < len(ACTORS):
             return
         episodes = [self.episodes[number] for number in sorted(self.episodes)]
-        seen, done, earned = (torch.stack(part) for part in zip(*episodes, strict=True))
-        returns = earned.flip(1).cumsum(1).flip(1)
+        observations, actions, rewards = (torch.stack(part) for part in zip(*episodes, strict=True))
+        returns = rewards.flip(1).cumsum(1).flip(1)
         advantage = (returns - returns.mean(1, keepdim=True)) / returns.std(1, keepdim=True)
-        chosen = self.policy(seen).log_softmax(2).gather(2, done).squeeze(2)
-        loss = -(chosen * advantage).mean()
+        log_probabilities = self.policy(observations).log_softmax(2).gather(2, actions).squeeze(2)
+        loss = -(log_probabilities * advantage).mean()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -74,12 +74,12 @@ class Learner:
 
 
 def train_alone() -> list[float]:
-    """The same in one process."""
+    """Train the same model in one process."""
     learner, players = Learner(), [Player(number) for number in range(len(ACTORS))]
     for _ in range(ROUNDS):
         weights = {name: weight.clone() for name, weight in learner.weights().items()}
         for number, player in enumerate(players):
-            learner.bring(number, player.play(weights))
+            learner.add_episode(number, player.play(weights))
     return learner.report()
 
 
@@ -91,9 +91,9 @@ if __name__ == "__main__":
         player = Player(ACTORS.index(me)) if me in ACTORS else None
         for _ in range(ROUNDS):
             if player is not None:
-                learner.rpc_async().bring(ACTORS.index(me), player.play(learner.rpc_sync().weights())).wait()
-            telegrad.barrier()  # the learner has learned from this round, and the next begins
+                learner.rpc_sync().add_episode(ACTORS.index(me), player.play(learner.rpc_sync().weights()))
+            telegrad.barrier()  # the learner has updated the policy before the next round begins
         if me == "learner":
             losses, expected = learner.rpc_sync().report(), train_alone()
-            far = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
-            print(f"loss after {ROUNDS} rounds: {losses[-1]:.4f}\nlargest difference to one process: {far:.1e}")
+            difference = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
+            print(f"loss after {ROUNDS} rounds: {losses[-1]:.4f}\nlargest difference to one process: {difference:.1e}")

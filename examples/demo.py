@@ -1,7 +1,7 @@
-"""A small transformer, split over three workers, learns to sort: what telegrad is for, in less than a minute.
+"""Train a small transformer, split over three workers, to sort digits. Takes less than a minute.
 
-`make demo` runs it. One process trains; the layers live in three others. Before the training, one step's gradients are
-held against those of the same model in one process.
+`make demo` runs it. One process trains, and three others hold the layers. Before training, the gradients of one step
+are compared with those of the same model in one process.
 """
 
 import copy
@@ -22,19 +22,19 @@ STEPS, BATCH, LENGTH, DIGITS, WIDTH = 200, 32, 8, 10, 64
 
 
 class Embed(torch.nn.Module):
-    """Digits, and where they stand, as vectors."""
+    """Embeds digits and their positions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.digit = torch.nn.Embedding(DIGITS, WIDTH)
-        self.place = torch.nn.Embedding(LENGTH, WIDTH)
+        self.position = torch.nn.Embedding(LENGTH, WIDTH)
 
     def forward(self, digits: torch.Tensor) -> torch.Tensor:
-        return self.digit(digits) + self.place(torch.arange(digits.shape[1]))
+        return self.digit(digits) + self.position(torch.arange(digits.shape[1]))
 
 
 class Sorter(torch.nn.Module):
-    """An ordinary model. It does not know that it will be split."""
+    """An ordinary model, with no code for splitting it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,33 +61,34 @@ def batch() -> torch.Tensor:
 
 
 def check_gradients() -> float:
-    """The largest difference between a gradient of the split model and of the same model in one process, in fp64."""
-    here = Sorter().double()
-    model = telegrad.nn.split(copy.deepcopy(here), LAYERS)
+    """Return the largest difference between gradients of the split model and of the same model in one process."""
+    local = Sorter().double()
+    model = telegrad.nn.split(copy.deepcopy(local), LAYERS)
     digits = batch()
-    loss_of(here, digits).backward()
+    loss_of(local, digits).backward()
     with telegrad.autograd.context() as context:
         context.backward(loss_of(model, digits))
-        found = telegrad.nn.gradients(model, context)
-    return max((found[name] - parameter.grad).abs().max().item() for name, parameter in here.named_parameters())
+        gradients = telegrad.nn.gradients(model, context)
+    return max((gradients[name] - parameter.grad).abs().max().item() for name, parameter in local.named_parameters())
 
 
-class Outcome(NamedTuple):
-    first: float
-    last: float
-    right: float
-    per_second: float
+class Training(NamedTuple):
+    first_loss: float
+    last_loss: float
+    accuracy: float
+    steps_per_second: float
 
 
-def train(console: Console) -> Outcome:
+def train(console: Console) -> Training:
     model = telegrad.nn.split(Sorter(), LAYERS)
     optimizer = telegrad.optim.DistributedOptimizer(torch.optim.Adam, telegrad.nn.parameter_rrefs(model), lr=2e-3)
     losses, times = [], []
     columns = (
-        TextColumn("step"), MofNCompleteColumn(), BarColumn(30), TextColumn("{task.fields[news]}"), TimeElapsedColumn()
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(30),
+        TextColumn("{task.fields[status]}"), TimeElapsedColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("training", total=STEPS, news="")
+        task = progress.add_task("training", total=STEPS, status="")
         for number in range(1, STEPS + 1):
             start = time.perf_counter()
             with telegrad.autograd.context() as context:
@@ -98,36 +99,36 @@ def train(console: Console) -> Outcome:
             losses.append(loss.item())
             moved = sum(map(sum, telegrad.rpc.traffic().values()))
             rate = 1 / statistics.mean(times[-20:])
-            news = f"loss {losses[-1]:.3f}   {rate:3.0f} steps/s   {moved / 1e6:5.1f} MB moved"
-            progress.update(task, advance=1, news=news)
+            status = f"loss {losses[-1]:.3f}   {rate:3.0f} steps/s   {moved / 1e6:5.1f} MB moved"
+            progress.update(task, advance=1, status=status)
             if not console.is_terminal and number % (STEPS // 5) == 0:
-                print(f"step {number:3}/{STEPS}   {news}", flush=True)
+                print(f"step {number:3}/{STEPS}   {status}", flush=True)
     digits = batch()
     with torch.no_grad():
-        answer = model.eval()(digits).argmax(-1)
-    print(f"It sorts {digits[0].tolist()} into {answer[0].tolist()}.", flush=True)
-    right = (answer == digits.sort().values).double().mean().item()
-    return Outcome(losses[0], losses[-1], right, len(times) / sum(times))
+        predicted = model.eval()(digits).argmax(-1)
+    print(f"It sorts {digits[0].tolist()} into {predicted[0].tolist()}.", flush=True)
+    accuracy = (predicted == digits.sort().values).double().mean().item()
+    return Training(losses[0], losses[-1], accuracy, len(times) / sum(times))
 
 
 def work() -> None:
     torch.set_num_threads(1)  # four processes share this machine
     if telegrad.get_worker_info().name != "trainer":
-        return  # this worker has nothing of its own to do: it serves until all have left
+        return  # this worker serves calls until all workers shut down
     torch.manual_seed(0)
     console = Console(file=sys.stdout)
     print(f"Gradients of the split model and of one process differ by {check_gradients():.1e} at most.", flush=True)
     done = train(console)
     print(
-        f"The loss fell from {done.first:.2f} to {done.last:.2f}, {done.right:.0%} of the digits are where they "
-        f"belong, at {done.per_second:.0f} steps/s.",
+        f"The loss fell from {done.first_loss:.2f} to {done.last_loss:.2f}, {done.accuracy:.0%} of the digits are "
+        f"sorted correctly, at {done.steps_per_second:.0f} steps/s.",
         flush=True,
     )
 
 
 if __name__ == "__main__":
     start = time.perf_counter()
-    print("A transformer of three layers learns to sort digits. Its layers live on alice, bob and carol;", flush=True)
-    print("the trainer has the data and the loss. Each is a process on this machine.", flush=True)
+    print("A transformer with three layers learns to sort digits. Its layers are on the workers alice, bob and carol.")
+    print("The trainer has the data and the loss. Each worker is a process on this machine.", flush=True)
     launch.local(work, workers=["trainer", "alice", "bob", "carol"], prefix=False, timeout=110)
-    print(f"Done in {time.perf_counter() - start:.1f} s. All workers have left in order.")
+    print(f"Done in {time.perf_counter() - start:.1f} s. All workers shut down cleanly.")

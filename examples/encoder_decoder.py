@@ -1,6 +1,6 @@
-"""An ordinary model, its encoder and its decoder placed on other workers: the training loop hardly changes.
+"""An ordinary model whose encoder and decoder are on other workers. The training loop hardly changes.
 
-Adam runs where the parameters are; a scheduler and gradient clipping act on all of them, as if they were here.
+Adam runs where the parameters are. A scheduler and gradient clipping act on all of them, as if they were local.
 
     telegrad run --names trainer,left,right examples/encoder_decoder.py
 """
@@ -12,8 +12,8 @@ import telegrad
 STEPS = 30
 
 
-class Copier(torch.nn.Module):
-    """Reads a sequence of numbers, and learns to write it backwards."""
+class Reverser(torch.nn.Module):
+    """Reads a sequence of numbers and learns to write it backwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,8 +25,8 @@ class Copier(torch.nn.Module):
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         _, state = self.encoder(self.embedding(source))
-        written, _ = self.decoder(self.embedding(target), state)
-        return self.head(written)
+        output, _ = self.decoder(self.embedding(target), state)
+        return self.head(output)
 
 
 def make_data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,8 +67,8 @@ def train(
 
 
 def train_alone(steps: range) -> list[float]:
-    """The same in one process."""
-    model = Copier()
+    """Train the same model in one process."""
+    model = Reverser()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     scheduler = schedule(optimizer)
     losses = []
@@ -86,11 +86,11 @@ def train_alone(steps: range) -> list[float]:
 if __name__ == "__main__":
     with telegrad.rpc.session():
         if telegrad.get_worker_info().name == "trainer":
-            model = place(Copier())
+            model = place(Reverser())
             parameters = telegrad.nn.parameter_rrefs(model)
             optimizer = telegrad.optim.DistributedOptimizer(torch.optim.Adam, parameters, lr=0.02)
             losses = train(model, optimizer, schedule(optimizer), range(STEPS))
             expected = train_alone(range(STEPS))
-            far = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
+            difference = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
             print(f"loss: {losses[0]:.4f} to {losses[-1]:.4f}")
-            print(f"largest difference to one process: {far:.1e}")
+            print(f"largest difference to one process: {difference:.1e}")

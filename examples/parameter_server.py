@@ -1,7 +1,7 @@
 """A parameter server and four trainers: every step uses the gradients of all trainers.
 
-The model lives on "ps". Each trainer calls it with its own part of the data, in a context of its own, so gradients of
-different trainers never mix. `step` answers nobody before all have come; then it adds up what their passes have left.
+The model is on "ps". Each trainer calls it with its own part of the data, in its own context, so gradients of different
+trainers never mix. `step` replies only after all trainers have called it, and then sums the gradients of their passes.
 The server is an actor (`ordered=True`): its methods run one at a time, so it needs no lock.
 
     telegrad run --names ps,trainer0,trainer1,trainer2,trainer3 examples/parameter_server.py
@@ -31,12 +31,12 @@ def make_data(trainer: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class ParameterServer:
-    """The model, its optimizer, and who has come for the next step."""
+    """The model, its optimizer, and the gradients received for the next step."""
 
     def __init__(self) -> None:
         self.model = make_model()
         self.optimizer = make_optimizer(self.model)
-        self.came: dict[str, dict[torch.Tensor, torch.Tensor]] = {}
+        self.gradients: dict[str, dict[torch.Tensor, torch.Tensor]] = {}
         self.stepped: telegrad.Future[None] = telegrad.Future()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,15 +44,15 @@ class ParameterServer:
 
     @async_execution
     def step(self, trainer: str, context_id: int) -> telegrad.Future[None]:
-        """Take a trainer's gradients; done when those of all have come and the model has made its step."""
+        """Add a trainer's gradients. The future is done when all have arrived and the optimizer has stepped."""
         stepped = self.stepped
-        self.came[trainer] = telegrad.autograd.get_gradients(context_id)
-        if len(self.came) == len(TRAINERS):
+        self.gradients[trainer] = telegrad.autograd.get_gradients(context_id)
+        if len(self.gradients) == len(TRAINERS):
             for parameter in self.model.parameters():
-                # In the order of the names: a sum of floats depends on its order.
-                parameter.grad = torch.stack([self.came[name][parameter] for name in TRAINERS]).sum(0)
+                # Sorted by name, because a sum of floats depends on the order.
+                parameter.grad = torch.stack([self.gradients[name][parameter] for name in TRAINERS]).sum(0)
             self.optimizer.step()
-            self.came, self.stepped = {}, telegrad.Future()
+            self.gradients, self.stepped = {}, telegrad.Future()
             stepped.set_result(None)
         return stepped
 
@@ -70,7 +70,7 @@ def train(server: telegrad.RRef[ParameterServer], name: str, steps: int) -> list
 
 
 def train_alone(steps: int) -> list[list[float]]:
-    """The same in one process: the losses of each trainer."""
+    """Train the same model in one process, and return the losses of each trainer."""
     model = make_model()
     optimizer = make_optimizer(model)
     history: list[list[float]] = [[] for _ in TRAINERS]
@@ -92,6 +92,6 @@ if __name__ == "__main__":
         losses = telegrad.all_gather(train(server, me, STEPS) if me != "ps" else None)
         if me == "ps":
             expected = dict(zip(TRAINERS, train_alone(STEPS), strict=True))
-            far = max(abs(a - b) for name in TRAINERS for a, b in zip(losses[name], expected[name], strict=True))
+            difference = max(abs(a - b) for name in TRAINERS for a, b in zip(losses[name], expected[name], strict=True))
             print(f"loss of trainer0: {losses['trainer0'][0]:.4f} to {losses['trainer0'][-1]:.4f}")
-            print(f"largest difference to one process: {far:.1e}")
+            print(f"largest difference to one process: {difference:.1e}")

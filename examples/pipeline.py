@@ -1,7 +1,7 @@
-"""A pipeline of three stages: micro-batches follow each other through the workers, one backward goes through all.
+"""A pipeline of three stages: micro-batches follow each other through the workers, and one backward pass covers all.
 
-The trainer passes on references, not tensors: each stage fetches its input from the stage before it, and starts as soon
-as that is there. So the stages work at the same time, on different micro-batches.
+The trainer sends RRefs, not tensors: each stage fetches its input from the previous stage and starts once it is ready.
+So the stages work in parallel, on different micro-batches.
 
     telegrad run --names trainer,stage0,stage1,stage2 examples/pipeline.py
 """
@@ -15,7 +15,7 @@ SIZES = [8, 32, 32, 1]
 
 
 class Stage(torch.nn.Module):
-    """One part of the model, with the seed that makes its weights."""
+    """One part of the model, initialized with its own seed."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -26,9 +26,9 @@ class Stage(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x) if self.last else torch.tanh(self.linear(x))
 
-    def forward_from(self, before: telegrad.RRef[torch.Tensor]) -> torch.Tensor:
-        """The same, of what is elsewhere."""
-        return self(before.to_here())
+    def forward_from(self, previous: telegrad.RRef[torch.Tensor]) -> torch.Tensor:
+        """Fetch the input from its owner and call `forward`."""
+        return self(previous.to_here())
 
     def parameter_rrefs(self) -> list[telegrad.RRef[torch.nn.Parameter]]:
         return [telegrad.RRef(parameter) for parameter in self.parameters()]
@@ -61,7 +61,7 @@ def train(
 
 
 def train_alone(steps: int) -> list[float]:
-    """The same in one process."""
+    """Train the same model in one process."""
     model = torch.nn.Sequential(*(Stage(number) for number in range(STAGES)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     x, y = make_data()
@@ -82,6 +82,6 @@ if __name__ == "__main__":
             parameters = [rref for stage in stages for rref in stage.rpc_sync().parameter_rrefs()]
             optimizer = telegrad.optim.DistributedOptimizer(torch.optim.AdamW, parameters, lr=0.01)
             losses, expected = train(stages, optimizer, STEPS), train_alone(STEPS)
-            far = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
+            difference = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
             print(f"loss: {losses[0]:.4f} to {losses[-1]:.4f}")
-            print(f"largest difference to one process: {far:.1e}")
+            print(f"largest difference to one process: {difference:.1e}")

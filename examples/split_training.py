@@ -1,7 +1,7 @@
-"""A model split over two workers, trained by both: one backward call, and a plain optimizer on each side.
+"""A model split over two workers: one backward call, and a plain torch optimizer on each worker.
 
-The trainer has the data and the first half; the worker "deep" has the second half. The trainer knows nothing of deep's
-parameters: it calls deep's functions by their registered names, and gradients find their own way.
+The trainer has the data and the first half of the model, and the worker "deep" has the second half. The trainer calls
+deep's functions by their registered names and knows nothing about its parameters.
 """
 
 import math
@@ -15,7 +15,7 @@ STEPS = 100
 
 
 class Half:
-    """Layers that live on one worker, with the optimizer that trains them there."""
+    """The layers on one worker, and their optimizer."""
 
     def __init__(self, *layers: torch.nn.Module) -> None:
         self.layers = torch.nn.Sequential(*layers)
@@ -25,7 +25,7 @@ class Half:
         return self.layers(x)
 
     def step(self) -> None:
-        """Use what the pass has left in ``.grad``, and forget it."""
+        """Step on the gradients that the pass left in ``.grad``, and clear them."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -39,7 +39,7 @@ def train() -> list[float]:
             predicted = telegrad.rpc_sync("deep", "@forward", (near.forward(x),))
             loss = (predicted - x.sin()).square().mean()
             telegrad.autograd.backward(context_id, [loss], accumulate="grad")
-        stepping = telegrad.rpc_async("deep", "@step")  # both sides at one time
+        stepping = telegrad.rpc_async("deep", "@step")  # both workers step in parallel
         near.step()
         stepping.wait()
         losses.append(loss.item())
@@ -59,10 +59,10 @@ def work() -> list[float]:
     deep = telegrad.get_worker_info().name == "deep"
     if deep:
         serve()
-    telegrad.barrier()  # deep is ready; it serves until all have left
+    telegrad.barrier()  # deep has registered its functions, and serves calls until all workers shut down
     return [] if deep else train()
 
 
 if __name__ == "__main__":
     losses, _ = launch.local(work, workers=["trainer", "deep"], prefix=False, timeout=80)
-    print(f"The loss fell from {losses[0]:.3f} to {losses[-1]:.5f}, with half of the model on each worker.")
+    print(f"The loss fell from {losses[0]:.3f} to {losses[-1]:.5f}, with one half of the model on each worker.")

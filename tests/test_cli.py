@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from telegrad import __version__
 from telegrad.cli import main
 
 
@@ -20,14 +20,14 @@ def test_token_prints_a_fresh_secret_and_nothing_else(capsys: pytest.CaptureFixt
     assert tokens[0] != tokens[1]
 
 
-def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_prints_the_version_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
     assert caught.value.code == 0
-    assert capsys.readouterr().out == f"telegrad {importlib.metadata.version('telegrad')}\n"
+    assert capsys.readouterr().out == f"telegrad {__version__}\n"
 
 
-def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([])
     assert caught.value.code == 2
@@ -44,16 +44,16 @@ def test_help_of_run_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["-n", "2", "missing.py"], "there is no file 'missing.py'"),
-        (["-n", "0", __file__], "a group has 1 to 65536 workers, but 0 were asked for"),
+        (["-n", "2", "missing.py"], "file not found: 'missing.py'"),
+        (["-n", "0", __file__], "a group has 1 to 65536 workers, but 0 were requested"),
         (["--names", "a,b,a", __file__], "'a' is given more than once"),
-        (["--names", "a,b c", __file__], "invalid worker name 'b c'"),
-        (["--names", "a,b", "-n", "3", __file__], "-n asks for 3 workers, but --names has 2 names"),
-        (["-n", "2", "--grace", "-1", __file__], "--grace is a number of seconds"),
-        ([__file__], "say how many workers to start"),
+        (["--names", "a,b c", __file__], "'b c'"),
+        (["--names", "a,b", "-n", "3", __file__], "-n requests 3 workers, but --names has 2 names"),
+        (["-n", "2", "--grace", "-1", __file__], "--grace must be a number of seconds"),
+        ([__file__], "specify the workers to start"),
     ],
 )
-def test_a_mistake_is_told_in_one_sentence_before_anything_starts(
+def test_invalid_arguments_are_reported_in_one_line_before_anything_starts(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *arguments]) == 2
@@ -76,9 +76,14 @@ def test_run_passes_names_and_arguments_on(tmp_path: Path, capfd: pytest.Capture
     assert capfd.readouterr().out == "worker0 []\n"
 
 
-def test_commands_that_need_no_torch_do_not_load_it() -> None:
-    text = "import sys, telegrad.cli; telegrad.cli.main(['token']); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=20, check=True)
+@pytest.mark.parametrize("command", ["token", "--version"])
+def test_commands_that_do_not_need_torch_do_not_load_it(command: str) -> None:
+    program = f"""
+import atexit, sys, telegrad.cli
+atexit.register(lambda: print('torch' in sys.modules))
+telegrad.cli.main([{command!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True)
     assert done.stdout.splitlines()[1] == "False"
 
 

@@ -25,7 +25,7 @@ from telegrad.connection.channel import Channel
 from telegrad.errors import CallCancelled, WorkerLost
 from telegrad.interrupts import interruptible, is_protected, shielded
 from telegrad.protocol.limits import SessionSettings
-from telegrad.rpc.signals import Installation
+from telegrad.rpc.signals import WrappedHandlers
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.testing.interruption import PATIENCE, interrupt, places_of, sweep, target
@@ -51,7 +51,7 @@ def functions_end() -> Iterator[None]:
 
 
 @pytest.fixture
-def handled() -> Iterator[Installation]:
+def handled() -> Iterator[WrappedHandlers]:
     with wrapped_sigint() as installation:
         yield installation
 
@@ -122,11 +122,11 @@ def test_after_an_interrupt_at_any_line_the_next_call_works(
 def caller_in(transport: str) -> Iterator[Agent]:
     """Return a worker without a connection."""
     with local_group(["a", "b"], transport=transport) as agents:
-        installation = Installation()
+        installation = WrappedHandlers()
         try:
             yield agents["a"]
         finally:
-            installation.undo()
+            installation.restore()
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
@@ -202,7 +202,7 @@ def test_an_interrupted_wait_for_credits_does_not_block_others() -> None:
     with local_group(["a", "b"], settings=settings) as agents:
         a = agents["a"]
         channel = channel_of(a)
-        installation = Installation()
+        installation = WrappedHandlers()
         try:
             holds = threading.Thread(target=a.call, args=("b", never))
             holds.start()
@@ -215,7 +215,7 @@ def test_an_interrupted_wait_for_credits_does_not_block_others() -> None:
             holds.join(PATIENCE)
             assert a.call("b", operator.add, (1, 2)) == 3
         finally:
-            installation.undo()
+            installation.restore()
 
 
 def test_a_wakeup_of_a_waiter_that_gave_up_goes_to_the_next_waiter_for_credits() -> None:
@@ -319,7 +319,7 @@ class PressesWhenRead:
         return {"something": True}
 
 
-def test_an_interrupt_in_a_callback_is_raised_afterwards_and_fails_its_future(handled: Installation) -> None:
+def test_an_interrupt_in_a_callback_is_raised_afterwards_and_fails_its_future(handled: WrappedHandlers) -> None:
     done: rpc.Future[int] = rpc.Future()
     done.set_result(1)
     following: list[Any] = []

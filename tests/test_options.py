@@ -1,4 +1,4 @@
-"""Options become settings, and what cannot be meant is said at once."""
+"""Options become settings, and invalid values are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from telegrad.options import Options
 
 
-def test_shared_memory_comes_from_the_option_else_the_environment_else_is_a_gigabyte(
+def test_shared_memory_is_set_by_the_option_or_the_environment_or_is_a_gibibyte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TELEGRAD_SHARED_MEMORY", raising=False)
@@ -17,7 +17,7 @@ def test_shared_memory_comes_from_the_option_else_the_environment_else_is_a_giga
     assert Options(shared_memory=0).settings().shared_memory == 0
 
 
-def test_spin_comes_from_the_option_else_the_environment_else_is_400_microseconds(
+def test_spin_is_set_by_the_option_or_the_environment_or_is_400_microseconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TELEGRAD_SPIN", raising=False)
@@ -31,7 +31,7 @@ def test_spin_comes_from_the_option_else_the_environment_else_is_400_microsecond
 
 
 @pytest.mark.parametrize("text", ["-1", "1G", "much"])
-def test_shared_memory_that_is_no_number_of_bytes_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_shared_memory_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TELEGRAD_SHARED_MEMORY", text)
     with pytest.raises(ValueError, match=f"TELEGRAD_SHARED_MEMORY .'{text}'. must be a number of bytes"):
         Options().settings()

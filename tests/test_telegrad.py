@@ -9,24 +9,26 @@ import telegrad
 
 
 def test_importing_the_package_does_not_load_torch() -> None:
-    told = "import sys, telegrad; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout == "False\n"
+    program = "import sys, telegrad; print('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
+    )
 
 
-def test_errors_and_folders_are_there_without_importing_them() -> None:
-    told = "import telegrad; print(telegrad.errors.WorkerLost.__name__, telegrad.rpc.session.__name__)"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+def test_submodules_are_available_without_importing_them() -> None:
+    program = "import telegrad; print(telegrad.errors.WorkerLost.__name__, telegrad.rpc.session.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "WorkerLost session\n"
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in telegrad.__all__:
         assert getattr(telegrad, name) is not None
 
 
-def test_dir_lists_every_public_name_and_folder_without_loading_torch() -> None:
-    told = "import sys, telegrad; print(*dir(telegrad)); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+def test_dir_lists_every_public_name_and_submodule_without_loading_torch() -> None:
+    program = "import sys, telegrad; print(*dir(telegrad)); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names, loaded = done.stdout.splitlines()
     assert {*telegrad.__all__, "autograd", "nn", "optim", "rpc", "errors", "launch"} <= set(names.split())
     assert loaded == "False"

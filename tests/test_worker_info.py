@@ -1,4 +1,4 @@
-"""How a worker is named."""
+"""Names and ids of workers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_a_worker_info_shows_id_and_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "abc*", "a" * 128])
-def test_a_name_that_no_worker_can_have_is_refused(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidName, match="Worker name must match"):
         WorkerInfo(name, 0)

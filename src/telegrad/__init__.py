@@ -1,6 +1,7 @@
-"""Autograd across machines: remote calls, and one backward pass through every worker that took part.
+"""Autograd across machines: remote calls, and one backward pass through all participating workers.
 
-The names below are loaded when first used, so that ``telegrad --version`` need not wait for torch.
+The names below are imported on first use, because torch takes seconds to load and ``telegrad --version`` does not need
+it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the only place: pyproject.toml reads it from here
 
 if TYPE_CHECKING:
     from telegrad.rpc import (
@@ -27,23 +28,6 @@ if TYPE_CHECKING:
         shutdown,
     )
 
-_FROM_RPC = frozenset(
-    (
-        "Future",
-        "Options",
-        "RRef",
-        "WorkerInfo",
-        "all_gather",
-        "barrier",
-        "get_worker_info",
-        "init_rpc",
-        "register",
-        "remote",
-        "rpc_async",
-        "rpc_sync",
-        "shutdown",
-    )
-)
 
 __all__ = [
     "Future",
@@ -63,13 +47,13 @@ __all__ = [
 ]
 
 
-_FOLDERS = frozenset(("autograd", "errors", "launch", "nn", "optim", "rpc", "testing"))
+_SUBMODULES = frozenset(("autograd", "errors", "launch", "nn", "optim", "rpc", "testing"))
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
+    if name in _SUBMODULES:
         return importlib.import_module(f"telegrad.{name}")
-    if name in _FROM_RPC:
+    if name in __all__:  # all but __version__, which exists, are names of telegrad.rpc
         from telegrad import rpc
 
         return getattr(rpc, name)
@@ -77,4 +61,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FOLDERS})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

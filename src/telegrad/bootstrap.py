@@ -1,4 +1,4 @@
-"""Chooses transports and addresses, makes the agent with its extensions, and joins the group."""
+"""Chooses transports and addresses, creates the agent with its extensions, and joins the group."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ from telegrad.transport.tcp import TcpTransport, format_tcp
 from telegrad.transport.unix import UnixTransport
 from telegrad.waiting import RealRuntime
 
-_NEEDS_TOKEN = "Run `telegrad token` once and start every worker with TELEGRAD_TOKEN set to what it prints."
+_NEEDS_TOKEN = "Run `telegrad token` once and set TELEGRAD_TOKEN to its output on every worker."
 
 
 def start_agent(
     name: str,
     rank: int,
-    meet: Callable[[WorkerRecord], Sequence[WorkerRecord]],
+    exchange_records: Callable[[WorkerRecord], Sequence[WorkerRecord]],
     options: Options,
-    where: tuple[str, int] | None = None,
+    store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
 ) -> Agent:
-    """Make an agent and join a group: `meet` gets this worker's record and returns those of all workers.
+    """Create an agent and join a group.
 
-    `where` is the host and port of the rendezvous, if it has any. `prepare` is called with the agent before it serves.
+    `exchange_records` receives this worker's record and returns those of all workers. `store_address` is the host and
+    port of the rendezvous store, if it has any. `prepare` is called with the agent before it serves calls.
     """
     token, allowed = check_token(options)
-    agent = _make_agent(name, rank, token, allowed, options, where)
+    agent = _make_agent(name, rank, token, allowed, options, store_address)
     try:
-        group = meet(agent.me)
+        group = exchange_records(agent.me)
         _check_reachable(agent.me, group, token)
         if prepare is not None:
             prepare(agent)
@@ -57,11 +58,11 @@ def start_agent(
 
 
 def check_token(options: Options) -> tuple[bytes | None, Sequence[str]]:
-    """The group's token, if there is one, and the transports that may be used."""
+    """Return the group's token, if there is one, and the transports that may be used."""
     token = find_token(options.token)
     allowed = options.allowed_transports()
     if "unix" not in allowed and token is None:
-        raise TokenError(f"tcp connections need a group token, and there is none. {_NEEDS_TOKEN}")
+        raise TokenError(f"tcp connections need a group token, but none is set. {_NEEDS_TOKEN}")
     return token, allowed
 
 
@@ -71,7 +72,7 @@ def _make_agent(
     token: bytes | None,
     allowed: Sequence[str],
     options: Options,
-    rendezvous: tuple[str, int] | None,
+    store_address: tuple[str, int] | None,
 ) -> Agent:
     runtime = RealRuntime()
     incarnation = runtime.random_bits(63)
@@ -84,8 +85,8 @@ def _make_agent(
         transports.append((UnixTransport(), f"unix://{socket_path(directory, name, incarnation)}"))
     if "tcp" in allowed and token is not None:
         bind, advertise = choose_addresses(
-            rendezvous_host=rendezvous[0] if rendezvous else None,
-            rendezvous_port=rendezvous[1] if rendezvous else None,
+            rendezvous_host=store_address[0] if store_address else None,
+            rendezvous_port=store_address[1] if store_address else None,
             bind=options.bind,
             advertise=options.advertise,
             interface=options.interface,
@@ -109,7 +110,7 @@ def _make_agent(
 
 
 def _main_program() -> str:
-    """What identifies the program that runs as ``__main__``; empty for an interactive one, which is like no other."""
+    """Return a hash of the program that runs as ``__main__``; empty for an interactive session, which has no file."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     if not path:
@@ -129,10 +130,10 @@ def _check_reachable(me: WorkerRecord, group: Sequence[WorkerRecord], token: byt
             continue
         if token is None:
             raise TokenError(
-                f"worker {record.name!r} is on another host or belongs to another user, which takes a tcp "
-                f"connection, and that needs a group token. {_NEEDS_TOKEN}"
+                f"worker {record.name!r} runs on another host or as another user, so a tcp connection is needed, and "
+                f"that needs a group token. {_NEEDS_TOKEN}"
             )
         raise RendezvousError(
             f"worker {me.name!r} (at {', '.join(me.addresses)}) and worker {record.name!r} (at "
-            f"{', '.join(record.addresses)}) have no transport in common; see TELEGRAD_TRANSPORTS and TELEGRAD_TOKEN"
+            f"{', '.join(record.addresses)}) have no transport in common; check TELEGRAD_TRANSPORTS and TELEGRAD_TOKEN"
         )

@@ -1,4 +1,4 @@
-"""The agent of this process, which the functions of `telegrad.rpc` and `telegrad.autograd` act on."""
+"""The default agent of this process, on which the functions of `telegrad.rpc` and `telegrad.autograd` act."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _default: Agent | None = None
 
 
 def default_agent() -> Agent:
-    """The agent that the functions of this module act on: that which runs the current function, else the process's."""
+    """Return the agent that runs the current function, or else the agent of this process."""
     served = current_served.get()
     agent = served.agent if served is not None else current_agent.get() or _default
     if agent is None:
-        raise NotInitialized("there is no agent in this process: call telegrad.init_rpc() first")
+        raise NotInitialized("this process has no agent: call telegrad.init_rpc() first")
     return agent
 
 
 def process_agent() -> Agent | None:
-    """The agent that `init_rpc` made in this process, if any."""
+    """Return the agent that `init_rpc` created in this process, if any."""
     return _default
 
 
 def set_default_agent(agent: Agent | None) -> None:
-    """Make `agent` the one that the functions of this module act on."""
+    """Make `agent` the default agent of this process."""
     global _default
     with _lock:
         _default = agent
@@ -38,7 +38,7 @@ def set_default_agent(agent: Agent | None) -> None:
 
 @contextlib.contextmanager
 def acting_as(agent: Agent) -> Iterator[None]:
-    """Let the functions of this module act on `agent` in a block: for processes with several agents."""
+    """Make `agent` the default agent inside the block. For processes with several agents."""
     token = current_agent.set(agent)
     try:
         yield
@@ -47,7 +47,7 @@ def acting_as(agent: Agent) -> Iterator[None]:
 
 
 def unset_default_agent(agent: Agent) -> None:
-    """Leave the process without a default agent, if `agent` is the one."""
+    """Leave the process without a default agent if it is `agent`."""
     global _default
     with _lock:
         if _default is agent:

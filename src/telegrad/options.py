@@ -1,4 +1,4 @@
-"""What can be set at init_rpc."""
+"""Options of `init_rpc`."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ class Options:
     """
 
     rpc_timeout: float = DEFAULT_RPC_TIMEOUT
-    """Seconds after which a call without a timeout of its own fails; 0: never."""
+    """Default timeout of calls in seconds. 0 means none."""
     init_method: str = "env://"
-    """Where the workers meet: ``env://``, ``tcp://host:port``, ``file:///path``."""
+    """The rendezvous URL: ``env://``, ``tcp://host:port`` or ``file:///path``."""
     num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS
-    """User functions that may run at one time on this worker; those that wait for nested calls do not count."""
+    """How many user functions may run at the same time on this worker, not counting those that wait for calls."""
     transports: tuple[str, ...] | None = None
-    """Which of unix and tcp to use; default: TELEGRAD_TRANSPORTS, else unix, and tcp where it can be needed."""
-    token: str | bytes | None = field(default=None, repr=False)  # a repr ends up in logs
-    """The group's token; default: TELEGRAD_TOKEN, or the file that TELEGRAD_TOKEN_FILE names."""
+    """Allowed transports, of unix and tcp. Default: TELEGRAD_TRANSPORTS, or else unix, and tcp if there is a token."""
+    token: str | bytes | None = field(default=None, repr=False)  # a repr may end up in logs
+    """The group's token. Default: TELEGRAD_TOKEN, or the contents of the file TELEGRAD_TOKEN_FILE."""
     bind: str | None = None
-    """The address to listen at; default: the one that is advertised."""
+    """The address to listen on. Default: the advertised address."""
     advertise: str | None = None
-    """The address that others connect to; default: the one with which this host reaches the rendezvous."""
+    """The address that others connect to. Default: this host's address on the route to the rendezvous store."""
     interface: str | None = None
-    """The network interface whose address to use, instead of the two above."""
+    """The network interface whose address to use, instead of `bind` and `advertise`."""
     shared_memory: int | None = None
-    """Bytes of memory to share with workers of this host, for large messages, 0 for none; default:
-    TELEGRAD_SHARED_MEMORY, else 1 GiB."""
+    """Bytes of memory to share with workers on this host for large messages. 0 means none. Default:
+    TELEGRAD_SHARED_MEMORY, or else 1 GiB."""
     spin: int | None = None
-    """Microseconds for which a thread that waits looks for what it waits for before it sleeps, 0 for none; default:
-    TELEGRAD_SPIN, else 400."""
+    """Microseconds for which a waiting thread spins before it sleeps. 0 means none. Default: TELEGRAD_SPIN, or else
+    400."""
     init_timeout: float = 300.0
-    """Seconds to wait for all workers to come."""
+    """Seconds to wait for all workers to join."""
     session: SessionSettings = field(default_factory=SessionSettings)
     limits: Limits = field(default_factory=Limits)
 
     def settings(self) -> AgentSettings:
-        """What of this the agent needs."""
+        """Return the settings of the agent."""
         if self.rpc_timeout < 0:
-            raise ValueError(f"rpc_timeout must be 0 (none) or more, not {self.rpc_timeout}")
+            raise ValueError(f"rpc_timeout must be at least 0 (0: no timeout), not {self.rpc_timeout}")
         if self.num_worker_threads < 1:
             raise ValueError(f"num_worker_threads must be at least 1, not {self.num_worker_threads}")
         return AgentSettings(
@@ -72,11 +72,11 @@ class Options:
         return _number("shared_memory", self.shared_memory, AgentSettings.shared_memory, what)
 
     def microseconds_of_spin(self) -> int:
-        """How long to look before sleeping, from the option or the environment."""
+        """Return how long to spin before sleeping, from the option or the environment."""
         return _number("spin", self.spin, SPIN, "microseconds, or 0 to sleep at once")
 
     def allowed_transports(self, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-        """The transports that may be used, from the option or the environment."""
+        """Return the transports that may be used, from the option or the environment."""
         if self.transports is not None:
             names, source = tuple(self.transports), "the option transports"
         else:
@@ -86,12 +86,12 @@ class Options:
                 return TRANSPORTS
         unknown = [name for name in names if name not in TRANSPORTS]
         if unknown or not names:
-            raise ValueError(f"{source} names {unknown or 'nothing'}; the transports are {', '.join(TRANSPORTS)}")
+            raise ValueError(f"{source} contains {unknown or 'nothing'}; the transports are {', '.join(TRANSPORTS)}")
         return names
 
 
 def _number(name: str, given: int | None, default: int, what: str) -> int:
-    """An option that is a number, from what was given, else the environment, else the default."""
+    """Return a numeric option: the given value, or else that of the environment, or else the default."""
     number, source = given, f"the option {name}"
     if number is None:
         variable = f"TELEGRAD_{name.upper()}"
@@ -105,9 +105,9 @@ def _number(name: str, given: int | None, default: int, what: str) -> int:
 
 
 def given_timeout(timeout: float) -> float | None:
-    """A timeout as users give it, for the agent: None means the default."""
+    """Convert a timeout of the public API for the agent, where None means the default."""
     if timeout == UNSET_RPC_TIMEOUT:
         return None
     if timeout < 0:
-        raise ValueError(f"a timeout is 0 (none) or more seconds, or -1 for the default; not {timeout}")
+        raise ValueError(f"timeout must be at least 0 seconds (0: no timeout), or -1 for the default, not {timeout}")
     return timeout

@@ -1,4 +1,4 @@
-"""What is told of a worker in the API: its name, and how much was said."""
+"""Types of the public API that describe a worker: its identity and its traffic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from telegrad.errors import InvalidName
 
 @dataclass(frozen=True, repr=False)
 class WorkerInfo:
-    """A worker's name and id. Can be given wherever a worker is asked for."""
+    """A worker's name and id. Accepted wherever a function takes a worker."""
 
     name: str
     id: int
@@ -30,7 +30,7 @@ class WorkerInfo:
 
 
 class Traffic(NamedTuple):
-    """Bytes of messages between this worker and another, over connections and through shared memory."""
+    """Bytes of messages exchanged with another worker, over connections and through shared memory."""
 
     sent: int
     received: int

@@ -1,4 +1,4 @@
-"""Torch's modules are telegrad's after `install`, and torch's before."""
+"""`install` replaces torch's modules by telegrad's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.paths import SOURCES
 
 
 def run(program: str, folder: Path | None = None) -> str:
-    """What the program prints; TorchScript needs a file to read its source from."""
+    """Return the output of the program. With a folder it is run from a file, whose source TorchScript can read."""
     start = ["-c", program]
     if folder is not None:
         (folder / "program.py").write_text(program)
@@ -39,7 +39,7 @@ assert not telegrad.drop_in.installed()
     run(program)
 
 
-def test_the_modules_and_their_names_are_telegrads_after_install() -> None:
+def test_install_replaces_the_modules_and_their_names() -> None:
     program = """
 import sys
 import telegrad.drop_in
@@ -47,8 +47,8 @@ telegrad.drop_in.install()
 telegrad.drop_in.install()
 assert "torch.distributed.optim" not in sys.modules  # it takes a second to load
 import os
-from telegrad.drop_in.children import START
-assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == START  # so that children have it too
+from telegrad.drop_in.subprocesses import AUTOLOAD
+assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == AUTOLOAD  # so that children have it too
 assert telegrad.drop_in.installed()
 import torch
 import torch.distributed.rpc as rpc
@@ -74,7 +74,7 @@ assert repr(rpc.BackendType.TENSORPIPE) == "BackendType.TENSORPIPE"
     run(program)
 
 
-def test_the_backends_are_current_after_one_was_registered() -> None:
+def test_backend_type_is_current_after_a_registration() -> None:
     program = """
 import telegrad.drop_in
 telegrad.drop_in.install()
@@ -91,7 +91,7 @@ assert rpc._testing.FaultyTensorPipeAgent is FaultyTensorPipeAgent
     run(program)
 
 
-def test_the_c_modules_are_telegrads_after_install_and_torchs_before() -> None:
+def test_install_replaces_the_c_modules() -> None:
     program = """
 import torch
 from torch._C._distributed_rpc import PyRRef as theirs
@@ -115,7 +115,7 @@ assert not _is_current_rpc_agent_set()
     run(program)
 
 
-def test_a_package_that_was_loaded_before_gets_ours() -> None:
+def test_a_package_that_was_loaded_earlier_gets_the_replacement() -> None:
     program = """
 import torch.distributed.optim, torch.distributed.nn
 assert torch.distributed.optim.DistributedOptimizer.__module__.startswith("torch.")

@@ -1,4 +1,4 @@
-"""What a worker is started with does not leak where it is printed."""
+"""The startup data of a worker does not leak the token."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.witnesses import Belongings, Witness, wait_until
+from support.processes import LivenessPipe, ResourceSnapshot, wait_until
 from telegrad.errors import PayloadError, TelegradError, UnknownWorker
 from telegrad.launch import GroupTimeout, WorkerFailed, local, start
 from telegrad.launch.local import Group
@@ -30,8 +30,8 @@ def rank() -> int:
     return int(os.environ["RANK"])
 
 
-def wait_for_ever(path: str | None = None) -> None:
-    """Hold the witness at `path` open, with a child process that does so, too."""
+def wait_forever(path: str | None = None) -> None:
+    """Hold the pipe at `path` open, together with a child process."""
     if path is not None:
         text = f"import signal; f = open({path!r}, 'w'); print('up', file=f, flush=True); signal.pause()"
         subprocess.Popen([sys.executable, "-c", text])
@@ -57,25 +57,25 @@ def fail_with(kind: str) -> object:
     return threading.Lock()
 
 
-def test_results_come_in_the_order_of_the_workers() -> None:
+def test_results_are_in_the_order_of_the_workers() -> None:
     names = ["ps", "b", "a"]
     got = local(lambda x: (os.environ["TELEGRAD_NAME"], rank(), x), names, (torch.ones(2),), init=False)
     assert [result[:2] for result in got] == [("ps", 0), ("b", 1), ("a", 2)]
     assert all(result[2].equal(torch.ones(2)) for result in got)
 
 
-def test_large_results_pass() -> None:
+def test_results_may_be_large() -> None:
     assert [len(got) for got in local(lambda: b"x" * 5_000_000, 2, init=False)] == [5_000_000] * 2
 
 
-def test_a_function_of_a_module_goes_by_name() -> None:
+def test_a_function_of_a_module_is_sent_by_name() -> None:
     assert local(rank, 2, init=False) == [0, 1]
 
 
-def test_what_workers_print_has_their_names(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_is_prefixed_with_the_names_of_the_workers(capfd: pytest.CaptureFixture[str]) -> None:
     def talk() -> None:
         print("line")
-        os.write(1, b"raw\n")  # Comes second, only if Python does not hold back what was printed first.
+        os.write(1, b"raw\n")  # Comes second only if Python does not buffer the first line.
         print("no end", end="")
         print("err", file=sys.stderr)
 
@@ -87,7 +87,7 @@ def test_what_workers_print_has_their_names(capfd: pytest.CaptureFixture[str]) -
     assert sorted(err.splitlines()) == ["a   | err", "bee | err"]
 
 
-def test_without_prefix_workers_write_where_this_process_writes(capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_prefix_workers_write_to_the_output_of_this_process(capfd: pytest.CaptureFixture[str]) -> None:
     local(lambda: print("plain"), 2, prefix=False, init=False)
     assert capfd.readouterr().out == "plain\nplain\n"
 
@@ -129,26 +129,26 @@ def test_workers_do_not_draw_the_same_random_numbers() -> None:
     assert len(set(local(lambda: numpy.random.rand(), 3, init=False))) == 3
 
 
-def test_rpc_is_begun_before_and_ended_after_the_function() -> None:
-    class Rehearsal:
-        """Puts stand-ins for init_rpc and shutdown into the worker, when it is unpickled there."""
+def test_init_rpc_runs_before_and_shutdown_after_the_function() -> None:
+    class Patch:
+        """Replaces init_rpc and shutdown in the worker when it is unpickled there."""
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return rehearse, ()
+            return patch, ()
 
-    def rehearse() -> list[Any]:
+    def patch() -> list[Any]:
         import telegrad.rpc
 
         log: list[Any] = []
-        telegrad.rpc.init_rpc = lambda *args, **options: log.append((args, options))  # type: ignore[attr-defined, assignment]  # a stand-in
-        telegrad.rpc.shutdown = lambda: log.append("shutdown")  # type: ignore[attr-defined, assignment]  # a stand-in
+        telegrad.rpc.init_rpc = lambda *args, **options: log.append((args, options))  # type: ignore[attr-defined, assignment]  # a fake
+        telegrad.rpc.shutdown = lambda: log.append("shutdown")  # type: ignore[attr-defined, assignment]  # a fake
         return log
 
     def work(log: list[Any]) -> list[Any]:
         log.append("work")
         return log
 
-    (log,) = local(work, ["a"], (Rehearsal(),), init_options={"timeout": 3})
+    (log,) = local(work, ["a"], (Patch(),), init_options={"timeout": 3})
     assert log == [(("a",), {"timeout": 3}), "work", "shutdown"]
 
 
@@ -162,7 +162,7 @@ def test_workers_can_call_each_other() -> None:
     assert local(call, ["a", "b"], timeout=60) == [1, 0]
 
 
-def test_an_exception_stops_all_and_is_the_cause() -> None:
+def test_an_exception_stops_all_workers_and_is_the_cause() -> None:
     with pytest.raises(WorkerFailed, match=r"worker worker1 raised tests\.launch\.test_local\.Custom: 17") as caught:
         local(raise_on_one, 3, init=False)
     assert isinstance(caught.value.__cause__, Custom)
@@ -176,102 +176,102 @@ def test_an_exception_stops_all_and_is_the_cause() -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("exit", "worker a ended with exit code 5 before its function returned"),
+        ("exit", "worker a exited with code 5 before its function returned"),
         ("sys.exit", "worker a raised SystemExit: enough"),
         ("signal", "worker a was killed by SIGSEGV before"),
         ("value", "worker a raised TypeError: cannot pickle"),
     ],
 )
-def test_every_way_to_fail_is_told(kind: str, sentence: str) -> None:
+def test_every_kind_of_failure_is_reported(kind: str, sentence: str) -> None:
     with pytest.raises(WorkerFailed, match=sentence):
         local(fail_with, ["a"], (kind,), init=False)
 
 
-def test_what_cannot_be_sent_is_refused_before_anything_starts() -> None:
-    with pytest.raises(PayloadError, match="cannot be sent to the workers"):
+def test_arguments_that_cannot_be_pickled_are_refused_before_the_start() -> None:
+    with pytest.raises(PayloadError, match="cannot pickle the function or its arguments"):
         local(rank, 1, (threading.Lock(),), init=False)
 
 
-def test_a_timeout_stops_all_and_names_who_had_not_ended(witness: Witness) -> None:
-    with start(wait_for_ever, ["a", "b"], (str(witness.path),), init=False) as group:
-        witness.wait_for_lines(4)
-        with pytest.raises(GroupTimeout, match=r"^a, b had not ended after 0\.01 seconds") as caught:
+def test_a_timeout_stops_all_workers_and_names_the_unfinished_ones(liveness: LivenessPipe) -> None:
+    with start(wait_forever, ["a", "b"], (str(liveness.path),), init=False) as group:
+        liveness.wait_for_lines(4)
+        with pytest.raises(GroupTimeout, match=r"^a, b did not finish within 0\.01 seconds") as caught:
             group.join(0.01)
     assert caught.value.unfinished == ["a", "b"]
     assert isinstance(caught.value, TimeoutError)
-    witness.wait_for_end()
+    liveness.wait_for_end()
 
 
-def test_a_timeout_leaves_out_who_has_ended() -> None:
+def test_a_timeout_does_not_name_finished_workers() -> None:
     with start(lambda: signal.pause() if rank() == 1 else None, ["a", "b"], init=False) as group:
         wait_until(lambda: group.processes["a"].exitcode == 0)
-        with pytest.raises(GroupTimeout, match=r"^b had not ended"):
+        with pytest.raises(GroupTimeout, match=r"^b did not finish"):
             group.join(0.01)
 
 
 def test_local_takes_a_timeout() -> None:
-    with pytest.raises(GroupTimeout, match=r"had not ended after 0\.2 seconds; all workers were stopped"):
-        local(wait_for_ever, 1, init=False, timeout=0.2)
+    with pytest.raises(GroupTimeout, match=r"did not finish within 0\.2 seconds; all workers were stopped"):
+        local(wait_forever, 1, init=False, timeout=0.2)
 
 
-def test_a_killed_worker_leaves_the_others_running(witness: Witness) -> None:
+def test_a_killed_worker_leaves_the_others_running(liveness: LivenessPipe) -> None:
     def work(path: str) -> str:
         if rank() == 1:
-            wait_for_ever(path)
+            wait_forever(path)
         with open(path + ".go") as go:
             return go.read()
 
-    go = f"{witness.path}.go"
+    go = f"{liveness.path}.go"
     os.mkfifo(go)
-    with start(work, ["a", "b"], (str(witness.path),), init=False) as group:
-        witness.wait_for_lines(2)
+    with start(work, ["a", "b"], (str(liveness.path),), init=False) as group:
+        liveness.wait_for_lines(2)
         assert group.processes["b"].exitcode is None
         os.kill(group.processes["b"].pid, 0)
         group.kill("b")
-        witness.wait_for_end()
-        Path(go).write_text("went on")
-        assert group.join(20) == ["went on", None]
+        liveness.wait_for_end()
+        Path(go).write_text("continued")
+        assert group.join(20) == ["continued", None]
         assert group.processes["b"].exitcode == -signal.SIGKILL
-        with pytest.raises(UnknownWorker, match="no worker 'c' in this group, only a, b"):
+        with pytest.raises(UnknownWorker, match="this group has no worker 'c'; its workers are a, b"):
             group.kill("c")
 
 
-def test_a_worker_killed_by_somebody_else_is_a_failure() -> None:
-    with start(wait_for_ever, 2, init=False) as group:
+def test_a_worker_killed_from_outside_is_a_failure() -> None:
+    with start(wait_forever, 2, init=False) as group:
         os.kill(group.processes["worker0"].pid, signal.SIGKILL)
         with pytest.raises(WorkerFailed, match="worker worker0 was killed by SIGKILL") as caught:
             group.join(20)
     assert caught.value.exitcode == -signal.SIGKILL
 
 
-def test_stop_ends_everything_and_then_there_are_no_results(witness: Witness) -> None:
-    group = start(wait_for_ever, ["a"], (str(witness.path),), init=False)
-    directory = next(line for line in witness.wait_for_lines(2) if line != "up")
+def test_stop_stops_all_workers_and_discards_results(liveness: LivenessPipe) -> None:
+    group = start(wait_forever, ["a"], (str(liveness.path),), init=False)
+    directory = next(line for line in liveness.wait_for_lines(2) if line != "up")
     group.stop()
     group.stop()
-    witness.wait_for_end()
+    liveness.wait_for_end()
     assert not os.path.exists(directory)
-    with pytest.raises(TelegradError, match="was stopped before a had ended"):
+    with pytest.raises(TelegradError, match="was stopped before a finished"):
         group.join()
 
 
-def test_a_group_can_be_stopped_before_its_workers_have_come_up() -> None:
-    group = start(wait_for_ever, 3, init=False)
+def test_a_group_can_be_stopped_before_its_workers_are_up() -> None:
+    group = start(wait_forever, 3, init=False)
     group.stop()
     assert all(worker.exitcode == -signal.SIGTERM for worker in group.processes.values())
 
 
-def test_ctrl_c_stops_all(witness: Witness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    note, join = tmp_path / "it waits", Group.join
+def test_ctrl_c_stops_all_workers(liveness: LivenessPipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, join = tmp_path / "waiting", Group.join
 
-    def note_and_join(group: Group, timeout: float | None = None) -> Any:
-        note.touch()
+    def touch_and_join(group: Group, timeout: float | None = None) -> Any:
+        waiting.touch()
         return join(group, timeout)
 
-    monkeypatch.setattr(Group, "join", note_and_join)
+    monkeypatch.setattr(Group, "join", touch_and_join)
 
-    def interrupt(path: str, launcher: int, note: Path) -> None:
-        while not note.exists():
+    def interrupt(path: str, launcher: int, waiting: Path) -> None:
+        while not waiting.exists():
             os.sched_yield()
         with open(path, "w"):
             text = "import signal; print('up', flush=True); signal.pause()"
@@ -282,19 +282,19 @@ def test_ctrl_c_stops_all(witness: Witness, tmp_path: Path, monkeypatch: pytest.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            local(interrupt, 1, (str(witness.path), os.getpid(), note), init=False)
+            local(interrupt, 1, (str(liveness.path), os.getpid(), waiting), init=False)
     finally:
         signal.signal(signal.SIGINT, before)
-    witness.wait_for_end()
+    liveness.wait_for_end()
 
 
-def test_nothing_is_left_in_this_process() -> None:
-    local(rank, 1, init=False)  # The server stays, and with it the two descriptors that lead to it.
-    before = Belongings()
+def test_no_threads_or_descriptors_are_leaked() -> None:
+    local(rank, 1, init=False)  # The server keeps running, and two descriptors lead to it.
+    before = ResourceSnapshot()
     local(rank, 3, init=False)
     with pytest.raises(WorkerFailed):
         local(raise_on_one, 3, init=False)
-    before.wait_until_as_before()
+    before.wait_until_restored()
 
 
 def test_many_workers_start_within_seconds() -> None:
@@ -304,7 +304,7 @@ def test_many_workers_start_within_seconds() -> None:
     assert time.monotonic() - began < 20  # 0.4 s on an idle machine; loading torch 64 times takes over a minute.
 
 
-def test_a_script_needs_no_guard_and_may_define_what_it_sends(tmp_path: Path) -> None:
+def test_a_script_needs_no_guard_and_can_send_its_own_classes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         """
@@ -329,8 +329,8 @@ except telegrad.launch.WorkerFailed as error:
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit", 0), ("kill", -signal.SIGKILL)])
-def test_a_program_takes_its_groups_with_it_however_it_ends(
-    how: str, code: int, tmp_path: Path, witness: Witness
+def test_groups_do_not_outlive_the_program_that_started_them(
+    how: str, code: int, tmp_path: Path, liveness: LivenessPipe
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -340,17 +340,17 @@ def wait(path):
     holding = open(path, "w")
     print(os.environ["TELEGRAD_RUNTIME_DIR"], file=holding, flush=True)
     signal.pause()
-group = telegrad.launch.start(wait, 1, ({str(witness.path)!r},), init=False)
+group = telegrad.launch.start(wait, 1, ({str(liveness.path)!r},), init=False)
 sys.stdin.read()
 if sys.argv[1] == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 """
     )
     with subprocess.Popen([sys.executable, script, how], stdin=subprocess.PIPE) as program:
-        (directory,) = witness.wait_for_lines(1)
+        (directory,) = liveness.wait_for_lines(1)
         program.communicate(timeout=20)
     assert program.returncode == code
-    witness.wait_for_end()
+    liveness.wait_for_end()
     if how == "kill":
-        os.rmdir(directory)  # Nobody was left who could have removed it.
+        os.rmdir(directory)  # No process was left to remove it.
     assert not os.path.exists(directory)

@@ -1,3 +1,5 @@
+"""Prefixed lines of the workers' output."""
+
 from __future__ import annotations
 
 import io
@@ -26,41 +28,41 @@ def test_every_line_begins_with_the_prefix() -> None:
     assert printed(b"one\ntwo\n\nthree\n") == b"a | one\na | two\na | \na | three\n"
 
 
-def test_a_line_that_comes_in_pieces_is_one_line() -> None:
+def test_a_line_in_pieces_is_printed_as_one_line() -> None:
     assert printed(b"on", b"e", b"\ntw", b"o\n") == b"a | one\na | two\n"
 
 
-def test_a_line_without_an_end_is_printed_at_the_end() -> None:
+def test_an_incomplete_line_is_printed_at_the_end() -> None:
     assert printed(b"one\ntwo") == b"a | one\na | two\n"
 
 
-def test_nothing_is_printed_for_a_worker_that_prints_nothing() -> None:
+def test_no_output_prints_nothing() -> None:
     assert printed() == b""
 
 
-def test_a_very_long_line_stays_whole() -> None:
+def test_a_very_long_line_is_not_broken() -> None:
     long = b"x" * 3_000_000
     assert printed(*[long[i : i + 65536] for i in range(0, len(long), 65536)], b"\nnext\n") == (
         b"a | " + long + b"\na | next\n"
     )
 
 
-def test_a_line_that_never_ends_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_broken_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "MAX_LINE", 10)
     assert printed(b"12345", b"67890", b"abc\n") == b"a | 1234567890\na | abc\n"
 
 
-def test_bytes_that_are_no_text_pass_unchanged() -> None:
+def test_bytes_that_are_not_text_are_unchanged() -> None:
     assert printed(b"\xff\xfe\x00 caf\xc3", b"\xa9\n") == b"a | \xff\xfe\x00 caf\xc3\xa9\n"
 
 
-def test_a_stream_that_takes_only_text_gets_text() -> None:
+def test_a_text_stream_gets_text() -> None:
     stream = io.StringIO()
     PrefixedLines(b"a | ", stream).feed(b"ok \xff\n")
     assert stream.getvalue() == "a | ok \\xff\n"
 
 
-def test_prefixes_have_one_width() -> None:
+def test_prefixes_have_the_same_width() -> None:
     assert prefixes(["ps", "trainer0"], io.StringIO()) == [b"ps       | ", b"trainer0 | "]
 
 

@@ -12,7 +12,7 @@ from support.paths import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from conformance.exceptions import differences, left_out
+from conformance.exceptions import differences, excluded
 from conformance.suites import SUITES
 
 
@@ -48,10 +48,10 @@ def test_every_exception_names_an_existing_test_and_an_allowed_reason() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110, check=True
     )
-    existing = {tuple(line.split()) for line in done.stdout.splitlines()}
-    assert set(left_out()) <= existing
-    assert set(differences()) <= existing
-    assert not set(left_out()) & set(differences())
+    there = {tuple(line.split()) for line in done.stdout.splitlines()}
+    assert set(excluded()) <= there
+    assert set(differences()) <= there
+    assert not set(excluded()) & set(differences())
 
 
 def printed_by(program: str) -> list[str]:
@@ -86,9 +86,9 @@ print(pickle.loads(pickle.dumps(type(case))) is type(case))
     assert printed_by(program)[-1:] == ["True"]
 
 
-def test_at_most_eight_tests_of_autograd_the_optimizer_and_remote_modules_are_skipped() -> None:
+def test_at_most_eight_tests_of_autograd_the_optimizer_and_remote_modules_are_excluded() -> None:
     names = {suite.name for suite in SUITES if suite.name.startswith(("autograd", "optimizer", "remote-module"))}
-    assert sum(suite in names for suite, _ in left_out()) <= 8
+    assert sum(suite in names for suite, _ in excluded()) <= 8
 
 
 @pytest.mark.timeout(200)

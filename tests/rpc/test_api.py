@@ -1,4 +1,4 @@
-"""What users call, between agents of one process on real sockets."""
+"""The functions of `telegrad.rpc`, between agents of one process on real sockets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -48,12 +49,12 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
 
 class Odd(Exception):
     def __init__(self, left: int, right: int) -> None:
-        super().__init__(left + right)  # cannot be rebuilt from its args
+        super().__init__(left + right)  # cannot be unpickled from its args
         self.left = left
 
 
 class Plain(ValueError):
-    """Can be rebuilt."""
+    """Can be unpickled."""
 
 
 def raise_plain(text: str) -> None:
@@ -64,13 +65,13 @@ def raise_odd() -> None:
     raise Odd(1, 2)
 
 
-def where_am_i() -> str:
+def worker_name() -> str:
     return rpc.get_worker_info().name
 
 
-def nested(way: list[str]) -> list[str]:
+def nested(path: list[str]) -> list[str]:
     here = rpc.get_worker_info().name
-    return [here, *rpc.rpc_sync(way[0], nested, (way[1:],))] if way else [here]
+    return [here, *rpc.rpc_sync(path[0], nested, (path[1:],))] if path else [here]
 
 
 async def add_later(x: int, y: int) -> int:
@@ -82,7 +83,7 @@ async def call_and_await(to: str, x: int) -> int:
     return await rpc.rpc_async(to, operator.add, (x, 1)) + await rpc.rpc_async(to, operator.add, (x, 2))
 
 
-async def wait_for_ever() -> None:
+async def wait_forever() -> None:
     Signals.entered.set()
     try:
         await asyncio.Event().wait()
@@ -97,7 +98,7 @@ def add_in_two_steps(to: str, x: int) -> rpc.Future[int]:
 
 
 class Signals:
-    """Events between the caller and the callee, which are one process here."""
+    """Events between the caller and the callee, which share a process."""
 
     go = threading.Event()
     cancelled = threading.Event()
@@ -114,13 +115,13 @@ def _fresh_signals() -> Iterator[None]:
 def enter_and_wait() -> str:
     Signals.entered.set()
     assert Signals.go.wait(20)
-    return "went"
+    return "done"
 
 
 def wait_in_a_nested_call(to: str) -> object:
     try:
         return rpc.rpc_sync(to, enter_and_wait, timeout=0)
-    except (CallCancelled, DeadlineExceeded):  # the caller's word, or the deadline that travelled with the call
+    except (CallCancelled, DeadlineExceeded):  # cancelled by the caller, or by the deadline of the call
         Signals.cancelled.set()
         raise
 
@@ -131,14 +132,14 @@ def remaining_time() -> float | None:
     return None if call.deadline is None else call.deadline - time.monotonic()
 
 
-def who_calls() -> str:
+def caller_name() -> str:
     call = rpc.current_call()
     assert call is not None
     return call.caller
 
 
-def whom_the_caller_is_called_by() -> str:
-    return rpc.rpc_sync(who_calls(), who_calls)
+def name_seen_by_the_caller() -> str:
+    return rpc.rpc_sync(caller_name(), caller_name)
 
 
 def remaining_time_over(to: str) -> float | None:
@@ -151,26 +152,26 @@ def remaining_time_over(to: str) -> float | None:
 def test_a_call_returns_what_the_function_returns(group: Group) -> None:
     assert rpc.rpc_sync("b", operator.add, args=(1, 2)) == 3
     assert rpc.rpc_sync("b", dict, kwargs={"x": 1}) == {"x": 1}
-    assert rpc.rpc_sync("b", where_am_i) == "b"
+    assert rpc.rpc_sync("b", worker_name) == "b"
 
 
 def test_a_worker_is_named_by_name_id_or_info(group: Group) -> None:
     for to in ("b", 1, rpc.get_worker_info("b"), rpc.WorkerInfo("b", 1)):
-        assert rpc.rpc_sync(to, where_am_i) == "b"
+        assert rpc.rpc_sync(to, worker_name) == "b"
     assert repr(rpc.get_worker_info("b")) == "WorkerInfo(id=1, name=b)"
 
 
 def test_a_worker_can_call_itself(group: Group) -> None:
-    assert rpc.rpc_sync("a", where_am_i) == "a"
+    assert rpc.rpc_sync("a", worker_name) == "a"
 
 
 def test_an_unknown_worker_is_an_error_that_lists_the_known_ones(group: Group) -> None:
     with pytest.raises(
         UnknownWorker, match=r"no worker named 'nobody'; the workers are 'a' \(0\), 'b' \(1\), 'c' \(2\)"
     ):
-        rpc.rpc_sync("nobody", where_am_i)
+        rpc.rpc_sync("nobody", worker_name)
     with pytest.raises(UnknownWorker, match="with id 17"):
-        rpc.rpc_sync(17, where_am_i)
+        rpc.rpc_sync(17, worker_name)
 
 
 def test_tensors_arrive_unchanged_small_and_large(group: Group) -> None:
@@ -179,7 +180,7 @@ def test_tensors_arrive_unchanged_small_and_large(group: Group) -> None:
         assert torch.equal(rpc.rpc_sync("b", torch.neg, (x,)), -x)
 
 
-def test_a_large_message_does_not_hold_up_a_small_one(group: Group) -> None:
+def test_a_large_message_does_not_delay_a_small_one(group: Group) -> None:
     large = rpc.rpc_async("b", torch.neg, (torch.ones(8_000_000),))
     assert rpc.rpc_sync("b", operator.add, (1, 1)) == 2
     assert large.wait().sum() == -8_000_000
@@ -196,12 +197,12 @@ def test_nested_calls_return_through_many_workers(group: Group) -> None:
     assert rpc.rpc_sync(way[0], nested, (way[1:],)) == way
 
 
-def test_nested_calls_two_hundred_deep_return(group: Group) -> None:
+def test_calls_can_be_nested_two_hundred_deep(group: Group) -> None:
     way = ["b", "a"] * 100
     assert rpc.rpc_sync(way[0], nested, (way[1:],)) == way
 
 
-def test_calls_from_many_threads_do_not_mix_up(group: Group) -> None:
+def test_calls_from_many_threads_get_their_own_results(group: Group) -> None:
     with ThreadPoolExecutor(8) as pool:
 
         def one(i: int) -> None:
@@ -212,13 +213,13 @@ def test_calls_from_many_threads_do_not_mix_up(group: Group) -> None:
         list(pool.map(lambda i: agent.call("b", operator.mul, (i, i)) == i * i or pytest.fail(str(i)), range(400)))
 
 
-def test_a_slow_call_delays_nobody(group: Group) -> None:
+def test_a_slow_call_does_not_delay_others(group: Group) -> None:
     slow = [rpc.rpc_async("b", enter_and_wait) for _ in range(4)]
     assert Signals.entered.wait(30)
     for i in range(20):
         assert rpc.rpc_sync("b", operator.add, (i, 1)) == i + 1
     Signals.go.set()
-    assert [future.wait() for future in slow] == ["went"] * 4
+    assert [future.wait() for future in slow] == ["done"] * 4
 
 
 def test_a_registered_name_can_be_called(group: Group) -> None:
@@ -239,7 +240,7 @@ def test_an_error_keeps_its_type_and_shows_the_remote_traceback(group: Group) ->
     assert "in raise_plain" in shown
 
 
-def test_an_error_that_cannot_be_rebuilt_comes_as_a_remote_error_with_all_of_it(group: Group) -> None:
+def test_an_error_that_cannot_be_unpickled_becomes_a_remote_error_with_its_traceback(group: Group) -> None:
     with pytest.raises(RemoteError, match=r"raised .*Odd on worker 'b': 3") as caught:
         rpc.rpc_sync("b", raise_odd)
     assert caught.value.worker == "b"
@@ -252,7 +253,7 @@ def test_an_error_of_a_nested_call_reaches_the_first_caller_with_its_type(group:
         rpc.rpc_sync("b", nested, (["c", "nowhere"],))
 
 
-def test_a_function_that_the_callee_cannot_import_is_named(group: Group) -> None:
+def test_a_function_that_the_callee_cannot_import_is_named_in_the_error(group: Group) -> None:
     agent = group["a"]
     with pytest.raises(FunctionNotFound, match=r"worker 'b' cannot run no_such_module:f: .*'no_such_module'"):
         agent.call("b", "no_such_module:f")
@@ -274,7 +275,7 @@ def test_arguments_and_results_that_cannot_be_pickled_are_named_by_their_path(gr
 
 
 def test_a_call_past_its_deadline_fails_and_names_worker_and_function(group: Group) -> None:
-    rpc.rpc_sync("b", where_am_i)  # so that connecting is not what takes so long
+    rpc.rpc_sync("b", worker_name)  # so that connecting is not what takes so long
     with pytest.raises(
         DeadlineExceeded, match=r"enter_and_wait on worker 'b' was not answered within [\d.]+ s"
     ) as caught:
@@ -285,15 +286,15 @@ def test_a_call_past_its_deadline_fails_and_names_worker_and_function(group: Gro
         rpc.rpc_async("b", enter_and_wait, timeout=0.05).wait()
 
 
-def test_a_deadline_travels_with_nested_calls(group: Group) -> None:
+def test_nested_calls_inherit_the_deadline(group: Group) -> None:
     left = rpc.rpc_sync("b", remaining_time_over, ("c",), timeout=30)
     assert 25 < left <= 30
     assert rpc.rpc_sync("b", remaining_time, timeout=0) is None
 
 
 def test_a_function_knows_the_name_of_its_caller_and_can_call_it(group: Group) -> None:
-    assert rpc.rpc_sync("b", who_calls) == "a"
-    assert rpc.rpc_sync("b", whom_the_caller_is_called_by) == "b"
+    assert rpc.rpc_sync("b", caller_name) == "a"
+    assert rpc.rpc_sync("b", name_seen_by_the_caller) == "b"
 
 
 async def fail_in_two_steps() -> None:
@@ -310,11 +311,11 @@ def test_the_traceback_of_a_coroutine_begins_with_its_own_lines(group: Group) ->
 
 def test_a_negative_timeout_is_refused(group: Group) -> None:
     with pytest.raises(ValueError, match="-1 for the default"):
-        rpc.rpc_sync("b", where_am_i, timeout=-2)
+        rpc.rpc_sync("b", worker_name, timeout=-2)
 
 
-def test_a_timed_out_call_tells_the_callee_and_its_nested_calls_end(group: Group) -> None:
-    rpc.rpc_sync("b", where_am_i)
+def test_a_timed_out_call_cancels_its_nested_calls(group: Group) -> None:
+    rpc.rpc_sync("b", worker_name)
     for timeout in (0.1, 1, 10):  # until it had the time to begin there
         with pytest.raises(DeadlineExceeded):
             rpc.rpc_sync("b", wait_in_a_nested_call, ("c",), timeout=timeout)
@@ -324,12 +325,12 @@ def test_a_timed_out_call_tells_the_callee_and_its_nested_calls_end(group: Group
 
 
 def test_a_cancelled_future_raises_and_the_coroutine_is_cancelled(group: Group) -> None:
-    future = rpc.rpc_async("b", wait_for_ever)
+    future = rpc.rpc_async("b", wait_forever)
     assert rpc.rpc_sync("b", add_later, (1, 2)) == 3  # the loop runs
     assert Signals.entered.wait(30)
     assert future.cancel()
     assert not future.cancel()
-    with pytest.raises(CallCancelled, match="wait_for_ever on worker 'b'"):
+    with pytest.raises(CallCancelled, match="wait_forever on worker 'b'"):
         future.wait()
     assert Signals.cancelled.wait(30)
 
@@ -349,17 +350,17 @@ def test_futures_work_with_torch_and_chain(group: Group) -> None:
         failing.then(lambda f: f.value()).wait()
 
 
-def test_a_wait_with_a_timeout_ends_only_the_wait(group: Group) -> None:
+def test_a_timeout_of_wait_does_not_cancel_the_call(group: Group) -> None:
     future = rpc.rpc_async("b", enter_and_wait)
     with pytest.raises(DeadlineExceeded, match=r"still under way"):
         future.wait(timeout=0.05)
     assert not future.done()
     Signals.go.set()
-    assert future.wait(timeout=30) == "went"
+    assert future.wait(timeout=30) == "done"
     assert future.done()
 
 
-def test_a_future_without_a_call_is_like_torchs(group: Group) -> None:
+def test_a_future_without_a_call_behaves_like_torchs(group: Group) -> None:
     future: rpc.Future[int] = rpc.Future()
     with pytest.raises(DeadlineExceeded):
         future.wait(timeout=0.01)
@@ -384,7 +385,7 @@ def test_coroutine_functions_are_served_and_can_await_calls(group: Group) -> Non
     assert rpc.rpc_sync("b", call_and_await, ("c", 1)) == 5
 
 
-def test_futures_can_be_awaited_here(group: Group) -> None:
+def test_futures_can_be_awaited_by_the_caller(group: Group) -> None:
     async def main() -> int:
         first, second = await asyncio.gather(
             *(asyncio.ensure_future(_await(rpc.rpc_async("b", operator.add, (i, 1)))) for i in range(2))
@@ -397,14 +398,14 @@ def test_futures_can_be_awaited_here(group: Group) -> None:
     assert asyncio.run(main()) == 3
 
 
-def test_a_function_that_returns_a_future_answers_when_it_is_done(group: Group) -> None:
+def test_a_function_that_returns_a_future_replies_when_it_is_done(group: Group) -> None:
     assert rpc.rpc_sync("b", add_in_two_steps, ("c", 1)) == 12
 
 
 # -- the group ----------------------------------------------------------------------------------------------
 
 
-def test_all_gather_and_barrier_over_everybody_and_over_some(group: Group) -> None:
+def test_all_gather_and_barrier_work_with_all_workers_and_with_some(group: Group) -> None:
     def take_part(name: str) -> tuple[object, object]:
         with acting_as(group[name]):
             everybody = rpc.all_gather(name.upper())
@@ -418,7 +419,7 @@ def test_all_gather_and_barrier_over_everybody_and_over_some(group: Group) -> No
     assert results["b"] == ({"a": "A", "b": "B", "c": "C"}, {"b": 1, "c": 1})
 
 
-def test_a_barrier_that_somebody_misses_says_who(group: Group) -> None:
+def test_a_barrier_that_times_out_names_the_missing_worker(group: Group) -> None:
     def take_part(name: str) -> None:
         with acting_as(group[name]), pytest.raises(DeadlineExceeded, match="'c' did not join the collective"):
             rpc.barrier(timeout=0.1)
@@ -427,9 +428,9 @@ def test_a_barrier_that_somebody_misses_says_who(group: Group) -> None:
         list(pool.map(take_part, "ab"))
 
 
-def test_a_barrier_fails_when_one_that_must_come_is_lost(group: Group) -> None:
+def test_a_barrier_fails_when_a_member_is_lost(group: Group) -> None:
     waiting = rpc.rpc_async("b", rpc.barrier)
-    rpc.rpc_sync("b", where_am_i)
+    rpc.rpc_sync("b", worker_name)
     group["c"].close()
     with pytest.raises(WorkerLost, match="worker 'c' is gone"):
         waiting.wait(30)
@@ -439,25 +440,25 @@ def test_a_barrier_fails_when_one_that_must_come_is_lost(group: Group) -> None:
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_a_flood_is_held_back_while_replies_and_nested_calls_pass(transport: str) -> None:
+def test_credits_limit_requests_but_not_replies_and_nested_calls(transport: str) -> None:
     settings = AgentSettings(session=SessionSettings(request_credits=8))
     with local_group(["a", "b"], transport=transport, settings=settings) as agents:
         with acting_as(agents["a"]):
             blocked = [rpc.rpc_async("b", enter_and_wait) for _ in range(8)]
             with pytest.raises(DeadlineExceeded, match="8 requests"):
                 rpc.rpc_async("b", operator.add, (1, 2), timeout=0.05)
-            # Nested calls need no credits, or two floods could wait for each other.
+            # Nested calls need no credits, otherwise two workers could deadlock.
             with acting_as(agents["b"]):
                 assert rpc.rpc_sync("a", nested, (["b", "a", "b"],)) == ["a", "b", "a", "b"]
             Signals.go.set()
-            assert [future.wait() for future in blocked] == ["went"] * 8
+            assert [future.wait() for future in blocked] == ["done"] * 8
             assert [rpc.rpc_sync("b", operator.add, (i, 1)) for i in range(30)] == list(range(1, 31))
 
 
 # -- shutdown -----------------------------------------------------------------------------------------------
 
 
-def test_a_graceful_shutdown_waits_for_calls_that_are_under_way() -> None:
+def test_a_graceful_shutdown_waits_for_calls_in_progress() -> None:
     with local_group(["a", "b", "c"]) as agents:
         future = rpc.Future(agents["a"]).start("b", wait_in_a_nested_call, ("c",), None, None)
         assert Signals.entered.wait(30)
@@ -467,10 +468,10 @@ def test_a_graceful_shutdown_waits_for_calls_that_are_under_way() -> None:
             Signals.go.set()
             for end in ends:
                 end.result(20)
-        assert future.value() == "went"
+        assert future.value() == "done"
 
 
-def test_a_shutdown_that_gives_up_says_who_it_waited_for() -> None:
+def test_a_shutdown_that_times_out_names_workers_and_calls() -> None:
     with local_group(["a", "b"]) as agents:
         with pytest.raises(DeadlineExceeded, match=r"worker 'b' has not called shutdown\(\)"):
             agents["a"].shutdown(timeout=0.2)
@@ -494,7 +495,7 @@ def test_shutdown_may_be_called_again_and_after_a_peer_died() -> None:
             agents["a"].call("b", operator.add, (1, 2))
 
 
-def test_shutdown_goes_on_when_the_worker_that_collects_leaves() -> None:
+def test_shutdown_continues_when_the_coordinator_leaves() -> None:
     with local_group(["a", "b", "c"]) as agents:
         with ThreadPoolExecutor(2) as pool:
             ends = [pool.submit(agents[name].shutdown) for name in "bc"]
@@ -504,12 +505,12 @@ def test_shutdown_goes_on_when_the_worker_that_collects_leaves() -> None:
                 end.result(20)
 
 
-def test_calls_under_way_fail_when_the_callee_shuts_down() -> None:
+def test_calls_in_progress_fail_when_the_callee_shuts_down() -> None:
     with local_group(["a", "b"]) as agents:
-        future = rpc.Future(agents["a"]).start("b", wait_for_ever, (), None, None)
+        future = rpc.Future(agents["a"]).start("b", wait_forever, (), None, None)
         agents["a"].call("b", operator.add, (1, 2))
         agents["b"].close()
-        with pytest.raises(WorkerLost, match=r"worker 'b' is lost \(it has shut down\).*wait_for_ever"):
+        with pytest.raises(WorkerLost, match=r"worker 'b' is lost \(it has shut down\).*wait_forever"):
             future.wait(30)
         with pytest.raises(WorkerLost):
             agents["a"].call("b", operator.add, (1, 2))
@@ -522,28 +523,28 @@ def test_without_an_agent_every_function_says_to_call_init_rpc() -> None:
     assert rpc.is_available()
 
 
-class Shouting(rpc.Future[str]):
-    """A future whose class must not get lost."""
+class SubclassedFuture(rpc.Future[str]):
+    """A future whose class `then` must keep."""
 
 
-def test_what_follows_a_future_is_of_its_class() -> None:
-    future = Shouting()
+def test_then_returns_a_future_of_the_same_class() -> None:
+    future = SubclassedFuture()
     following = future.then(lambda done: done.value().upper())
-    assert type(following) is Shouting
+    assert type(following) is SubclassedFuture
     future.set_result("a")
     assert following.wait() == "A"
 
 
-def test_whoever_listens_hears_of_every_exception_that_a_function_raised_here(group: Group) -> None:
-    heard: list[BaseException] = []
-    group["b"].server.on_failure = heard.append
+def test_on_failure_is_called_for_every_exception_of_a_served_function(group: Group) -> None:
+    failures: list[BaseException] = []
+    group["b"].server.on_failure = failures.append
     with pytest.raises(Plain):
         rpc.rpc_sync("b", raise_plain, ("x",))
-    assert [type(error) for error in heard] == [Plain]
+    assert [type(error) for error in failures] == [Plain]
 
 
 @pytest.mark.parametrize("size", [1000, 10_000_000])
-def test_the_bytes_that_went_to_a_worker_and_came_from_it_are_counted(group: Group, size: int) -> None:
+def test_traffic_counts_bytes_sent_and_received(group: Group, size: int) -> None:
     rpc.rpc_sync("b", len, (bytes(1),))  # opens the connection
     before = rpc.traffic()
     assert before.keys() == {"b"}
@@ -554,11 +555,11 @@ def test_the_bytes_that_went_to_a_worker_and_came_from_it_are_counted(group: Gro
     sent = rpc.traffic()["b"].sent - before["b"].sent
     assert size <= sent < size + 2000
     with acting_as(group["b"]):
-        there = rpc.traffic()["a"]
-        assert (there.sent > size, there.received > size) == (True, True)
+        counts = rpc.traffic()["a"]
+        assert (counts.sent > size, counts.received > size) == (True, True)
 
 
-def test_the_future_of_a_call_is_completed_by_the_call_alone(group: Group) -> None:
+def test_only_the_call_can_complete_its_future(group: Group) -> None:
     future = rpc.rpc_async("b", operator.add, (1, 2))
     for complete in (lambda: future.set_result(4), lambda: future.set_exception(ValueError("x"))):  # type: ignore[arg-type]  # torch says the type of the result
         with pytest.raises(RuntimeError, match="Future can only be marked completed once"):
@@ -566,28 +567,28 @@ def test_the_future_of_a_call_is_completed_by_the_call_alone(group: Group) -> No
     assert future.wait() == 3
 
 
-class Meddled(Future[int]):
-    """While the call completes it, another thread tries."""
+class RacedFuture(Future[int]):
+    """A future that another thread tries to complete while the call completes it."""
 
-    meddler: threading.Thread | None = None
+    rival: threading.Thread | None = None
     error: RuntimeError | None = None
 
     def _decode(self, call: Call) -> tuple[int, Exception | None]:
-        self.let_another_try()
+        self.race()
         return super()._decode(call)
 
     def set_exception(self, result: Exception) -> None:  # type: ignore[override]  # as in Future
-        self.meddler = None
-        self.let_another_try()
+        self.rival = None
+        self.race()
         super().set_exception(result)
 
-    def let_another_try(self) -> None:
-        if self.meddler is None:
-            self.meddler = threading.Thread(target=self.meddle)
-            self.meddler.start()
-            self.meddler.join()
+    def race(self) -> None:
+        if self.rival is None:
+            self.rival = threading.Thread(target=self.complete)
+            self.rival.start()
+            self.rival.join()
 
-    def meddle(self) -> None:
+    def complete(self) -> None:
         self.error = None
         try:
             self.set_result(4)
@@ -595,18 +596,17 @@ class Meddled(Future[int]):
             self.error = error
 
 
-@pytest.mark.parametrize("function", [operator.add, operator.truediv])
-def test_nobody_completes_the_future_of_a_call_in_the_moment_in_which_the_call_does(
-    group: Group, function: Callable[..., Any]
+@pytest.mark.parametrize(
+    ("function", "outcome"), [(operator.add, nullcontext()), (operator.truediv, pytest.raises(ZeroDivisionError))]
+)
+def test_no_other_thread_can_complete_the_future_while_the_call_does(
+    group: Group, function: Callable[..., Any], outcome: AbstractContextManager[object]
 ) -> None:
-    future = Meddled(group["a"])
+    future = RacedFuture(group["a"])
     future.start("b", function, (3, 0), None, None)
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
     assert done.wait(30)
     assert "can only be marked completed once" in str(future.error)
-    if function is operator.truediv:
-        with pytest.raises(ZeroDivisionError):
-            future.wait()
-        return
-    assert future.wait() == 3
+    with outcome:
+        assert future.wait() == 3

@@ -1,4 +1,4 @@
-"""Signal handlers that wait: which are wrapped, when what they keep is delivered, and what is put back."""
+"""Deferred signal handlers: which are wrapped, when pending signals are delivered, and what is restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.signals import interrupted, press, run_as, wrapped_sigint
 from telegrad import rpc
 from telegrad.connection.channel import Channel
 from telegrad.rpc import signals
-from telegrad.rpc.signals import DeferringHandler, Installation, wrap_signal_handler
+from telegrad.rpc.signals import DeferredSignalHandler, WrappedHandlers, wrap_signal_handler
 from telegrad.testing.interruption import PATIENCE, target
 
 pytestmark = pytest.mark.skipif(
@@ -29,15 +29,16 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def handled() -> Iterator[Installation]:
-    with wrapped_sigint() as installation:
-        yield installation
+def wrapped() -> Iterator[WrappedHandlers]:
+    """Wrap Python's own handler, as init_rpc does."""
+    with wrapped_sigint() as handlers:
+        yield handlers
 
 
 # -- the handler ----------------------------------------------------------------------------------------------
 
 
-def test_what_comes_in_protected_code_is_raised_right_after_it(handled: Installation) -> None:
+def test_a_signal_in_protected_code_is_raised_right_after_it(wrapped: WrappedHandlers) -> None:
     passed: list[str] = []
     critical = run_as(
         "telegrad.connection.channel",
@@ -50,8 +51,8 @@ def test_what_comes_in_protected_code_is_raised_right_after_it(handled: Installa
     assert passed == ["first", "second"]
 
 
-def test_the_end_of_rpc_async_raises_what_came_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeferringHandler, "_ask", lambda self: None)  # nobody asks
+def test_rpc_async_and_remote_raise_pending_signals_at_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeferredSignalHandler, "_retry", lambda self: None)  # nothing retries
     with target("unix") as there:
         post = Channel.post
 
@@ -64,7 +65,7 @@ def test_the_end_of_rpc_async_raises_what_came_meanwhile(monkeypatch: pytest.Mon
                 patched.setattr(Channel, "post", run_as_channel(pressed))
                 with pytest.raises(KeyboardInterrupt):
                     start("b", operator.add, (1, 2))
-            signals.keeping.clear()
+            signals.pending_handlers.clear()
         there.check()
 
 
@@ -74,16 +75,22 @@ def run_as_channel(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def test_one_who_presses_again_after_a_while_gets_out_of_anything(
-    handled: Installation, monkeypatch: pytest.MonkeyPatch
+def test_a_second_signal_after_the_maximal_deferral_interrupts_protected_code(
+    wrapped: WrappedHandlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signals, "PATIENCE", 0.0)
-    stuck = run_as("telegrad.connection.channel", "def run():\n    press()\n    while True: press()\n", press=press)
+    monkeypatch.setattr(signals, "MAX_DEFERRAL", 0.0)
+    stuck = run_as(
+        "telegrad.connection.channel",
+        "def run():\n    press()\n    while True: press()\n",
+        press=press,
+    )
     with pytest.raises(KeyboardInterrupt):
         stuck()
 
 
-def test_it_is_raised_even_if_no_thread_can_be_started(handled: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_signal_delivers_a_pending_one_if_no_thread_can_be_started(
+    wrapped: WrappedHandlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
@@ -93,7 +100,7 @@ def test_it_is_raised_even_if_no_thread_can_be_started(handled: Installation, mo
         press()
 
 
-def test_handlers_of_the_user_are_deferred_too_and_put_back_at_the_end() -> None:
+def test_user_handlers_are_deferred_and_restored() -> None:
     seen: list[str] = []
 
     def on_alarm(number: int, frame: FrameType | None) -> NoReturn:
@@ -101,7 +108,7 @@ def test_handlers_of_the_user_are_deferred_too_and_put_back_at_the_end() -> None
 
     before = signal.signal(signal.SIGALRM, on_alarm)
     try:
-        installation = Installation()
+        handlers = WrappedHandlers()
         critical = run_as(
             "telegrad.connection.channel",
             "def run():\n    alarm()\n    seen.append('whole')\n",
@@ -111,18 +118,18 @@ def test_handlers_of_the_user_are_deferred_too_and_put_back_at_the_end() -> None
         with pytest.raises(TimeoutError, match="too late"):
             interrupted(critical)
         assert seen == ["whole"]
-        installation.undo()
+        handlers.restore()
         assert signal.getsignal(signal.SIGALRM) is on_alarm
         assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_handler_that_the_user_installed_meanwhile_stays_and_gets_what_was_kept(handled: Installation) -> None:
-    came = threading.Event()
+def test_a_handler_installed_later_stays_and_gets_the_pending_signal(wrapped: WrappedHandlers) -> None:
+    delivered = threading.Event()
 
     def mine(number: int, frame: FrameType | None) -> None:
-        came.set()
+        delivered.set()
 
     critical = run_as(
         "telegrad.connection.channel",
@@ -131,38 +138,38 @@ def test_a_handler_that_the_user_installed_meanwhile_stays_and_gets_what_was_kep
         install=lambda: signal.signal(signal.SIGINT, mine),
     )
     critical()
-    assert came.wait(PATIENCE)
-    handled.undo()
+    assert delivered.wait(PATIENCE)
+    wrapped.restore()
     assert signal.getsignal(signal.SIGINT) is mine
 
 
-def test_where_sigurg_is_taken_the_signal_itself_is_sent_again() -> None:
+def test_the_signal_itself_is_resent_if_sigurg_has_a_handler() -> None:
     before = signal.signal(signal.SIGURG, lambda *_: None)
     try:
-        installation = Installation()
+        handlers = WrappedHandlers()
         with pytest.raises(KeyboardInterrupt):
             interrupted(run_as("telegrad.connection.channel", "def run():\n    press()\n", press=press))
-        installation.undo()
+        handlers.restore()
     finally:
         signal.signal(signal.SIGURG, before)
 
 
-def test_signals_that_are_ignored_or_have_no_handler_of_python_are_left_alone() -> None:
+def test_ignored_signals_are_not_wrapped() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        installation = Installation()
+        handlers = WrappedHandlers()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        installation.undo()
+        handlers.restore()
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def test_a_handler_is_wrapped_once() -> None:
-    wrapped = wrap_signal_handler(signal.default_int_handler)
-    assert wrap_signal_handler(wrapped) is wrapped
+    handler = wrap_signal_handler(signal.default_int_handler)
+    assert wrap_signal_handler(handler) is handler
 
 
-def test_in_a_notebook_it_is_installed_anew_for_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handlers_are_wrapped_again_before_every_notebook_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     callbacks: list[Callable[..., None]] = []
     events = SimpleNamespace(
         register=lambda name, function: callbacks.append(function),
@@ -172,23 +179,23 @@ def test_in_a_notebook_it_is_installed_anew_for_every_cell(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        installation = Installation()
+        handlers = WrappedHandlers()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as ipykernel does before each cell
         callbacks[0](SimpleNamespace(raw_cell="1 + 1"))
-        assert isinstance(signal.getsignal(signal.SIGINT), DeferringHandler)
-        installation.undo()
+        assert isinstance(signal.getsignal(signal.SIGINT), DeferredSignalHandler)
+        handlers.restore()
         assert not callbacks
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_the_child_of_a_fork_has_its_own_handlers_back(handled: Installation) -> None:
+def test_the_child_of_a_fork_has_the_original_handlers(wrapped: WrappedHandlers) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert isinstance(signal.getsignal(signal.SIGINT), DeferringHandler)
+    assert isinstance(signal.getsignal(signal.SIGINT), DeferredSignalHandler)
 
 
 # -- processes ------------------------------------------------------------------------------------------------
@@ -221,12 +228,12 @@ def interrupted(function, *args, **kwargs):
         return
     raise AssertionError("no KeyboardInterrupt")
 
-# Nobody else comes: init waits.
+# No other worker joins, so init_rpc waits.
 press_when(lambda: os.path.exists(sys.argv[1] + ".none"))
 interrupted(rpc.init_rpc, "alone", rank=0, world_size=2,
             rpc_backend_options=telegrad.Options(init_method="file://" + sys.argv[1] + ".none", transports=("unix",)))
 assert signal.getsignal(signal.SIGINT) is before
-assert os.listdir(os.environ["TELEGRAD_RUNTIME_DIR"]) == [], "the socket is left"
+assert os.listdir(os.environ["TELEGRAD_RUNTIME_DIR"]) == [], "the socket was not removed"
 
 rpc.init_rpc("only", rank=0, world_size=1, rpc_backend_options=options)
 assert rpc.rpc_sync("only", operator.add, (1, 2)) == 3
@@ -237,12 +244,12 @@ interrupted(rpc.shutdown)
 assert signal.getsignal(signal.SIGINT) is before
 rpc.shutdown()
 assert threading.active_count() <= 3
-print("as it should be")
+print("all checks passed")
 os._exit(0)
 """
 
 
-def test_init_and_shutdown_can_be_interrupted_and_leave_nothing(tmp_path: Path) -> None:
+def test_init_and_shutdown_can_be_interrupted_and_clean_up(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     environment = {**os.environ, "TELEGRAD_RUNTIME_DIR": str(tmp_path / "run"), "TELEGRAD_TOKEN": secrets.token_hex(32)}
     program = tmp_path / "program.py"
@@ -255,4 +262,4 @@ def test_init_and_shutdown_can_be_interrupted_and_leave_nothing(tmp_path: Path) 
         timeout=120,
         check=False,
     )
-    assert "as it should be" in ended.stdout, ended.stderr
+    assert "all checks passed" in ended.stdout, ended.stderr

@@ -68,7 +68,7 @@ def test_callbacks_of_a_creation_future_do_not_block_the_reading_thread(group: G
 
     def open_gate_when_read() -> None:
         assert peer.outgoing is not None
-        seen_reading.append(becomes_true(lambda: peer.outgoing._reading))
+        seen_reading.append(becomes_true(lambda: peer.outgoing.readers.reading))
         gate.set()
 
     opener = threading.Thread(target=open_gate_when_read)

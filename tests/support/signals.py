@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from telegrad.rpc.signals import Installation
+from telegrad.rpc.signals import WrappedHandlers
 from telegrad.testing.interruption import PATIENCE
 
 
 @contextmanager
-def wrapped_sigint() -> Iterator[Installation]:
+def wrapped_sigint() -> Iterator[WrappedHandlers]:
     """Install Python's own SIGINT handler, wrapped as `init_rpc` wraps it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    installation = Installation()
+    installation = WrappedHandlers()
     try:
         yield installation
     finally:
-        installation.undo()
+        installation.restore()
         signal.signal(signal.SIGINT, before)
 
 

@@ -88,7 +88,7 @@ class PickledException(msgspec.Struct, frozen=True):
 
 
 def pickle_exception(error: BaseException) -> PickledException:
-    """StreamPosition an exception into bytes and text."""
+    """Turn an exception into bytes and text."""
     value = Encoded(b"", [])
     if isinstance(error, Exception):
         try:
@@ -105,7 +105,7 @@ def pickle_exception(error: BaseException) -> PickledException:
 def unpickle_exception(
     data: bytes | memoryview, descriptors: Sequence[TensorDescriptor] = (), region: Any = None
 ) -> tuple[Exception | None, str]:
-    """StreamPosition bytes back into an exception; None and the reason if that cannot be done."""
+    """Turn bytes back into an exception; None and the reason if that cannot be done."""
     if not data:
         return None, "its class cannot be pickled"
     try:

@@ -1,11 +1,11 @@
-"""Stands in for torch.distributed.rpc, .autograd, .optim and .nn: programs written for them run on telegrad unchanged.
+"""Replaces torch.distributed.rpc, .autograd, .optim and .nn, so that programs written for them run on telegrad.
 
 >>> import telegrad.drop_in
 >>> telegrad.drop_in.install()                                    # doctest: +SKIP
 >>> import torch.distributed.rpc as rpc                           # doctest: +SKIP
 
-A program that knows nothing of telegrad is started with ``python -m telegrad.drop_in script.py``. Torch is loaded only
-when the program loads it, so this module and `telegrad.drop_in.children` do without.
+To run an unmodified program, start it with ``python -m telegrad.drop_in script.py``. Torch is loaded only when the
+program imports it, so this module and `telegrad.drop_in.subprocesses` do not import torch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ __all__ = ["install", "installed"]
 
 
 def install() -> None:
-    """Make torch.distributed.rpc and its kin be telegrad's, in this process and in every one that it starts.
+    """Replace torch.distributed.rpc and related modules, in this process and in every one that it starts.
 
-    Modules that took names from them before (``from torch.distributed.rpc import rpc_sync``) keep torch's: call this
-    first. Calling it again does nothing.
+    Call this first: modules that imported names from them earlier (``from torch.distributed.rpc import rpc_sync``) keep
+    torch's. Calling it again does nothing.
     """
-    from telegrad.drop_in import children, modules
+    from telegrad.drop_in import modules, subprocesses
 
     modules.replace()
-    children.inherit()
+    subprocesses.install_in_subprocesses()
 
 
 def installed() -> bool:
-    """Whether `install` was called in this process, or in the one that started it."""
+    """Return whether `install` was called in this process, or in the one that started it."""
     import sys
 
     modules = sys.modules.get("telegrad.drop_in.modules")

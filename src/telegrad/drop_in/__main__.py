@@ -1,6 +1,6 @@
-"""``python -m telegrad.drop_in script.py args...``: run a program that knows nothing of telegrad, with the drop-in.
+"""``python -m telegrad.drop_in script.py args...``: run an unmodified program with the drop-in.
 
-The program is started anew in place of this process, so it finds everything as if it had been started by itself.
+The program replaces this process (exec), so it finds the environment of a program that was started directly.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import os
 import subprocess
 import sys
 
-from telegrad.drop_in.children import environment
+from telegrad.drop_in.subprocesses import environment
 
 _USAGE = """\
 usage: python -m telegrad.drop_in SCRIPT [ARGUMENT ...]
        python -m telegrad.drop_in -m MODULE [ARGUMENT ...]
        python -m telegrad.drop_in -c COMMAND [ARGUMENT ...]
 
-Run a Python program in which torch.distributed.rpc and its kin are telegrad's.
+Run a Python program with torch.distributed.rpc and related modules replaced by telegrad.
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Become the program that the arguments name."""
+    """Replace this process by the program that the arguments name."""
     if arguments[:1] in (["-h"], ["--help"]):
         sys.stdout.write(_USAGE)
         return 0
@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(_USAGE)
         return 2
     os.environ.update(environment())
-    # -W, -X and the like go on to the program, as multiprocessing does it.
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # private, but for this
+    # Pass -W, -X and similar flags on to the program, as multiprocessing does.
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # private, but made for this
     return os.execv(sys.executable, [sys.executable, *flags, *arguments])
 
 

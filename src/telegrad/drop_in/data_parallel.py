@@ -1,14 +1,14 @@
-"""DistributedDataParallel under distributed autograd: which parameters it averages, and in which order its parts die.
+"""DistributedDataParallel under distributed autograd: which parameters it averages, and when its parts are destroyed.
 
-When the gradients of all its parameters are there, it averages them over its group and writes them into ``.grad``: at
-the end of a run of torch's engine, and not necessarily of the run that computed them. Torch's C++ context tells it to
+Once the gradients of all its parameters are ready, it averages them over its group and writes them into ``.grad``. It
+does so at the end of a run of torch's engine, not necessarily the run that computed them. Torch's C++ context makes it
 write into the context instead. Telegrad leaves the context's gradients of these parameters in ``.grad`` until the
-context ends (`telegrad.backward.accumulate`), so they are averaged where they are.
+context ends (`telegrad.backward.accumulate`), so they are averaged in place.
 
-When it dies, its process group must not die with its reducer, but later. The destructor of a gloo group joins threads,
-and these may be about to drop a tensor that Python knows, for which they need Python's lock. Torch's Python object of a
-group gives that lock away before it lets the group go; its Python object of a reducer does not, and where that was the
-last to hold the group, both wait for ever (docs/migrating.md has the stacks).
+Its process group must outlive its reducer. The destructor of a gloo group joins threads, and these may be about to
+release a tensor that Python knows, for which they need the GIL. Torch's Python object of a group releases the GIL
+before it destroys the group. Its Python object of a reducer does not, and if that held the last reference to the group,
+the two deadlock (docs/migrating.md has the stacks).
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _averaged: MutableMapping[torch.Tensor, bool] = WeakTensorKeyDictionary()
 
 
-def watch(cls: Any) -> None:
-    """Note the parameters of every `cls` (DistributedDataParallel) that is made from now on, and mind how it dies."""
+def track_parameters(cls: Any) -> None:
+    """Record the parameters of every `cls` (DistributedDataParallel) created from now on; make its group outlive it."""
     init = cls.__init__
 
     @wraps(init)
-    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+    def tracking_init(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         for parameter in self.parameters():
             if parameter.requires_grad:
                 _averaged[parameter] = True
-        _outlive(self)
+        _keep_group_alive(self)
 
-    cls.__init__ = noting
+    cls.__init__ = tracking_init
 
 
-def _outlive(parallel: Any) -> None:
-    """Keep the process group for as long as anything in C++ may be about to destroy it."""
+def _keep_group_alive(parallel: Any) -> None:
+    """Keep the process group alive until every C++ object that holds it is destroyed."""
     for name in ("reducer", "logger"):  # the logger holds the reducer
         part = getattr(parallel, name, None)
         if part is not None:
-            # It is called when the object in C++ is gone already: pybind11 clears weak references last.
-            weakref.finalize(part, _let_go, parallel.process_group).atexit = False
+            # Called when the C++ object is already gone: pybind11 clears weak references last.
+            weakref.finalize(part, _release, parallel.process_group).atexit = False
 
 
-def _let_go(group: object) -> None:
-    """Nothing needs to be done: the group was kept by being an argument."""
+def _release(group: object) -> None:
+    """Do nothing: being an argument of the finalizer kept the group alive."""
 
 
 def is_averaged(leaf: torch.Tensor) -> bool:
-    """Whether a DistributedDataParallel averages the gradients of this leaf."""
+    """Return whether a DistributedDataParallel averages the gradients of this leaf."""
     return leaf in _averaged

@@ -1,9 +1,9 @@
-"""Which modules of torch are replaced by which of telegrad's, and how that is done.
+"""Replaces modules of torch by telegrad's.
 
-Torch itself imports torch.distributed.rpc while it loads, so its modules are there already, with names of theirs in
-other modules. They are put out of ``sys.modules``, ours are put in their place, and the few modules of torch that hold
-on to a class of theirs are given ours. Two packages, torch.distributed.optim and .nn, take a second to load and are
-rarely there: the one module of each that is ours is found by a finder when they load.
+Torch itself imports torch.distributed.rpc while it loads, so its modules already exist, and other modules of torch hold
+names from them. They are removed from ``sys.modules`` and replaced by ours, and the few modules of torch that hold one
+of their classes get ours. Two packages, torch.distributed.optim and .nn, take a second to load and are rarely imported.
+Each has one module that is replaced. An import finder provides it when the package loads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from telegrad.drop_in.data_parallel import watch
+from telegrad.drop_in.data_parallel import track_parameters
 
 _HERE = "telegrad.drop_in"
 
@@ -37,33 +37,33 @@ REPLACED = {
     "torch.distributed.rpc.rref_proxy": f"{_HERE}.rpc.rref_proxy",
     "torch.distributed.rpc.server_process_global_profiler": f"{_HERE}.rpc.server_process_global_profiler",
 }
-"""What is imported under the first name is the second."""
+"""Torch's module name: the module that replaces it."""
 
-WHEN_LOADED = {
+REPLACED_ON_LOAD = {
     "torch.distributed.optim.optimizer": (f"{_HERE}.optim.optimizer", "DistributedOptimizer"),
     "torch.distributed.nn.api.remote_module": (f"{_HERE}.nn.remote_module", "RemoteModule"),
 }
-"""The same, when their packages load; and the name that the package takes from the module."""
+"""The same for modules replaced when their packages load, with the name that the package imports from the module."""
 
-WHEN_ASKED_FOR = {
+REPLACED_ON_IMPORT = {
     "torch.distributed.rpc._testing": f"{_HERE}.rpc._testing",
     "torch.distributed.rpc._testing.faulty_agent_backend_registry": (
         f"{_HERE}.rpc._testing.faulty_agent_backend_registry"
     ),
 }
-"""The same, only when the program imports them: they register a backend."""
+"""The same for modules loaded only when the program imports them, because they register a backend."""
 
 _lock = threading.Lock()  # protects _replaced
 _replaced = False
 
 
 def replaced() -> bool:
-    """Whether torch's modules have been replaced in this process."""
+    """Return whether torch's modules have been replaced in this process."""
     return _replaced
 
 
 def replace() -> None:
-    """Put telegrad's modules in the place of torch's."""
+    """Replace torch's modules by telegrad's."""
     global _replaced
     with _lock:
         if _replaced:
@@ -73,12 +73,12 @@ def replace() -> None:
         for name, ours in REPLACED.items():
             _put(name, importlib.import_module(ours))
         sys.meta_path.insert(0, _Finder())
-        _tell_torch()
-        for name, (ours, taken) in WHEN_LOADED.items():
+        _update_torch()
+        for name, (ours, imported) in REPLACED_ON_LOAD.items():
             package = ".".join(name.split(".")[:3])
-            if package in sys.modules or not _knows_rpc():
+            if package in sys.modules or not _has_rpc():
                 _put(name, importlib.import_module(ours))
-                setattr(importlib.import_module(package), taken, getattr(sys.modules[name], taken))
+                setattr(importlib.import_module(package), imported, getattr(sys.modules[name], imported))
         _replaced = True
 
 
@@ -89,24 +89,26 @@ def _put(name: str, module: ModuleType) -> None:
         setattr(sys.modules[parent], attribute, module)
 
 
-def _knows_rpc() -> bool:
-    """Whether torch was built with RPC; if not, its packages do not look for what belongs to it."""
+def _has_rpc() -> bool:
+    """Return whether torch was built with RPC. If not, its packages do not import the modules that need RPC."""
     import torch
 
     return hasattr(torch._C, "_rpc_init")
 
 
 class _Finder(MetaPathFinder):
-    """Finds ours for the modules that load later than torch."""
+    """Finds telegrad's modules for those that load later than torch."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        ours = WHEN_LOADED[fullname][0] if fullname in WHEN_LOADED else WHEN_ASKED_FOR.get(fullname)
-        return ModuleSpec(fullname, _OursLoader(ours)) if ours is not None else None
+        ours = REPLACED_ON_LOAD[fullname][0] if fullname in REPLACED_ON_LOAD else REPLACED_ON_IMPORT.get(fullname)
+        return ModuleSpec(fullname, _ReplacementLoader(ours)) if ours is not None else None
 
 
-class _OursLoader(Loader):
+class _ReplacementLoader(Loader):
+    """Loads a module of telegrad under the name of one of torch's."""
+
     def __init__(self, ours: str) -> None:
         self._ours = ours
 
@@ -116,21 +118,21 @@ class _OursLoader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import has put torch's name there
+        module.__spec__ = self._spec  # the import system has put torch's name there
 
 
-def _tell_torch() -> None:
-    """Give ours to the modules of torch that hold on to what belongs to torch.distributed.rpc."""
+def _update_torch() -> None:
+    """Replace the names from torch.distributed.rpc that other modules of torch hold."""
     rpc = importlib.import_module(f"{_HERE}.rpc")
     jit: Any = importlib.import_module("torch._jit_internal")
     jit.RRef, jit.PyRRef = rpc.RRef, rpc.PyRRef
     annotations: Any = importlib.import_module("torch.jit.annotations")
     annotations.RRef = rpc.RRef
-    if not hasattr(annotations, "is_rref"):  # a torch that was built without RPC: now it asks, and hears no
+    if not hasattr(annotations, "is_rref"):  # torch was built without RPC, but will now ask
         annotations.is_rref = lambda annotation: False
     data_parallel: Any = importlib.import_module("torch.nn.parallel.distributed")
     data_parallel.RRef, data_parallel.RPC_AVAILABLE = rpc.RRef, True
-    watch(data_parallel.DistributedDataParallel)
+    track_parameters(data_parallel.DistributedDataParallel)
     autograd = importlib.import_module(f"{_HERE}.autograd")
     importlib.import_module(f"{_HERE}.autograd.scripting").register(autograd.get_gradients, autograd.backward)
     futures: Any = importlib.import_module("torch.futures")

@@ -1,4 +1,4 @@
-"""Start the workers of a group: as processes of this machine here, or with `telegrad run` from a shell."""
+"""Starts the workers of a group on this machine, from Python. From a shell, use `telegrad run`."""
 
 from telegrad.launch.local import Group, GroupTimeout, WorkerFailed, local, start
 

@@ -1,9 +1,9 @@
-"""Call a function on several workers of this machine, from a script, a notebook or a test.
+"""Runs a function on several workers of this machine, from a script, a notebook or a test.
 
-The workers are forked from a server that has loaded torch, so what torch reads from the environment while it is
-loaded is as it was when the first group was started. A function of an importable module is found by its name in the
-worker; any other (a lambda, a function of the main script) is sent whole, and the main script is not imported again.
-So a script needs no ``if __name__ == "__main__"`` guard.
+The workers are forked from a server that has loaded torch. Environment variables that torch reads while it loads
+therefore have the values from when the first group was started. Workers import a function of an importable module by
+name. Any other function (a lambda, a function of the main script) is sent by value, and the main script is not imported
+again. So a script needs no ``if __name__ == "__main__"`` guard.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import cloudpickle
 
 from telegrad.errors import PayloadError, TelegradError, UnknownWorker
 from telegrad.launch.forked import ForkedWorker, Startup, fork_worker, start_server
-from telegrad.launch.meeting import Meeting, worker_names
+from telegrad.launch.local_rendezvous import LocalRendezvous, worker_names
 from telegrad.launch.output import PrefixedLines, prefixes
-from telegrad.launch.supervision import StopRequests, Supervision
+from telegrad.launch.supervisor import StopRequests, Supervisor
 
 T = TypeVar("T")
 
 
 class WorkerFailed(TelegradError):
-    """A worker raised, or died. What it raised is the cause, if it can be rebuilt here."""
+    """A worker raised an exception or died. The exception is the cause, if it can be unpickled here."""
 
     def __init__(
         self, message: str, *, worker: str = "", exitcode: int | None = None, remote_traceback: str = ""
@@ -38,12 +38,12 @@ class WorkerFailed(TelegradError):
         super().__init__(message)
         self.worker = worker
         self.exitcode = exitcode
-        """-N if signal N ended it."""
+        """-N if signal N killed the worker."""
         self.remote_traceback = remote_traceback
 
 
 class GroupTimeout(TelegradError, TimeoutError):
-    """Not every worker ended in time. All have been stopped."""
+    """Not every worker finished in time. All have been stopped."""
 
     def __init__(self, message: str, *, unfinished: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -63,12 +63,12 @@ def local(
     """Call ``fn(*args)`` on every worker of a new group on this machine, and return the results in worker order.
 
     `workers` is a number (the names are worker0, worker1 and so on) or a list of names. Each worker calls
-    ``init_rpc(name, **init_options)`` before `fn` and ``shutdown()`` after it, unless `init` is false. What they print
-    appears after their names, unless `prefix` is false.
+    ``init_rpc(name, **init_options)`` before `fn` and ``shutdown()`` after it, unless `init` is false. Their output is
+    printed with their names as prefixes, unless `prefix` is false.
 
-    If a worker raises or dies, the others are stopped and `WorkerFailed` names it. If not all have ended after
-    `timeout` seconds, all are stopped and `GroupTimeout` names those. As with multiprocessing, a worker's atexit
-    functions are not called.
+    If a worker raises or dies, the others are stopped and `WorkerFailed` names it. If some have not finished after
+    `timeout` seconds, all are stopped and `GroupTimeout` names the unfinished ones. As with multiprocessing, a worker's
+    atexit functions are not called.
 
     >>> local(lambda x: x + 1, workers=2, args=(41,), init=False)
     [42, 42]
@@ -86,97 +86,101 @@ def start(
     init: bool = True,
     init_options: Mapping[str, Any] | None = None,
 ) -> Group:
-    """Start what `local` runs, and return a handle on it. Use it in a `with` statement, whose end stops the group."""
+    """Start a group like `local`, without waiting for it. Use the group in a `with` statement, which stops it."""
     names = worker_names(workers)
     try:
         work = cloudpickle.dumps((fn, tuple(args), dict(init_options or {})))
     except Exception as error:
-        raise PayloadError(f"the function or its arguments cannot be sent to the workers: {error}") from error
+        raise PayloadError(
+            f"cannot pickle the function or its arguments to send them to the workers: {error}"
+        ) from error
     start_server()
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as resources:
         requests = StopRequests()
-        held.callback(requests.close)
-        meeting = held.enter_context(Meeting(names))
-        supervision = held.enter_context(Supervision(requests))
+        resources.callback(requests.close)
+        rendezvous = resources.enter_context(LocalRendezvous(names))
+        supervisor = resources.enter_context(Supervisor(requests))
         started = []
         printers = [
             [PrefixedLines(text, target) if prefix else None for text in prefixes(names, target)]
             for target in (sys.stdout, sys.stderr)
         ]
         for rank, name in enumerate(names):
-            startup = Startup(name, {**os.environ, **meeting.environment(rank)}, work, init)
-            started.append(fork_worker(startup, rank, *(sinks[rank] for sinks in printers)))
-            supervision.add(started[-1])
-        return Group(started, supervision, requests, held.pop_all())
+            startup = Startup(name, {**os.environ, **rendezvous.environment(rank)}, work, init)
+            started.append(fork_worker(startup, rank, *(by_rank[rank] for by_rank in printers)))
+            supervisor.add(started[-1])
+        return Group(started, supervisor, requests, resources.pop_all())
 
 
 class Group:
-    """The workers of one group on this machine, watched by a thread until the last has ended."""
+    """The workers of one group on this machine, supervised by a thread until the last has exited."""
 
     def __init__(
         self,
         workers: Sequence[ForkedWorker],
-        supervision: Supervision,
+        supervisor: Supervisor,
         requests: StopRequests,
-        held: contextlib.ExitStack,
+        resources: contextlib.ExitStack,
     ) -> None:
         self.processes = {worker.name: worker for worker in workers}
-        """Name, rank, pid and exitcode (None while it runs) of each worker, by its name."""
-        self._supervision = supervision
+        """Name, rank, pid and exitcode (None while it runs) of each worker, by name."""
+        self._supervisor = supervisor
         self._requests = requests
-        self._held = held
-        self._broken: BaseException | None = None
-        # Protects _ended and _asked: no request may be written to a pipe that has been closed.
+        self._resources = resources
+        self._supervisor_error: BaseException | None = None
+        # Protects _ended and _stop_requested: nothing may be written to the pipe of requests after it is closed.
         self._lock = threading.Lock()
         self._ended = False
-        self._asked = False
-        self._watcher = threading.Thread(target=self._watch, name="telegrad-launch", daemon=True)
-        # A program that ends without stopping its groups takes them with it, their directories included.
+        self._stop_requested = False
+        self._thread = threading.Thread(target=self._supervise, name="telegrad-launch", daemon=True)
+        # A program that exits without stopping its groups stops them here and removes their directories.
         atexit.register(self.stop)
-        self._watcher.start()
+        self._thread.start()
 
     def join(self, timeout: float | None = None) -> list[Any]:
-        """Wait until every worker has ended, and return their results in order: None for one that was killed by `kill`.
+        """Wait until every worker has exited, and return their results in order: None for a worker killed by `kill`.
 
-        Raises what `local` raises. A KeyboardInterrupt while waiting stops the group.
+        Raises the same errors as `local`. A KeyboardInterrupt while waiting stops the group.
         """
         try:
-            self._watcher.join(timeout)
+            self._thread.join(timeout)
         except BaseException:
             self.stop()
             raise
-        if self._watcher.is_alive():
+        if self._thread.is_alive():
             unfinished = [worker.name for worker in self.processes.values() if worker.exitcode is None]
             self.stop()
             raise GroupTimeout(
-                f"{', '.join(unfinished)} had not ended after {timeout:g} seconds; all workers were stopped",
+                f"{', '.join(unfinished)} did not finish within {timeout:g} seconds; all workers were stopped",
                 unfinished=unfinished,
             )
-        if self._broken is not None:
-            raise TelegradError(f"the group was ended, because watching it failed: {self._broken}") from self._broken
-        if self._supervision.failure is not None:
+        if self._supervisor_error is not None:
+            raise TelegradError(
+                f"the group was stopped because its supervisor failed: {self._supervisor_error}"
+            ) from self._supervisor_error
+        if self._supervisor.first_failure is not None:
             self._raise_failure()
         stopped = [w.name for w in self.processes.values() if not w.killed_on_purpose and not w.succeeded()]
         if stopped:
-            raise TelegradError(f"the group was stopped before {', '.join(stopped)} had ended, so it has no results")
+            raise TelegradError(f"the group was stopped before {', '.join(stopped)} finished, so it has no results")
         return [self._result(worker) for worker in self.processes.values()]
 
     def kill(self, name: str) -> None:
-        """Kill one worker with SIGKILL. The others go on, so that one can see what the loss does to them."""
+        """Kill one worker with SIGKILL. The others continue, to test how they handle the loss."""
         if name not in self.processes:
-            raise UnknownWorker(f"there is no worker {name!r} in this group, only {', '.join(self.processes)}")
+            raise UnknownWorker(f"this group has no worker {name!r}; its workers are {', '.join(self.processes)}")
         worker = self.processes[name]
         if worker.exitcode is None:
             worker.killed_on_purpose = True
             worker.kill()
 
     def stop(self) -> None:
-        """End every worker that still runs, with SIGTERM and then with SIGKILL. Nothing is left when this returns."""
+        """Stop every running worker with SIGTERM, then SIGKILL. No process is left when this returns."""
         with self._lock:
-            if not self._ended and not self._asked:
-                self._asked = True
+            if not self._ended and not self._stop_requested:
+                self._stop_requested = True
                 self._requests.stop()
-        self._watcher.join()
+        self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -186,16 +190,16 @@ class Group:
     ) -> None:
         self.stop()
 
-    def _watch(self) -> None:
+    def _supervise(self) -> None:
         try:
-            with self._held:
+            with self._resources:
                 try:
-                    self._supervision.run()
+                    self._supervisor.run()
                 finally:
                     with self._lock:
                         self._ended = True
-        except BaseException as error:  # noqa: BLE001 - `join` raises it, in the thread of the user
-            self._broken = error
+        except BaseException as error:  # noqa: BLE001 - `join` raises it in the user's thread
+            self._supervisor_error = error
         finally:
             atexit.unregister(self.stop)
 
@@ -203,27 +207,27 @@ class Group:
         if worker.killed_on_purpose:
             return None
         try:
-            return worker.report.value()
+            return worker.result.value()
         except Exception as error:
             raise WorkerFailed(
-                f"worker {worker.name} returned a value that cannot be rebuilt here: {error}", worker=worker.name
+                f"worker {worker.name} returned a value that cannot be unpickled here: {error}", worker=worker.name
             ) from error
 
     def _raise_failure(self) -> NoReturn:
-        worker = self._supervision.failure
+        worker = self._supervisor.first_failure
         if not isinstance(worker, ForkedWorker):
             raise TypeError(f"{worker!r} is not a worker of this group")
-        if worker.report.is_error():
-            raised = worker.report.raised()
+        if worker.result.is_error():
+            raised = worker.result.raised()
             raise WorkerFailed(
                 f"worker {worker.name} raised {raised.summary}\n\nThe other workers were stopped. "
                 f"On {worker.name}:\n\n{raised.traceback}",
                 worker=worker.name,
                 exitcode=worker.exitcode,
                 remote_traceback=raised.traceback,
-            ) from raised.rebuild()
+            ) from raised.unpickle()
         code = worker.exitcode or 0
-        how = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         raise WorkerFailed(
             f"worker {worker.name} {how} before its function returned; the other workers were stopped",
             worker=worker.name,

@@ -1,7 +1,7 @@
-"""Many workers print at once; what each prints appears in whole lines that begin with the worker's name.
+"""Prints the output of many workers in whole lines, each prefixed with the worker's name.
 
-Bytes are passed on as they came: a line that is not valid UTF-8 is still that line. A line without an end is kept
-until its end comes, up to `MAX_LINE` bytes; then it is broken, so that no worker can fill the launcher's memory.
+Bytes are passed on unchanged, even if a line is not valid UTF-8. An incomplete line is buffered until its end arrives,
+up to `MAX_LINE` bytes, and then broken, which bounds the launcher's memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
 
 
 def prefixes(names: Sequence[str], target: TextIO) -> list[bytes]:
-    """Return what the lines of each worker begin with, all of one width, in colour if `target` is a terminal."""
+    """Return the line prefix of each worker, all of the same width, in colour if `target` is a terminal."""
     width = max(map(len, names))
     plain = [f"{name:<{width}} | " for name in names]
     if not target.isatty() or os.environ.get("NO_COLOR"):
@@ -24,7 +24,7 @@ def prefixes(names: Sequence[str], target: TextIO) -> list[bytes]:
 
 
 class PrefixedLines:
-    """Takes one worker's output in pieces and prints it on `target` in lines, each after `prefix`."""
+    """Prints one worker's output to `target` in whole lines, each prefixed with `prefix`."""
 
     def __init__(self, prefix: bytes, target: TextIO) -> None:
         self._prefix = prefix
@@ -33,7 +33,7 @@ class PrefixedLines:
         self._partial_size = 0
 
     def feed(self, piece: bytes) -> None:
-        """Print the lines that `piece` completes and keep the rest."""
+        """Print the lines that `piece` completes and buffer the rest."""
         complete, newline, rest = piece.rpartition(b"\n")
         if newline:
             text = b"".join((*self._partial, complete))
@@ -46,17 +46,17 @@ class PrefixedLines:
                 self.close()
 
     def close(self) -> None:
-        """Print what has been kept, as a line."""
+        """Print the buffered rest as a line."""
         if self._partial:
             text = b"".join(self._partial)
             self._partial, self._partial_size = [], 0
             self._print(text)
 
     def _print(self, lines: bytes) -> None:
-        # One write for all, so that the lines of another process that shares the target do not cut ours.
+        # A single write, so that lines of other processes with the same target do not interleave with these.
         text = b"".join(self._prefix + line + b"\n" for line in lines.split(b"\n"))
         buffer = getattr(self._target, "buffer", None)
-        if buffer is None:  # A notebook's stream, or a StringIO: it takes text only.
+        if buffer is None:  # A notebook's stream or a StringIO, which accepts text only.
             self._target.write(text.decode(errors="backslashreplace"))
         else:
             self._target.flush()
@@ -65,7 +65,7 @@ class PrefixedLines:
 
 
 def _write_all(stream: BinaryIO, text: bytes) -> None:
-    """Write all of `text`, also to a stream without a buffer (``python -u``), which may take only a part at a time."""
+    """Write all of `text`. An unbuffered stream (``python -u``) may accept only a part at a time."""
     rest = memoryview(text)
     while rest:
         rest = rest[stream.write(rest) :]

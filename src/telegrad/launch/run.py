@@ -1,7 +1,7 @@
-"""`telegrad run` starts one script several times on this machine, as the workers of one group.
+"""`telegrad run`: starts one script several times on this machine, as the workers of one group.
 
-Each worker is a fresh interpreter in a session of its own. The launcher prints what they print, stops all when one
-fails, and passes Ctrl-C on to them.
+Each worker is a new interpreter in its own session. The launcher prints the workers' output, stops all when one fails,
+and forwards Ctrl-C to them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from telegrad.launch.meeting import Meeting
+from telegrad.launch.local_rendezvous import LocalRendezvous
 from telegrad.launch.output import PrefixedLines, prefixes
-from telegrad.launch.supervision import GRACE, Sink, StopRequests, Supervision, Worker, die_with_launcher
+from telegrad.launch.supervisor import GRACE, PipeConsumer, StopRequests, Supervisor, Worker, kill_with_launcher
 
 
 class SpawnedWorker(Worker):
-    """A worker that was started as a program."""
+    """A worker started as a program."""
 
-    def __init__(self, name: str, rank: int, process: subprocess.Popen[bytes], lifeline: int, sinks: list[Sink]):
-        # The pipes belong to the supervision from here on; the Popen must not close them a second time.
+    def __init__(
+        self, name: str, rank: int, process: subprocess.Popen[bytes], lifeline: int, consumers: list[PipeConsumer]
+    ) -> None:
+        # The supervisor owns the pipes from here on, so the Popen must not close them a second time.
         streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
-        pipes = dict(zip([os.dup(stream.fileno()) for stream in streams], sinks, strict=True))
+        pipes = dict(zip([os.dup(stream.fileno()) for stream in streams], consumers, strict=True))
         for stream in streams:
             stream.close()
         super().__init__(name, rank, process.pid, os.pidfd_open(process.pid), pipes)
@@ -33,75 +35,81 @@ class SpawnedWorker(Worker):
         self._lifeline = lifeline
 
     def read_exitcode(self) -> int:
-        """Return the exit code, and let the process's number go."""
+        """Return the exit code and reap the process."""
         return self._process.wait()
 
     def close(self) -> None:
-        """Let go of the lifeline, too."""
+        """Close the lifeline too."""
         super().close()
         os.close(self._lifeline)
 
 
 def run(command: Sequence[str], names: Sequence[str], *, prefix: bool = True, grace: float = GRACE) -> int:
-    """Run ``python *command`` once for each name, and return the exit code that tells how the group ended.
+    """Run ``python *command`` once for each name, and return the exit code of the group.
 
-    It is 0 if every worker ended with 0, else the code of the worker that failed first (128 + N if signal N killed
-    it), or 128 + N if signal N to the launcher ended the group. Must be called in the main thread, because it
+    It is 0 if every worker exited with 0. Otherwise it is the exit code of the worker that failed first (128 + N if
+    signal N killed it), or 128 + N if the launcher received signal N. Must be called in the main thread, because it
     handles signals while it runs.
     """
     requests = StopRequests()
     try:
-        with _signals_become(requests), Meeting(names) as meeting, Supervision(requests, grace) as supervision:
+        with (
+            _signals_request_stop(requests),
+            LocalRendezvous(names) as rendezvous,
+            Supervisor(requests, grace) as supervisor,
+        ):
             printers = [_printers(names, prefix, target) for target in (sys.stdout, sys.stderr)]
             for rank in range(len(names)):
-                supervision.add(_start(command, meeting, rank, [sinks[rank] for sinks in printers if sinks]))
-            supervision.run()
+                supervisor.add(_start(command, rendezvous, rank, [by_rank[rank] for by_rank in printers if by_rank]))
+            supervisor.run()
     finally:
         requests.close()
-    if supervision.asked is not None:
-        _say(f"stopped by {supervision.asked.name}; no worker is left")
-        return 128 + supervision.asked
-    if supervision.failure is not None:
-        _say(_describe(supervision.failure, others=len(supervision.stopped)))
-        return _shell_code(supervision.failure)
+    if supervisor.stop_signal is not None:
+        _print_status(f"stopped by {supervisor.stop_signal.name}; all workers have exited")
+        return 128 + supervisor.stop_signal
+    if supervisor.first_failure is not None:
+        _print_status(_describe(supervisor.first_failure, others=len(supervisor.stopped)))
+        return _shell_code(supervisor.first_failure)
     return 0
 
 
-def _start(command: Sequence[str], meeting: Meeting, rank: int, sinks: list[Sink]) -> SpawnedWorker:
+def _start(
+    command: Sequence[str], rendezvous: LocalRendezvous, rank: int, consumers: list[PipeConsumer]
+) -> SpawnedWorker:
     read_end, write_end = os.pipe()
-    output = subprocess.PIPE if sinks else None
+    output = subprocess.PIPE if consumers else None
     try:
         process = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **meeting.environment(rank), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **rendezvous.environment(rank), "PYTHONUNBUFFERED": "1"},
             pass_fds=[read_end],
             start_new_session=True,
         )
-        die_with_launcher(read_end, process.pid)
+        kill_with_launcher(read_end, process.pid)
     except BaseException:
         os.close(write_end)
         raise
     finally:
         os.close(read_end)
-    return SpawnedWorker(meeting.names[rank], rank, process, write_end, sinks)
+    return SpawnedWorker(rendezvous.names[rank], rank, process, write_end, consumers)
 
 
-def _printers(names: Sequence[str], prefix: bool, target: TextIO) -> list[Sink]:
-    """Return one printer for each worker, or none if the workers print for themselves."""
+def _printers(names: Sequence[str], prefix: bool, target: TextIO) -> list[PipeConsumer]:
+    """Return one printer for each worker, or none if the workers write to the terminal themselves."""
     return [PrefixedLines(text, target) for text in prefixes(names, target)] if prefix else []
 
 
 @contextlib.contextmanager
-def _signals_become(requests: StopRequests) -> Iterator[None]:
-    """StreamPosition the signals that ask the launcher to end into requests to stop the group."""
+def _signals_request_stop(requests: StopRequests) -> Iterator[None]:
+    """Turn signals that terminate the launcher into requests to stop the group."""
     caught = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Ignored under nohup: the group is to go on.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Ignored under nohup, where the group must continue.
         caught.append(signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: None) for number in caught}
-    # Python writes the number of every signal it handles to this pipe, also while the loop is waiting.
+    # Python writes the number of every signal it handles to this pipe, which wakes the loop.
     wakeup = signal.set_wakeup_fd(requests.write_end, warn_on_full_buffer=False)
     try:
         yield
@@ -119,9 +127,9 @@ def _shell_code(worker: Worker) -> int:
 def _describe(worker: Worker, others: int) -> str:
     code = worker.exitcode or 0
     how = f"failed with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-    what = f"the others were stopped ({others} still ran)" if others else "no other worker was still running"
+    what = f"{others} running worker{'s' if others > 1 else ''} stopped" if others else "no other worker was running"
     return f"{worker.name} {how}; {what}"
 
 
-def _say(sentence: str) -> None:
+def _print_status(sentence: str) -> None:
     print(f"telegrad run: {sentence}", file=sys.stderr, flush=True)

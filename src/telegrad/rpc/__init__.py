@@ -1,4 +1,4 @@
-"""Calls between workers, in the terms of torch.distributed.rpc."""
+"""Calls between workers, with the API of torch.distributed.rpc."""
 
 from telegrad.default_agent import default_agent, set_default_agent
 from telegrad.futures import Future

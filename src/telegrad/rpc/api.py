@@ -1,4 +1,4 @@
-"""What users call: the process's default agent, and the functions that act on it.
+"""The functions of `telegrad.rpc`, which act on the default agent of this process.
 
 Names, signatures and defaults are those of torch.distributed.rpc.
 """
@@ -23,9 +23,10 @@ from telegrad.default_agent import default_agent, process_agent, set_default_age
 from telegrad.errors import TelegradError
 from telegrad.futures import Future
 from telegrad.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
-from telegrad.rendezvous import assemble, open_store
-from telegrad.rpc.at_exit import close_at_exit
-from telegrad.rpc.signals import Installation, deliver_kept, keeping
+from telegrad.rendezvous import assemble
+from telegrad.rendezvous_store import open_store
+from telegrad.rpc.interpreter_exit import close_at_exit
+from telegrad.rpc.signals import WrappedHandlers, deliver_pending, pending_handlers
 from telegrad.rref.handle import RRef
 from telegrad.rref.manager import RRefManager
 from telegrad.worker_info import Traffic, WorkerInfo
@@ -33,12 +34,12 @@ from telegrad.worker_info import Traffic, WorkerInfo
 Target = str | int | WorkerInfo
 
 
-_handlers: Installation | None = None  # of signals, as long as there is a default agent; the main thread's
-_times_initialized = itertools.count()
+_signal_handlers: WrappedHandlers | None = None  # wrapped as long as there is a default agent
+_init_counter = itertools.count()
 
 
 def is_available() -> bool:
-    """Whether remote calls can be made at all: always."""
+    """Return whether RPC is available: always True."""
     return True
 
 
@@ -52,45 +53,45 @@ def init_rpc(
     world_size: int | None = None,
     rpc_backend_options: Options | None = None,
 ) -> None:
-    """Join the group as worker `name`, and return when every worker has joined.
+    """Join the group as worker `name` and return when every worker has joined.
 
-    Name, rank and world size default to TELEGRAD_NAME (else ``worker<rank>``), RANK and WORLD_SIZE, which
-    ``telegrad run``, ``telegrad.launch`` and torchrun set. `backend` is there for programs written for torch.
+    Name, rank and world size default to TELEGRAD_NAME (or else ``worker<rank>``), RANK and WORLD_SIZE, which
+    ``telegrad run``, ``telegrad.launch`` and torchrun set. `backend` is ignored; programs written for torch pass it.
     """
     existing = process_agent()
     if existing is not None:
-        raise TelegradError(f"init_rpc was called before: this process is worker {existing.me.name!r}")
+        raise TelegradError(f"init_rpc was already called: this process is worker {existing.me.name!r}")
     options = rpc_backend_options or Options(init_method=os.environ.get("TELEGRAD_INIT_METHOD", "env://"))
     name = os.environ.get("TELEGRAD_NAME") if name is None else name
     if name is not None:
         check_name(name)
-    check_token(options)  # before anybody waits for others
-    store, rank, world_size, where = open_store(options.init_method, rank, world_size, options.init_timeout)
-    prefixed = PrefixStore(f"telegrad/{next(_times_initialized)}", store)
+    check_token(options)  # before any worker waits for others
+    store, rank, world_size, address = open_store(options.init_method, rank, world_size, options.init_timeout)
+    prefixed = PrefixStore(f"telegrad/{next(_init_counter)}", store)
 
-    def meet(me: WorkerRecord) -> list[WorkerRecord]:
+    def exchange_records(me: WorkerRecord) -> list[WorkerRecord]:
         return assemble(prefixed, me, world_size, options.init_timeout)
 
-    join(f"worker{rank}" if name is None else name, rank, meet, options, where)
+    join(f"worker{rank}" if name is None else name, rank, exchange_records, options, address)
 
 
 def join(
     name: str,
     rank: int,
-    meet: Callable[[WorkerRecord], Sequence[WorkerRecord]],
+    exchange_records: Callable[[WorkerRecord], Sequence[WorkerRecord]],
     options: Options,
-    where: tuple[str, int] | None = None,
+    store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
 ) -> None:
     """Join a group as this process's default agent; see `telegrad.bootstrap.start_agent`."""
-    global _handlers
-    handlers = Installation()
+    global _signal_handlers
+    handlers = WrappedHandlers()
     try:
-        agent = start_agent(name, rank, meet, options, where, prepare)
+        agent = start_agent(name, rank, exchange_records, options, store_address, prepare)
     except BaseException:
-        handlers.undo()
+        handlers.restore()
         raise
-    _handlers = handlers
+    _signal_handlers = handlers
     set_default_agent(agent)
     close_at_exit(agent)
 
@@ -100,10 +101,10 @@ def shutdown(
 ) -> None:
     """Leave the group. Does nothing if there is no agent.
 
-    A graceful shutdown waits until all workers have called it and no call is under way; `timeout` in seconds bounds
-    that (0: it does not), and its error says who was waited for. The others do not wait for a worker that died.
-    References that are held at the end of a graceful shutdown are listed in the log; with `strict_references` they are
-    an error, ReferencesHeld, which is raised when everything is closed.
+    A graceful shutdown waits until all workers have called it and no call is in progress. It does not wait for workers
+    that died. If that takes more than `timeout` seconds (0: no limit), it raises an error that names the missing
+    workers. RRefs that are still held at the end of a graceful shutdown are logged. With `strict_references`, the
+    shutdown then raises ReferencesHeld after everything is closed.
     """
     agent = process_agent()
     if agent is None:
@@ -112,8 +113,8 @@ def shutdown(
         agent.shutdown(graceful=graceful, timeout=timeout, strict_references=strict_references)
     finally:
         unset_default_agent(agent)
-        if _handlers is not None:
-            _handlers.undo()
+        if _signal_handlers is not None:
+            _signal_handlers.restore()
 
 
 # -- calls ----------------------------------------------------------------------------------------------------
@@ -132,11 +133,11 @@ def rpc_sync(
 ) -> Any:
     """Run `func` on worker `to` and return its result.
 
-    `func` may also be a name that the worker registered (`register`), with an ``@`` before it. An exception that it
-    raises there is raised here, with the remote traceback.
+    `func` may also be a name that the worker registered (`register`), prefixed with ``@``. An exception that it raises
+    is raised here with the remote traceback.
     """
-    calling = default_agent().client
-    return calling.call(
+    client = default_agent().client
+    return client.call(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
         tuple(args) if args else (),
@@ -152,7 +153,7 @@ def rpc_async(
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
-    """Start `func` on worker `to`, and return a future of its result."""
+    """Start `func` on worker `to` and return a future of its result."""
     future: Future[Any] = Future(default_agent())
     future.start(
         to.name if isinstance(to, WorkerInfo) else to,
@@ -161,8 +162,8 @@ def rpc_async(
         kwargs,
         None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
     )
-    if keeping:
-        deliver_kept()
+    if pending_handlers:
+        deliver_pending()
     return future
 
 
@@ -175,17 +176,17 @@ def remote(
     *,
     ordered: bool = False,
 ) -> RRef[Any]:
-    """Run `func` on worker `to`, keep the result there, and return a reference to it, at once.
+    """Run `func` on worker `to`, keep the result there, and return an RRef to it without waiting.
 
-    An error of the function, or of the call, shows when the reference is used. With `ordered`, methods of the result
-    that are called through references run one at a time, in each caller's order: the result is an actor.
+    Using the RRef raises the error of the function or of the call, if one failed. With `ordered`, the result is an
+    actor: methods called through RRefs run one at a time, in each caller's order.
     """
     references: RRefManager = default_agent().references
     made: RRef[Any] = references.create(
         _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered
     )
-    if keeping:
-        deliver_kept()
+    if pending_handlers:
+        deliver_pending()
     return made
 
 
@@ -196,7 +197,7 @@ def register(name: str, function: Callable[..., Any]) -> None:
 
 
 def current_call() -> Served | None:
-    """The call that the current function serves: who made it, its deadline, whether it was cancelled."""
+    """Return the call that the current function serves: its caller, its deadline, whether it was cancelled."""
     return current_served.get()
 
 
@@ -204,25 +205,25 @@ def current_call() -> Served | None:
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """The worker of that name; this one, if none is given."""
+    """Return the worker with that name, or this one if no name is given."""
     agent = default_agent()
     record = agent.me if worker_name is None else agent.peers.find(worker_name).record
     return WorkerInfo(record.name, record.id)
 
 
 def get_worker_infos() -> list[WorkerInfo]:
-    """All workers, by id."""
+    """Return all workers, ordered by id."""
     return [WorkerInfo(record.name, record.id) for record in default_agent().peers.records()]
 
 
 def traffic() -> dict[str, Traffic]:
-    """How many bytes of messages went to each worker, and came from it, since this one joined the group."""
+    """Return the bytes of messages sent to and received from each worker since this one joined the group."""
     counted = {peer.record.name: Traffic(*peer.traffic()) for peer in default_agent().peers.all()}
-    return {name: told for name, told in counted.items() if any(told)}
+    return {name: counts for name, counts in counted.items() if any(counts)}
 
 
 def get_rpc_timeout() -> float:
-    """The default timeout of calls, in seconds."""
+    """Return the default timeout of calls, in seconds."""
     return default_agent().settings.rpc_timeout
 
 
@@ -235,7 +236,7 @@ def _names(workers: Sequence[Target] | None) -> list[str] | None:
 def all_gather(
     value: Any, workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
-    """Bring a value, and get the values of all workers by name. Each of `workers` (default: everybody) calls this."""
+    """Return the values that all `workers` (default: everybody) passed, by name. All of them must call this."""
     return default_agent().gather(value, _names(workers), timeout=given_timeout(timeout))
 
 
@@ -246,7 +247,7 @@ def barrier(workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_
 
 @contextlib.contextmanager
 def session(name: str | None = None, *, strict_references: bool = False, **kwargs: Any) -> Iterator[Agent]:
-    """`init_rpc` before and `shutdown` after a block; if the block raised, without waiting for the others."""
+    """Call `init_rpc` before and `shutdown` after the block. If the block raises, leave without waiting for others."""
     init_rpc(name, **kwargs)
     try:
         yield default_agent()

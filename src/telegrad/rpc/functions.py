@@ -1,4 +1,4 @@
-"""Decorators for functions that others call."""
+"""Decorators for functions that other workers call."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def async_execution(function: F) -> F:
-    """The function returns a future, and the caller gets what that future becomes.
+    """Mark a function that returns a future. The caller gets the result of that future.
 
-    The thread that ran the function is free meanwhile. ``async def`` functions need no decorator.
+    The thread that ran the function is free until the future is done. ``async def`` functions need no decorator.
     """
 
     @wraps(function)

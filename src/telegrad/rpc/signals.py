@@ -1,13 +1,14 @@
-"""Signal handlers that wait until telegrad is between two messages: Ctrl-C ends a call, and never a connection.
+"""Signal handlers that are deferred while telegrad's code is protected: Ctrl-C ends a call but breaks no connection.
 
-`telegrad.interrupts` says which code is protected. A signal that comes there is kept, and a thread asks the main thread
-every millisecond, with SIGURG, whether it can be delivered: most often the first time. So a handler that raises, as
-Python's own for Ctrl-C does, raises in the user's code, or where telegrad waits or runs the user's code. The handlers
-that are there when the agent starts are wrapped; `wrap_signal_handler` wraps one that is installed later.
+`telegrad.interrupts` defines which code is protected. A signal that arrives there is deferred. A thread then asks the
+main thread every millisecond, with SIGURG, whether the signal can be delivered, which usually succeeds the first time.
+So a handler that raises, such as Python's own for Ctrl-C, raises in the user's code, or where telegrad waits or runs
+the user's code. Handlers that exist when the agent starts are wrapped. `wrap_signal_handler` wraps one that is
+installed later.
 
-Nothing is lost: the handler runs after the last signal that came. Several that come before it can run are one, as
-Python itself has it while a C function runs. And nobody is locked in: a signal that comes when one has been kept for
-`PATIENCE` seconds is let through, wherever it strikes; a connection that it breaks is closed, and an error says so.
+No signal is lost: the handler runs after the last signal. Signals that arrive before it can run are merged, as Python
+does while a C function runs. And the user is never locked out: a signal that arrives when another has been deferred for
+`MAX_DEFERRAL` seconds is delivered immediately, in any code. A connection that it breaks is closed with an error.
 """
 
 from __future__ import annotations
@@ -27,123 +28,124 @@ from telegrad.interrupts import interruptible, is_protected
 
 Handler = Callable[[int, FrameType | None], Any]
 
-PATIENCE = 5.0
-"""Seconds after which the next signal is let through in any case."""
-_PAUSE = 0.001
-_UNSEEN = 50  # pauses after which a question that was not seen is asked again
+MAX_DEFERRAL = 5.0
+"""Seconds after which the next signal is delivered in any case."""
+_RETRY_INTERVAL = 0.001
+_RESEND_AFTER = 50  # intervals after which a retry signal that the main thread has not handled is sent again
 _WRAPPED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
-"""Signals whose handlers often raise. Not SIGUSR1 and such: one that prints where a program hangs must run at once."""
-_ASK = signal.SIGURG
-"""Hardly used by anybody, and ignored where there is no handler for it."""
+"""Signals whose handlers often raise. Not SIGUSR1 etc.: a handler that prints where a program hangs must not wait."""
+_RETRY_SIGNAL = signal.SIGURG
+"""Rarely used, and ignored by default."""
 
-# Those that keep something. Changed by single operations, and by signal handlers while anything runs: so no lock.
-keeping: dict[int, DeferringHandler] = {}
-"""See `deliver_kept`."""
+# Handlers with a deferred signal. No lock: changed by single operations, and by signal handlers at any point.
+pending_handlers: dict[int, DeferredSignalHandler] = {}
+"""See `deliver_pending`."""
 
 
-class DeferringHandler:
-    """Runs `handler` for each signal, when the code that it interrupts is not protected."""
+class DeferredSignalHandler:
+    """Runs `handler` for each signal once the interrupted code is not protected."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        # As for keeping.
+        # No lock, as for pending_handlers.
         self._number = 0
-        self._kept = False  # a signal came and is not delivered
-        self._since = 0.0  # when it came
-        self._asked = False  # and the main thread has not seen it
-        self._asking = False  # a thread does
-        self._in_its_own_name = False  # the next signal is no new one: it asks
+        self._pending = False  # a signal arrived and has not been delivered
+        self._since = 0.0  # when it arrived
+        self._retry_sent = False  # the main thread has not handled the retry signal yet
+        self._retrying = False  # a thread is running _retry
+        self._own_signal_is_retry = False  # the next signal to this handler is a retry, not a new signal
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._in_its_own_name:
-            self._in_its_own_name = False
-            self.look(frame)
+        if self._own_signal_is_retry:
+            self._own_signal_is_retry = False
+            self.try_deliver(frame)
             return
         now = monotonic()
-        if not self._kept:
+        if not self._pending:
             self._since = now
         self._number = number
-        self._kept = True
-        self.look(frame, let_through=now - self._since >= PATIENCE)
+        self._pending = True
+        self.try_deliver(frame, force=now - self._since >= MAX_DEFERRAL)
 
-    def look(self, frame: FrameType | None, *, let_through: bool = False) -> None:
-        """Deliver what is kept, if `frame`, which is interrupted now, is not protected."""
-        self._asked = False
-        if not self._kept:
+    def try_deliver(self, frame: FrameType | None, *, force: bool = False) -> None:
+        """Deliver the pending signal unless `frame`, the interrupted frame, is protected."""
+        self._retry_sent = False
+        if not self._pending:
             return
-        if let_through or not is_protected(frame):
-            self._kept = False
+        if force or not is_protected(frame):
+            self._pending = False
             self._deliver(frame)
         else:
-            self._ask_soon()
+            self._start_retrying()
 
     @interruptible
     def _deliver(self, frame: FrameType | None) -> None:
         self.handler(self._number, frame)
 
-    def _ask_soon(self) -> None:
-        keeping[id(self)] = self
-        if not self._asking:
-            self._asking = True
+    def _start_retrying(self) -> None:
+        pending_handlers[id(self)] = self
+        if not self._retrying:
+            self._retrying = True
             try:
-                start_new_thread(self._ask, ())  # not threading.Thread, which takes locks
-            except RuntimeError:  # there are no threads to be had: the next signal brings this one along
-                self._asking = False
+                start_new_thread(self._retry, ())  # not threading.Thread, which takes locks
+            except RuntimeError:  # no thread can be started: the next signal delivers this one too
+                self._retrying = False
 
-    def _ask(self) -> None:
-        """Ask until everything is delivered, on a thread of its own.
+    def _retry(self) -> None:
+        """Send retry signals to the main thread until the signal is delivered. Runs in its own thread.
 
-        Only the main thread can answer: to look at the frames of a thread that runs would crash the interpreter.
+        Only the main thread can check its frames: inspecting the frames of a running thread would crash the
+        interpreter.
         """
         main = threading.main_thread().ident
         assert main is not None
-        unseen = 0  # pauses since it was asked
-        while self._kept:
-            sleep(_PAUSE)
-            unseen = unseen + 1 if self._asked else 0
-            there: object = signal.getsignal(self._number)
-            if not self._kept:  # it was delivered
+        unhandled = 0  # intervals since the retry signal was sent
+        while self._pending:
+            sleep(_RETRY_INTERVAL)
+            unhandled = unhandled + 1 if self._retry_sent else 0
+            current: object = signal.getsignal(self._number)
+            if not self._pending:  # it was delivered
                 break
-            if there is not self:  # then it is for the handler that took our place, if there is one
-                self._kept = False
-                if callable(there):
+            if current is not self:  # another handler was installed, so the signal belongs to that one
+                self._pending = False
+                if callable(current):
                     signal.pthread_kill(main, self._number)
-            elif unseen % _UNSEEN == 0:
-                self._asked = True
-                self._in_its_own_name = signal.getsignal(_ASK) is not _look
-                # A real signal: it ends the system call that the thread may wait in.
-                signal.pthread_kill(main, self._number if self._in_its_own_name else _ASK)
-        self._asking = False
-        if self._kept:  # it came at the last moment
-            self._ask_soon()
+            elif unhandled % _RESEND_AFTER == 0:
+                self._retry_sent = True
+                self._own_signal_is_retry = signal.getsignal(_RETRY_SIGNAL) is not _on_retry_signal
+                # A real signal also interrupts a system call in which the main thread may be waiting.
+                signal.pthread_kill(main, self._number if self._own_signal_is_retry else _RETRY_SIGNAL)
+        self._retrying = False
+        if self._pending:  # a signal arrived at the last moment
+            self._start_retrying()
         else:
-            keeping.pop(id(self), None)
+            pending_handlers.pop(id(self), None)
 
-    def forget(self) -> None:
-        """Drop what is kept: in the child of a fork, which has no thread that asks."""
-        self._kept = self._asked = self._asking = self._in_its_own_name = False
-
-
-def _look(number: int, frame: FrameType | None) -> None:
-    """The handler of SIGURG."""
-    for handler in list(keeping.values()):
-        handler.look(frame)
+    def discard_pending(self) -> None:
+        """Discard the pending signal. For the child of a fork, which has no thread that retries."""
+        self._pending = self._retry_sent = self._retrying = self._own_signal_is_retry = False
 
 
-def deliver_kept() -> None:
-    """Deliver what is kept, if the caller's caller is not protected.
+def _on_retry_signal(number: int, frame: FrameType | None) -> None:
+    """Try to deliver all pending signals. The handler of SIGURG."""
+    for handler in list(pending_handlers.values()):
+        handler.try_deliver(frame)
 
-    For functions that users call in a loop and that wait for nothing, if `keeping` is not empty: the question whether
-    a signal can be delivered may come at a bad moment time and again.
+
+def deliver_pending() -> None:
+    """Deliver pending signals unless the caller's caller is protected.
+
+    For functions that users call in a loop and that do not wait, if `pending_handlers` is not empty: every retry signal
+    may arrive while they run protected code.
     """
     if threading.current_thread() is threading.main_thread():
-        _look(0, sys._getframe(2))
+        _on_retry_signal(0, sys._getframe(2))
 
 
 def wrap_signal_handler(handler: Handler) -> Handler:
-    """A handler that runs `handler` as soon as telegrad is not in the middle of something that must not be broken off.
+    """Return a handler that runs `handler` once telegrad is not in code that must not be interrupted.
 
-    For handlers that raise and are installed after `init_rpc`, as those of timeouts are:
+    For handlers that raise and are installed after `init_rpc`, such as those of timeouts:
 
     >>> import signal
     >>> def on_alarm(number, frame):
@@ -151,64 +153,64 @@ def wrap_signal_handler(handler: Handler) -> Handler:
     >>> before = signal.signal(signal.SIGALRM, wrap_signal_handler(on_alarm))
     >>> _ = signal.signal(signal.SIGALRM, before)
     """
-    return handler if isinstance(handler, DeferringHandler) else DeferringHandler(handler)
+    return handler if isinstance(handler, DeferredSignalHandler) else DeferredSignalHandler(handler)
 
 
-class Installation:
-    """The handlers that are wrapped while an agent lives. Does nothing outside of the main thread, which alone may."""
+class WrappedHandlers:
+    """The signal handlers that are wrapped while an agent lives. Does nothing outside the main thread."""
 
     def __init__(self) -> None:
         self._shell: Any = None
-        self._ours: dict[int, DeferringHandler] = {}
+        self._wrapped: dict[int, DeferredSignalHandler] = {}
         if threading.current_thread() is threading.main_thread():
             self._wrap()
-            self._follow_notebook()
-            _forget_in_children(self)
+            self._wrap_in_notebook_cells()
+            _restore_in_forked_children(self)
 
     def _wrap(self, *_: object) -> None:
         for number in _WRAPPED:
             handler = signal.getsignal(number)
-            if callable(handler) and not isinstance(handler, DeferringHandler):
-                self._ours[number] = DeferringHandler(handler)
-                signal.signal(number, self._ours[number])
-        if signal.getsignal(_ASK) is signal.SIG_DFL:
-            signal.signal(_ASK, _look)
+            if callable(handler) and not isinstance(handler, DeferredSignalHandler):
+                self._wrapped[number] = DeferredSignalHandler(handler)
+                signal.signal(number, self._wrapped[number])
+        if signal.getsignal(_RETRY_SIGNAL) is signal.SIG_DFL:
+            signal.signal(_RETRY_SIGNAL, _on_retry_signal)
 
-    def _follow_notebook(self) -> None:
-        """Jupyter installs Python's own handler before each cell, and what was there before after it."""
+    def _wrap_in_notebook_cells(self) -> None:
+        """Wrap again before each cell: Jupyter installs Python's own handler for the cell and restores ours after."""
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if shell is not None:
             shell.events.register("pre_run_cell", self._wrap)
             self._shell = shell
 
-    def undo(self) -> None:
-        """Put back what was wrapped, where nobody has put something else. Again, or in another thread, does nothing."""
+    def restore(self) -> None:
+        """Restore the original handlers that nobody has replaced. Does nothing the second time or in another thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         shell, self._shell = self._shell, None
         if shell is not None:
             shell.events.unregister("pre_run_cell", self._wrap)
-        while self._ours:
-            number, ours = self._ours.popitem()
-            there: object = signal.getsignal(number)
-            if there is ours:
-                signal.signal(number, ours.handler)
-        if signal.getsignal(_ASK) is _look:
-            signal.signal(_ASK, signal.SIG_DFL)
+        while self._wrapped:
+            number, wrapped = self._wrapped.popitem()
+            current: object = signal.getsignal(number)
+            if current is wrapped:
+                signal.signal(number, wrapped.handler)
+        if signal.getsignal(_RETRY_SIGNAL) is _on_retry_signal:
+            signal.signal(_RETRY_SIGNAL, signal.SIG_DFL)
 
-    def in_child(self) -> None:
-        """The child of a fork has no agent, and no thread that sends signals again."""
-        for ours in self._ours.values():
-            ours.forget()
-        self.undo()
+    def restore_in_child(self) -> None:
+        """Restore the handlers in the child of a fork, which has no agent and no thread that retries."""
+        for wrapped in self._wrapped.values():
+            wrapped.discard_pending()
+        self.restore()
 
 
-def _forget_in_children(installation: Installation) -> None:
-    reference = weakref.ref(installation)
+def _restore_in_forked_children(handlers: WrappedHandlers) -> None:
+    reference = weakref.ref(handlers)
 
     def in_child() -> None:
         inherited = reference()
         if inherited is not None:
-            inherited.in_child()
+            inherited.restore_in_child()
 
     os.register_at_fork(after_in_child=in_child)

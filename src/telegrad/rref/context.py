@@ -228,6 +228,6 @@ class RRefContext:
                 self.values.pop(rref, None)
 
     def traffic(self, pending: bool) -> ReferenceTraffic:
-        """See `Keeper.traffic`."""
+        """Return how many messages about references were sent and received, for the rounds of a shutdown."""
         with self.lock:
             return ReferenceTraffic(pending, dict(self._sent), dict(self._received))

@@ -180,6 +180,10 @@ class RRefManager:
         """Return whether all garbage-collected handles have been released."""
         return self._finalizer.idle()
 
+    def traffic(self) -> ReferenceTraffic:
+        """Return how many messages about references this worker has sent and received."""
+        return self.context.traffic(not self.settled())
+
     def check_open(self) -> None:
         """Raise an error if the agent has been shut down."""
         if self.closed or self.agent.closed:
@@ -239,10 +243,6 @@ class RRefManager:
         self._extension.skip(channel.worker.id, head.stream_position, last=head.last)
 
     # -- hold list ----------------------------------------------------------------------------------------------------
-
-    def traffic(self) -> ReferenceTraffic:
-        """Return how many messages about references this worker has sent and received."""
-        return self.context.traffic(not self.settled())
 
     def held(self) -> list[str]:
         """Describe the values that others hold, and the values of others held here, one line each."""

@@ -21,7 +21,7 @@ import torch
 from telegrad import autograd as dist_autograd
 from telegrad import rpc
 from telegrad.agent.agent import Agent
-from telegrad.rpc.signals import Installation
+from telegrad.rpc.signals import WrappedHandlers
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 
@@ -177,11 +177,11 @@ def target(transport: str, *, shared_memory: bool = True) -> Iterator[Target]:
     settings = AgentSettings() if shared_memory else AgentSettings(shared_memory=0)
     with local_group(["a", "b"], transport=transport, settings=settings) as agents:
         rpc.set_default_agent(agents["a"])
-        handlers = Installation()
+        handlers = WrappedHandlers()
         try:
             yield Target(agents["a"], agents["b"])
         finally:
-            handlers.undo()
+            handlers.restore()
             rpc.set_default_agent(None)
 
 

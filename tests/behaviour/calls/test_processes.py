@@ -377,11 +377,11 @@ def test_workers_on_one_host_use_unix_sockets_without_a_token() -> None:
     assert launch.local(init_without_token, 2, (None,), init=False, timeout=60) == ["fine", "fine"]
 
 
-def test_tcp_without_a_token_fails_at_init_with_a_clear_error() -> None:
-    for result in launch.local(init_without_token, 2, (("tcp",),), init=False, timeout=60):
-        assert result == (
-            "TokenError: tcp connections need a group token, and there is none. Run `telegrad token` once and start "
-            "every worker with TELEGRAD_TOKEN set to what it prints."
+def test_tcp_without_a_token_fails_at_init_with_one_clear_sentence() -> None:
+    for answer in launch.local(init_without_token, 2, (("tcp",),), init=False, timeout=60):
+        assert answer == (
+            "TokenError: tcp connections need a group token, but none is set. Run `telegrad token` once and set "
+            "TELEGRAD_TOKEN to its output on every worker."
         )
 
 

@@ -127,7 +127,7 @@ FUNCTIONS = [then, then_completed_later, chain, collected, collected_of_two_kind
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=["torch", "drop-in", "telegrad"])
 @pytest.mark.parametrize("function", [one, *FUNCTIONS], ids=lambda function: function.__name__)
-def test_the_caller_gets_what_the_future_becomes(function: Any, kind: int) -> None:
+def test_the_caller_gets_the_result_of_the_future(function: Any, kind: int) -> None:
     expected = 21 if function is one else 42
     assert rpc.rpc_sync("b", function, (kind,)) == expected
     assert rpc.rpc_async("b", function, (kind,)).wait() == expected
@@ -135,7 +135,7 @@ def test_the_caller_gets_what_the_future_becomes(function: Any, kind: int) -> No
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=["torch", "drop-in", "telegrad"])
-def test_so_do_callers_of_methods(kind: int) -> None:
+def test_callers_of_methods_get_the_result_of_the_future(kind: int) -> None:
     for static in (Server.static, Server.of_class):
         assert rpc.rpc_sync("b", static, (kind,)) == 42
     server = rpc.remote("b", Server)
@@ -154,7 +154,7 @@ def test_the_caller_gets_the_error_of_the_future(function: Any, kind: int) -> No
         rpc.remote("b", function, (kind,)).to_here()
 
 
-def test_what_is_no_future_is_an_error_that_says_so() -> None:
+def test_returning_something_else_than_a_future_is_an_error() -> None:
     for result in (1, None, object()):
         with pytest.raises(RuntimeError, match="must return a torch"):
             async_execution(lambda result=result: result)()

@@ -1,33 +1,13 @@
-"""Programs in the manner of libraries that use torch.distributed.rpc, and some private names of torch."""
+"""Patterns of libraries that use torch.distributed.rpc and some private names of torch."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from support.paths import SOURCES
+from support.drop_in_programs import run_workers
 
-
-def run_workers(program: str, folder: Path, count: int) -> list[str]:
-    """What the workers of a program print, sorted."""
-    script = folder / "program.py"
-    script.write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "telegrad.cli", "run", "--drop-in", "--no-prefix", "-n", str(count), str(script)],
-        env={**os.environ, "PYTHONPATH": SOURCES},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.splitlines())
-
-
-# As in PyTorch's example of batched reinforcement learning: each player asks for an action, and is answered when all
-# have asked, from one batch. The answers are what `then` makes of one plain future.
+# As in PyTorch's example of batched reinforcement learning: each player requests an action, and gets a reply when all
+# have requested one, from a single batch. The replies are `then` futures of one plain future.
 BATCHED = """
 import os, threading, torch
 import torch.distributed.rpc as rpc
@@ -78,7 +58,7 @@ rpc.shutdown()
 """
 
 
-def test_players_that_are_answered_from_one_batch(tmp_path: Path) -> None:
+def test_batched_replies_to_many_callers(tmp_path: Path) -> None:
     assert run_workers(BATCHED, tmp_path, 3) == ["scores [3.0, 33.0] batches 3"]
 
 
@@ -116,7 +96,7 @@ print(rank, early, start(rank, size), start(rank, size), gather(rank), stop(), s
 """
 
 
-def test_a_library_that_asks_whether_there_is_an_agent(tmp_path: Path) -> None:
+def test_a_library_that_checks_for_an_agent(tmp_path: Path) -> None:
     gathered = "[('worker0', 0), ('worker1', 1)]"
     assert run_workers(ASKS_FOR_AN_AGENT, tmp_path, 2) == [
         f"{rank} True starts was started {gathered} stops was stopped" for rank in range(2)
@@ -162,5 +142,5 @@ rpc.shutdown()
 """
 
 
-def test_methods_that_take_an_object_or_a_reference_to_it(tmp_path: Path) -> None:
+def test_methods_that_take_an_object_or_an_rref_to_it(tmp_path: Path) -> None:
     assert run_workers(TAKES_OBJECT_OR_REFERENCE, tmp_path, 2) == ["6 [1.0, 2.0, 2.0] 1"]

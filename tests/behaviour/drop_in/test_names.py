@@ -1,4 +1,4 @@
-"""Each name that torch's modules and classes have, their stand-ins have too, or it is listed here why not."""
+"""The replaced modules have every name of torch's modules and classes, except those listed here with a reason."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 
 from support.paths import SOURCES
 
-# Prints {module: {name: None, or the names of a class}}. Left out: modules that torch's files import, and what these
-# files import from elsewhere (typing, collections), but not what is imported from torch's own RPC.
+# Prints {module: {name: None, or the names of a class}}. Excludes modules that torch's files import, and names that
+# they import from elsewhere (typing, collections), but not names imported from torch's own RPC.
 PROGRAM = """
 import importlib, inspect, json, sys, types
 import torch
@@ -107,15 +107,15 @@ MISSING = {
         "T": IMPORT,
     },
 }
-"""What the stand-ins have not, by module, and why: names, and members of classes as ``class.name``."""
+"""Missing names by module, with the reason: names, and members of classes as ``class.name``."""
 
-IN_NO_CLASS = {"_pybind11_conduit_v1_": PYBIND}
-LEFT_OUT_OF = {"WorkerInfo": {"__setstate__": PICKLED}}
+MISSING_IN_ALL_CLASSES = {"_pybind11_conduit_v1_": PYBIND}
+MISSING_IN_CLASS = {"WorkerInfo": {"__setstate__": PICKLED}}
 
 
-def names(whose: str) -> dict[str, dict[str, list[str] | None]]:
+def names(source: str) -> dict[str, dict[str, list[str] | None]]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, whose],
+        [sys.executable, "-c", PROGRAM, source],
         env={**os.environ, "PYTHONPATH": SOURCES},
         capture_output=True,
         text=True,
@@ -127,21 +127,21 @@ def names(whose: str) -> dict[str, dict[str, list[str] | None]]:
     return found
 
 
-def test_every_name_of_torchs_is_there_or_is_listed_as_missing() -> None:
+def test_every_name_of_torch_exists_or_is_listed_as_missing() -> None:
     theirs, ours = names("theirs"), names("ours")
     missing: dict[str, list[str]] = {}
     for module, expected in theirs.items():
-        there = ours[module]
-        absent = [name for name in expected if name not in there]
+        available = ours[module]
+        absent = [name for name in expected if name not in available]
         for name, members in expected.items():
-            here = there.get(name)
-            if members is None or here is None:
+            present = available.get(name)
+            if members is None or present is None:
                 continue
-            excused = {*IN_NO_CLASS, *LEFT_OUT_OF.get(name, ())}
-            absent += [f"{name}.{member}" for member in members if member not in here and member not in excused]
+            excused = {*MISSING_IN_ALL_CLASSES, *MISSING_IN_CLASS.get(name, ())}
+            absent += [f"{name}.{member}" for member in members if member not in present and member not in excused]
         if absent:
             missing[module] = sorted(absent)
     listed = {(module, name) for module, names in MISSING.items() for name in names}
     found = {(module, name) for module, names in missing.items() for name in names}
-    assert sorted(found - listed) == []  # what is missing, and not listed
-    assert sorted(listed - found) == []  # what is listed, and not missing
+    assert sorted(found - listed) == []  # missing but not listed
+    assert sorted(listed - found) == []  # listed but not missing

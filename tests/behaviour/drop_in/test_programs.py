@@ -1,4 +1,4 @@
-"""Programs written for torch.distributed.rpc, run as they are."""
+"""Unmodified programs written for torch.distributed.rpc."""
 
 from __future__ import annotations
 
@@ -9,24 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.drop_in_programs import run_workers
 from support.paths import SOURCES
-
-
-def run_workers(program: str, folder: Path, count: int = 2) -> list[str]:
-    """What the workers of a program print, line by line, sorted."""
-    script = folder / "program.py"
-    script.write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "telegrad.cli", "run", "--drop-in", "--no-prefix", "-n", str(count), str(script)],
-        env={**os.environ, "PYTHONPATH": SOURCES},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.splitlines())
-
 
 TRAINING = """
 import os
@@ -137,7 +121,7 @@ if rank == 0:
         try:
             rpc.rpc_sync("worker1", call)
         except KeyError:
-            print("KeyError stays")
+            print("KeyError keeps its type")
     try:
         rpc.rpc_sync("worker1", leave)
     except RuntimeError as error:
@@ -145,14 +129,14 @@ if rank == 0:
     try:
         _all_gather(1)
     except RuntimeError as error:
-        print("gathering:", "'worker1' is lost" in str(error))
+        print("all_gather:", "'worker1' is lost" in str(error))
     rpc.shutdown(graceful=False)
 else:
     rpc.shutdown()
 """
 
 
-def test_the_differences_that_the_page_names_are_so(tmp_path: Path) -> None:
+def test_the_differences_in_the_documentation_are_true(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(DIFFERENCES)
     environ = {"PYTHONPATH": SOURCES, "STORE": str(tmp_path / "store")}
@@ -175,15 +159,15 @@ def test_the_differences_that_the_page_names_are_so(tmp_path: Path) -> None:
         "a view ((2, 1), 800)",
         "unused 2.0",
         "under no_grad 1.0",
-        "KeyError stays",
-        "KeyError stays",
+        "KeyError keeps its type",
+        "KeyError keeps its type",
         "WorkerLost",
-        "gathering: True",
+        "all_gather: True",
     ]
     assert workers[1].returncode == 1
 
 
-def test_telegrad_run_offers_the_drop_in(capsys: pytest.CaptureFixture[str]) -> None:
+def test_telegrad_run_has_an_option_for_the_drop_in(capsys: pytest.CaptureFixture[str]) -> None:
     from telegrad.cli import main
 
     with pytest.raises(SystemExit):
@@ -191,7 +175,7 @@ def test_telegrad_run_offers_the_drop_in(capsys: pytest.CaptureFixture[str]) -> 
     assert "--drop-in" in capsys.readouterr().out
 
 
-OPEN_GROUP = """
+DYNAMIC_GROUP = """
 import os, threading, torch
 import torch.distributed.rpc as rpc
 
@@ -208,10 +192,10 @@ def members():
 
 rank = int(os.environ["RANK"])
 options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + os.environ["STORE"])
-rpc.init_rpc(f"worker{rank}", rank=rank, rpc_backend_options=options)  # no world size: workers come and go
+rpc.init_rpc(f"worker{rank}", rank=rank, rpc_backend_options=options)  # no world size: a dynamic group
 if rank == 0:
     while len(members()) < 3:
-        threading.Event().wait(0.01)  # they come in any order
+        threading.Event().wait(0.01)  # they join in any order
     print(members(), [rpc.rpc_sync(name, who) for name in members()])
     for name in ("worker1", "worker2"):
         rpc.rpc_sync(name, finish)
@@ -221,12 +205,10 @@ rpc.shutdown()
 """
 
 
-def test_workers_can_join_and_leave_a_group_without_a_world_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_can_join_and_leave_a_dynamic_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORE", str(tmp_path / "store"))
     names = ["worker0", "worker1", "worker2"]
-    assert run_workers(OPEN_GROUP, tmp_path, 3) == [f"{names} {names}"]
+    assert run_workers(DYNAMIC_GROUP, tmp_path, 3) == [f"{names} {names}"]
 
 
 NUMBERS = """
@@ -253,7 +235,7 @@ rpc.shutdown()
 """
 
 
-def test_texts_of_references_count_as_torchs_do_and_no_two_have_one_id(tmp_path: Path) -> None:
+def test_rrefs_have_unique_ids_that_count_as_torchs_do(tmp_path: Path) -> None:
     def shown(number: int) -> str:
         return f"GloballyUniqueId(created_on=0, local_id={number})"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.behaviour.drop_in.test_programs import run_workers
+from support.drop_in_programs import run_workers
 
 PROGRAM = """
 import os
@@ -65,7 +65,7 @@ rpc.shutdown()
 """
 
 
-def test_its_gradients_are_in_grad_and_a_step_on_the_context_does_not_see_them(tmp_path: Path) -> None:
+def test_gradients_of_a_reentrant_backward_are_in_grad_and_not_in_the_context(tmp_path: Path) -> None:
     assert run_workers(PROGRAM, tmp_path) == [
         "context and .grad [4.0, 4.0] [3.0, 3.0]",
         "inputs [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]",

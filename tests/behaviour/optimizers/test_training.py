@@ -110,13 +110,13 @@ def half_of_a_game(number: int, state: Any) -> Any:
         learner.policy.load_state_dict(state["policy"])
         learner.optimizer.load_state_dict(state["optimizer"])
     if state is not None and player is not None:
-        player.chance.set_state(state["chance"][me])
+        player.generator.set_state(state["chance"][me])
     shared = telegrad.all_gather(telegrad.RRef(learner, ordered=True) if learner is not None else None)["learner"]
     for _ in range(example.ROUNDS // 2):
         if player is not None:
-            shared.rpc_sync().bring(example.ACTORS.index(me), player.play(shared.rpc_sync().weights()))
+            shared.rpc_sync().add_episode(example.ACTORS.index(me), player.play(shared.rpc_sync().weights()))
         telegrad.barrier()
-    chance = telegrad.all_gather(player.chance.get_state() if player is not None else None)
+    chance = telegrad.all_gather(player.generator.get_state() if player is not None else None)
     if learner is None:
         return None
     return learner.losses, {
@@ -139,7 +139,7 @@ def half_of_a_split_model(number: int, state: Any) -> Any:
     example = importlib.import_module("encoder_decoder")
     if telegrad.get_worker_info().name != "trainer":
         return None
-    model = example.place(example.Copier())
+    model = example.place(example.Reverser())
     optimizer = telegrad.optim.DistributedOptimizer(torch.optim.Adam, telegrad.nn.parameter_rrefs(model), lr=0.02)
     scheduler = example.schedule(optimizer)
     if state is not None:

@@ -30,7 +30,7 @@ def nodes(graph: torch.fx.Graph) -> list[tuple[str, Any]]:
     return [(node.op, node.target) for node in graph.nodes]
 
 
-def test_a_tracer_sees_the_call_as_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fx_traces_a_call_as_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("named_modules", "named_children"):  # which a RemoteModule refuses, so fairscale gives it others
         monkeypatch.setattr(RemoteModule, name, getattr(torch.nn.Module, name))
     model = torch.nn.Sequential(RemoteModule("b/cpu", torch.nn.Linear, (2, 2)))
@@ -39,7 +39,7 @@ def test_a_tracer_sees_the_call_as_a_node(monkeypatch: pytest.MonkeyPatch) -> No
     assert nodes(torch.fx.symbolic_trace(model).graph) == want
 
 
-def test_what_is_assigned_stays_here(group: Group) -> None:
+def test_assigned_attributes_stay_on_this_worker(group: Group) -> None:
     module = RemoteModule("b", torch.nn.Dropout, (0.5,))
     module.lock = threading.Lock()  # torch takes anything
     module.p = 0.0
@@ -54,7 +54,7 @@ def probability(rref: Any) -> float:
     return float(rref.local_value().p)
 
 
-def test_the_mode_is_set_there() -> None:
+def test_the_training_mode_is_set_on_the_owner() -> None:
     module = RemoteModule("b", torch.nn.Dropout, (1.0,))
     assert module.training
     assert module.eval().training is False
@@ -68,7 +68,7 @@ def apply_twice(module: RemoteModule, x: torch.Tensor) -> torch.Tensor:
     return y.detach()
 
 
-def test_one_that_was_sent_can_be_called(group: Group) -> None:
+def test_a_received_module_can_be_called(group: Group) -> None:
     module = RemoteModule("b", torch.nn.Linear, (2, 2))
     want = module(module(torch.ones(2))).detach()
     torch.testing.assert_close(rpc.rpc_sync("c", apply_twice, (module, torch.ones(2))), want)

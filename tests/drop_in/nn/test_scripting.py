@@ -80,7 +80,7 @@ def test_a_remote_module_with_an_interface_can_be_scripted() -> None:
         assert torch.equal(one.forward_async(x, 1).wait()[1], 3 * x)
 
 
-def test_a_script_can_use_what_it_returns_and_gradients_flow() -> None:
+def test_a_script_can_use_the_result_and_gradients_flow() -> None:
     module = scriptable()
     script = torch.jit.script(module)
     x = torch.ones(2, requires_grad=True)
@@ -92,7 +92,7 @@ def test_a_script_can_use_what_it_returns_and_gradients_flow() -> None:
         assert nn.gradients(nn.RemoteModule.init_from_module_rref("b", module.module_rref), context)["by"] == 2 * 2 * 27
 
 
-def test_an_exception_there_reaches_the_caller_of_the_script() -> None:
+def test_a_remote_exception_reaches_the_caller_of_the_script() -> None:
     script = torch.jit.script(scriptable())
     with pytest.raises(Exception, match="negative"):
         script.forward(torch.ones(2), -1)
@@ -100,13 +100,13 @@ def test_an_exception_there_reaches_the_caller_of_the_script() -> None:
         script.forward_async(torch.ones(2), -1).wait()
 
 
-def test_another_can_be_made_from_the_reference_and_scripted() -> None:
+def test_another_module_can_be_created_from_the_rref_and_scripted() -> None:
     other = RemoteModule.init_from_module_rref("b", scriptable().module_rref, ScaleInterface)
     assert other.is_scriptable
     assert torch.equal(torch.jit.script(other).forward(torch.ones(2), 1)[1], torch.full((2,), 3.0))
 
 
-def test_a_scripted_one_cannot_be_saved_or_sent() -> None:
+def test_a_scripted_module_cannot_be_saved_or_sent() -> None:
     script = torch.jit.script(scriptable())
     with pytest.raises(torch.jit.Error, match="RemoteModule can only be pickled when using RPC"):
         torch.jit.save(script, io.BytesIO())
@@ -114,12 +114,12 @@ def test_a_scripted_one_cannot_be_saved_or_sent() -> None:
         rpc.rpc_sync("c", len, ([script],))
 
 
-def test_what_is_no_interface_is_an_error() -> None:
+def test_a_class_that_is_not_an_interface_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"must be a type object decorated by @torch\.jit\.interface"):
         _RemoteModule("b", Scale, (1.0,), _module_interface_cls=Scale)
 
 
-def test_the_worker_lets_the_module_go_with_the_script(group: dict[str, Agent]) -> None:
+def test_the_worker_releases_the_module_with_the_script(group: dict[str, Agent]) -> None:
     module = scriptable()
     script = torch.jit.script(module)
     script.forward(torch.ones(1), 1)

@@ -10,7 +10,7 @@ import torch
 from telegrad.drop_in.rpc.futures import Future, collect_all, failed, wait_all
 
 
-def test_what_a_callback_raises_becomes_a_runtime_error_as_in_torch() -> None:
+def test_an_exception_of_a_callback_becomes_a_runtime_error_as_in_torch() -> None:
     future: Future[int] = Future()
     following = future.then(lambda _: 1 + "x")  # type: ignore[operator]  # the error is the point
     future.set_result(1)
@@ -24,7 +24,7 @@ def test_a_callback_must_be_callable(method: str) -> None:
         getattr(Future(), method)(None)
 
 
-def test_collecting_ends_as_soon_as_one_has_failed() -> None:
+def test_collect_all_fails_as_soon_as_one_future_fails() -> None:
     never: Future[int] = Future()
     late: Future[int] = Future()
     together = collect_all([never, failed(ValueError("x")), late])
@@ -35,7 +35,7 @@ def test_collecting_ends_as_soon_as_one_has_failed() -> None:
         wait_all([never, failed(ValueError("x"))])
 
 
-def test_collecting_waits_for_all_if_none_fails() -> None:
+def test_collect_all_waits_for_all_futures_if_none_fails() -> None:
     futures: list[Any] = [Future(), Future()]
     together = collect_all(futures)
     futures[0].set_result(1)

@@ -1,4 +1,4 @@
-"""torch.distributed.autograd on telegrad: its names, signatures, defaults and texts."""
+"""torch.distributed.autograd on telegrad: its names, signatures, defaults and error messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["DistAutogradContext", "backward", "context", "get_gradients", "is_av
 
 
 def is_available() -> bool:
-    """Whether distributed autograd can be used at all: always."""
+    """Return whether distributed autograd is available: always True."""
     return True
 
 
@@ -46,7 +46,7 @@ class context:  # noqa: N801 - torch's name
 
 
 def backward(context_id: int, roots: Sequence[torch.Tensor], retain_graph: bool = False) -> None:
-    """Run one backward pass from `roots`, through every worker that took part in the context."""
+    """Run one backward pass from `roots` through every worker that took part in the context."""
     if not isinstance(context_id, int) or not isinstance(roots, list | tuple):
         raise TypeError(
             "backward(): incompatible function arguments. It takes a context id and a list of tensors, not "

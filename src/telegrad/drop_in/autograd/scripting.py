@@ -1,4 +1,4 @@
-"""The functions of torch.distributed.autograd that TorchScript can call: operators that lead to telegrad's."""
+"""TorchScript operators for the functions of torch.distributed.autograd that scripts can call."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.jit import _builtins
 
-_library: Any = None  # the operators are there for as long as it is
+_library: Any = None  # the operators exist as long as this object does
 
 
 def register(get_gradients: Callable[..., Any], backward: Callable[..., Any]) -> None:
-    """Have TorchScript compile calls of these functions."""
+    """Make TorchScript compile calls to these functions."""
     global _library
     if _library is not None:
         return
@@ -23,7 +23,7 @@ def register(get_gradients: Callable[..., Any], backward: Callable[..., Any]) ->
         ("get_gradients", "(int context_id) -> Dict(Tensor, Tensor)", get_gradients),
         ("dist_backward", "(int context_id, Tensor[] roots, bool retain_graph=False) -> ()", backward),
     ):
-        # Conservative: each call has effects, so none is dropped, moved or merged with another.
+        # Conservative: each call has side effects, so the compiler must not drop, move or merge any.
         _library.define(name + signature, alias_analysis="CONSERVATIVE")
         _library.impl(name, function, "CompositeImplicitAutograd")
         known._register_builtin(function, f"telegrad::{name}")

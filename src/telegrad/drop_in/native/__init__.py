@@ -1,1 +1,1 @@
-"""Stands in for the C++ modules beneath torch.distributed.rpc and .autograd, which programs take names from, too."""
+"""Replacements for the C++ modules beneath torch.distributed.rpc and .autograd, whose names programs import too."""

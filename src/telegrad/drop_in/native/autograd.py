@@ -1,4 +1,4 @@
-"""torch._C._distributed_autograd on telegrad: the names that it has, as torch.distributed.autograd of the drop-in."""
+"""torch._C._distributed_autograd on telegrad: its names, from the drop-in's torch.distributed.autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch._C._distributed_rpc on telegrad: the names that it has, as torch.distributed.rpc of the drop-in has them."""
+"""torch._C._distributed_rpc on telegrad: its names, from the drop-in's torch.distributed.rpc."""
 
 from __future__ import annotations
 

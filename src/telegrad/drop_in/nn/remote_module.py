@@ -1,4 +1,4 @@
-"""RemoteModule under the drop-in: telegrad's, which refuses what torch's refuses, and travels as torch's does."""
+"""RemoteModule under the drop-in: telegrad's, with the restrictions and the pickling of torch's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMOTE_MODULE_PICKLED_ATTRIBUTES = (
     "generated_methods",
     "module_rref",
 )
-"""What of a RemoteModule is sent in a call."""
+"""The attributes of a RemoteModule that are sent in a call."""
 
 _METHODS = ("forward_async", "forward")
 
@@ -33,16 +33,16 @@ _REFUSED = (
     *("children", "named_children", "modules", "named_modules", "requires_grad_", "zero_grad", "share_memory"),
     "extra_repr",
 )
-"""What torch's RemoteModule does not do. Telegrad's own, `telegrad.nn.RemoteModule`, does nearly all of it."""
+"""Methods that torch's RemoteModule does not support. `telegrad.nn.RemoteModule` supports nearly all of them."""
 
 _NO_HOOKS: Any = MappingProxyType({})
 
 
 class _RemoteModule(nn.RemoteModule):
-    """A module that is made on another worker and stays there."""
+    """A module that is created on another worker and stays there."""
 
     _label = "module"
-    # One that came in a call has none of these in its dict; with them it can be called.
+    # A received module has none of these in its `__dict__`. As class attributes they make it callable.
     _backward_hooks = _backward_pre_hooks = _forward_hooks = _forward_pre_hooks = _NO_HOOKS
 
     def __init__(
@@ -57,7 +57,7 @@ class _RemoteModule(nn.RemoteModule):
         self._take_interface(_module_interface_cls)
 
     def _take_interface(self, interface: Any) -> None:
-        """If there is one, become a module that torch.jit.script can compile."""
+        """Make this a module that torch.jit.script can compile, if there is an interface."""
         if interface is not None:
             held = self._from_rref(self.module_rref, self.on, self.device, self._label)
             methods = make_scriptable(self, interface, held)
@@ -66,10 +66,10 @@ class _RemoteModule(nn.RemoteModule):
     def _bind(self, on: str | int, device: str, rref: RRef[Any], label: str) -> None:
         super()._bind(on, device, rref, label)
         mine = self.__dict__
-        mine.update(training=True, _parameters={}, _buffers={}, _modules={})  # as torch has them: its own, and empty
+        mine.update(training=True, _parameters={}, _buffers={}, _modules={})  # as in torch: local and empty
         mine.update(is_device_map_set=False, generated_methods=_METHODS)
 
-    # As in torch, what is assigned stays here.
+    # As in torch, attributes that are assigned stay on this worker.
     __setattr__ = torch.nn.Module.__setattr__
     __delattr__ = torch.nn.Module.__delattr__
 
@@ -83,14 +83,14 @@ class _RemoteModule(nn.RemoteModule):
     def init_from_module_rref(
         remote_device: str, module_rref: RRef[torch.nn.Module], _module_interface_cls: Any = None
     ) -> nn.RemoteModule:
-        """Another RemoteModule for a module that there is already."""
+        """Return another RemoteModule for an existing module."""
         place = nn.RemoteModule.init_from_module_rref(remote_device, module_rref, _module_interface_cls)
         made = RemoteModule._from_rref(module_rref, place.on, place.device, "module")
         made._take_interface(_module_interface_cls)
         return made
 
     def parameters(self, recurse: bool = True) -> Any:
-        """Refused, as torch does."""
+        """Raise an error, as torch does."""
         raise ValueError(
             "Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead."
         )
@@ -107,11 +107,11 @@ class _RemoteModule(nn.RemoteModule):
 
 
 class RemoteModule(_RemoteModule):
-    """A module that is made on another worker and stays there; what is called here runs there."""
+    """A module that is created on another worker and stays there. Its methods run there."""
 
 
 def _received(cls: type[_RemoteModule], rref: RRef[Any], on: str | int, device: str, label: str) -> _RemoteModule:
-    """One that came in a call. As torch's, it has just these attributes."""
+    """Return a module received in a call. As in torch, it has only these attributes."""
     made = cls.__new__(cls)
     values = (on, device, False, False, _METHODS, rref)
     made.__dict__.update(zip(_REMOTE_MODULE_PICKLED_ATTRIBUTES, values, strict=True))

@@ -1,12 +1,12 @@
-"""A RemoteModule inside TorchScript: methods with the types of a TorchScript interface, which call the module there.
+"""RemoteModule in TorchScript: methods with the types of a TorchScript interface that call the remote module.
 
-TorchScript compiles the methods from source, which is made here from the interface. They leave TorchScript through
-functions that it does not compile, and hand them the RemoteModule. TorchScript has no type for that, but one for
-futures, and a future can hold any object; so the scripted module has a completed future of it.
+TorchScript compiles the methods from source code, which is generated here from the interface. They leave TorchScript
+through functions that it does not compile, and pass them the RemoteModule. TorchScript has no type for that, but it has
+one for futures, and a future can hold any object. So the scripted module holds a completed future of the RemoteModule.
 
-Results must have TorchScript's types, not Python's: what an uncompiled function returns is converted, and what a future
-holds is not. So `forward_async` begins the call at once, in the caller's autograd context, and returns a forked task
-that waits for it and converts the result. It occupies one of torch's inter-op threads until then.
+Results must have TorchScript's types, not Python's. TorchScript converts the result of an uncompiled function, but not
+the value of a future. So `forward_async` starts the call at once, in the caller's autograd context, and returns a
+forked task that waits for it and converts the result. The task occupies one of torch's inter-op threads until then.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _NO_PICKLE = (
     "receiver, and create a new instance on the receiver end by passing this `module_rref`."
 )
 ADDED = frozenset({*_METHODS, "_held", "__annotations__"})
-"""What `make_scriptable` puts into a module."""
+"""The attributes that `make_scriptable` adds to a module."""
 
 
 def make_scriptable(module: torch.nn.Module, interface: type, held: torch.nn.Module) -> tuple[Callable[..., Any], ...]:
-    """Give a RemoteModule the methods of an interface, so that torch.jit.script can compile it; returns the methods.
+    """Give a RemoteModule the methods of an interface, so that torch.jit.script can compile it, and return the methods.
 
-    `held` is called by them: another RemoteModule for the same module, or `module` would keep itself alive.
+    They call `held`, another RemoteModule for the same module. With `module` itself there would be a reference cycle.
     """
     made = _functions(interface)
     mine = module.__dict__
@@ -75,7 +75,7 @@ def make_scriptable(module: torch.nn.Module, interface: type, held: torch.nn.Mod
 
 
 def _hold(value: object) -> torch.futures.Future[Any]:
-    """A completed future of a value: how Python objects pass through TorchScript."""
+    """Return a completed future of a value, in which Python objects pass through TorchScript."""
     holder: torch.futures.Future[Any] = torch.futures.Future()
     holder.set_result(value)
     return holder
@@ -83,10 +83,10 @@ def _hold(value: object) -> torch.futures.Future[Any]:
 
 @functools.cache
 def _functions(interface: type) -> Mapping[str, Callable[..., Any]]:
-    """The functions for an interface, compiled by Python; torch.jit.script finds their source in the line cache."""
+    """Return the functions for an interface, compiled by Python. torch.jit.script finds their source in `linecache`."""
     if not getattr(interface, "__torch_script_interface__", False):
         raise ValueError(f"module_interface_cls {interface} must be a type object decorated by @torch.jit.interface")
-    instantiator: Any = importlib.import_module("torch.distributed.nn.jit.instantiator")  # late: it takes a second
+    instantiator: Any = importlib.import_module("torch.distributed.nn.jit.instantiator")  # takes a second
     arguments, parameters, result = instantiator.get_arg_return_types_from_interface(interface)
     source = _SOURCE.format(arguments=arguments, parameters=parameters, result=result, no_pickle=_NO_PICKLE)
     file = f"<RemoteModule with {interface.__module__}.{interface.__qualname__}>"

@@ -1,4 +1,4 @@
-"""What torch.distributed.optim.optimizer offers: telegrad's optimizer, and the parts that programs build theirs of."""
+"""torch.distributed.optim.optimizer on telegrad: the optimizer, and the parts that programs build their own from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from telegrad.default_agent import default_agent
-from telegrad.drop_in.rpc.references import RRef
+from telegrad.drop_in.rpc.rref import RRef
 from telegrad.optim import DistributedOptimizer
 from telegrad.optim.stepping import run_step
 
@@ -17,9 +17,9 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _LocalOptimizer:
-    """An optimizer of parameters that live on this worker, which steps on the gradients of a context.
+    """An optimizer of parameters on this worker that steps on the gradients of a context.
 
-    While it steps, these are in ``.grad``; afterwards ``.grad`` is what it was. One steps at a time.
+    During a step, these are in ``.grad``, which is restored afterwards. One optimizer steps at a time.
     """
 
     def __init__(
@@ -38,22 +38,22 @@ class _LocalOptimizer:
 def _new_local_optimizer(
     optim_cls: Callable[..., Optimizer], local_params_rref: Sequence[RRef[Any]], *args: Any, **kwargs: Any
 ) -> RRef[_LocalOptimizer]:
-    """Run on the worker that has the parameters: a reference to an optimizer of them."""
+    """Return an RRef to an optimizer of the parameters. Runs on the worker that owns them."""
     return RRef(_LocalOptimizer(optim_cls, local_params_rref, *args, **kwargs))
 
 
 def _local_optimizer_step(local_optim_rref: RRef[_LocalOptimizer], autograd_ctx_id: int) -> None:
-    """Run on the worker that has the optimizer: step once."""
+    """Step once. Runs on the worker that owns the optimizer."""
     local_optim_rref.local_value().step(autograd_ctx_id)
 
 
 def _wait_for_all(rpc_futs: Sequence[torch.futures.Future[Any]]) -> list[Any]:
-    """The results of all futures. Waits for all, and raises the first error then."""
+    """Return the results of all futures. Wait for all of them before raising the first error."""
     results, errors = [], []
     for future in rpc_futs:
         try:
             results.append(future.wait())
-        except Exception as error:  # noqa: BLE001 - it is raised below
+        except Exception as error:  # noqa: BLE001 - raised below
             errors.append(error)
     if errors:
         raise errors[0]

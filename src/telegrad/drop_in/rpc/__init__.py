@@ -1,4 +1,4 @@
-"""torch.distributed.rpc on telegrad: its names, signatures, defaults and texts."""
+"""torch.distributed.rpc on telegrad: its names, signatures, defaults and error messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from telegrad.drop_in.rpc.backend_registry import (
     init_backend,
     register_backend,
 )
-from telegrad.drop_in.rpc.invoking import (
+from telegrad.drop_in.rpc.native_calls import (
     _cleanup_python_rpc_handler,
     _disable_jit_rref_pickle,
     _enable_jit_rref_pickle,
@@ -79,7 +79,7 @@ from telegrad.drop_in.rpc.profiling import (
     enable_gil_profiling,
 )
 from telegrad.drop_in.rpc.server_process_global_profiler import _server_process_global_profile
-from telegrad.rendezvous import open_store
+from telegrad.rendezvous_store import open_store
 from telegrad.worker_info import WorkerInfo
 
 __all__ = [
@@ -107,13 +107,14 @@ _DEFAULT_INIT_METHOD = constants.DEFAULT_INIT_METHOD
 _DEFAULT_NUM_WORKER_THREADS = constants.DEFAULT_NUM_WORKER_THREADS
 _DEFAULT_RPC_TIMEOUT_SEC = constants.DEFAULT_RPC_TIMEOUT_SEC
 _UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
+_INIT_TIMEOUT = 300.0
 _is_tensorpipe_available = True
 _init_counter = 0
 _init_counter_lock = threading.Lock()  # protects _init_counter
 
 
 def is_available() -> bool:
-    """Whether calls can be made at all: always."""
+    """Return whether RPC is available: always True."""
     return True
 
 
@@ -124,7 +125,7 @@ def init_rpc(
     world_size: int | None = None,
     rpc_backend_options: Any = None,
 ) -> None:
-    """Join the group as worker `name`, and return when every worker has joined."""
+    """Join the group as worker `name` and return when every worker has joined."""
     if backend is not None and not isinstance(backend, backend_registry.BackendType):
         raise TypeError("Argument backend must be a member of BackendType")
     if rpc_backend_options is not None and not isinstance(rpc_backend_options, RpcBackendOptions):
@@ -135,7 +136,7 @@ def init_rpc(
         rpc_backend_options = backend_registry.construct_rpc_backend_options(backend)
     if world_size:
         store, rank, world_size, _ = open_store(rpc_backend_options.init_method, rank, world_size, _INIT_TIMEOUT)
-    else:  # a group that workers join and leave as they please
+    else:  # a dynamic group
         store = _create_store_from_options(rpc_backend_options, rank)  # type: ignore[no-untyped-call]
     store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout))
     global _init_counter
@@ -146,9 +147,6 @@ def init_rpc(
     _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
 
 
-_INIT_TIMEOUT = 300.0
-
-
 def _infer_backend(rpc_backend_options: Any) -> Any:
     if rpc_backend_options is None:
         return backend_registry.BackendType.TENSORPIPE
@@ -156,7 +154,7 @@ def _infer_backend(rpc_backend_options: Any) -> Any:
         made = backend_registry.construct_rpc_backend_options(candidate)
         if isinstance(rpc_backend_options, type(made)):
             if candidate.name != "TENSORPIPE":
-                logger.warning("init_rpc got options of backend %s and no backend, so it uses that one", candidate)
+                logger.warning("init_rpc got no backend and uses %s, to which its options belong", candidate)
             return candidate
     raise TypeError(f"Could not infer backend for options {rpc_backend_options}")
 

@@ -1,11 +1,10 @@
-"""Calls, gatherings and shutdown under the names, signatures and texts of torch.distributed.rpc.api.
+"""Calls, `_all_gather` and shutdown with the names, signatures and error messages of torch.distributed.rpc.api.
 
-Programs and PyTorch's tests replace some of the private functions here, so the others find them by name in this module.
+Programs and PyTorch's tests monkeypatch some private functions of this module, so the others look them up here by name.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import logging
@@ -14,20 +13,31 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch._C._autograd import _profiler_enabled
 
 from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.drop_in.rpc import all_gather
+from telegrad.drop_in.rpc._utils import _group_membership_management, _update_group_membership
 from telegrad.drop_in.rpc.agents import get_current_agent as _get_current_rpc_agent
 from telegrad.drop_in.rpc.agents import is_current_agent_set as _is_current_rpc_agent_set
 from telegrad.drop_in.rpc.agents import reset_current_agent as _reset_current_rpc_agent
 from telegrad.drop_in.rpc.agents import set_current_agent as _set_and_start_rpc_agent
+from telegrad.drop_in.rpc.all_gather import (
+    AllGatherStates,
+    _all_gather_dict_lock,
+    _all_gather_sequence_id,
+    _all_gather_sequence_id_to_states,
+)
 from telegrad.drop_in.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from telegrad.drop_in.rpc.dynamic_group import leave_dynamic_group
 from telegrad.drop_in.rpc.futures import Future, failed
 from telegrad.drop_in.rpc.internal import PythonUDF, RPCExecMode, _build_rpc_profiling_key, _internal_rpc_pickler
-from telegrad.drop_in.rpc.membership import leave_open_group
-from telegrad.drop_in.rpc.prepared import PreparedCall
-from telegrad.drop_in.rpc.profiling import RemoteProfilerManager
-from telegrad.drop_in.rpc.references import (
+from telegrad.drop_in.rpc.profiling import (
+    RemoteProfilerManager,
+    _enable_rpc_profiler,
+    _get_should_profile,
+    _record_call,
+)
+from telegrad.drop_in.rpc.rref import (
     PyRRef,
     RRef,
     _delete_all_user_and_unforked_owner_rrefs,
@@ -38,9 +48,10 @@ from telegrad.drop_in.rpc.references import (
     await_deletions,
     create,
 )
-from telegrad.drop_in.rpc.texts import NOT_INITIALIZED, as_torch
+from telegrad.drop_in.rpc.torch_call import TorchCall
+from telegrad.drop_in.rpc.torch_errors import NOT_INITIALIZED, to_torch_error
 from telegrad.errors import CallError, PayloadError
-from telegrad.rpc.signals import deliver_kept, keeping
+from telegrad.rpc.signals import deliver_pending, pending_handlers
 from telegrad.worker_info import WorkerInfo
 
 P = ParamSpec("P")
@@ -59,15 +70,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _ignore_rref_leak = True
-"""Whether a shutdown says nothing of references that are still held. Programs set it."""
+"""Whether `shutdown` ignores RRefs that are still held. Programs set it."""
 _default_pickler: Any = _internal_rpc_pickler
-_LONG = 10.0  # seconds that a worker may take to say that it is there
-_PATIENCE = 1.0  # seconds after which those that have not come to a gathering are looked after
+_DEFAULT_LEAVE_TIMEOUT = 10.0  # seconds
 
 
 @contextlib.contextmanager
 def _use_rpc_pickler(rpc_pickler: Any) -> Iterator[None]:
-    """Have the calls made in a block pickled by `rpc_pickler`."""
+    """Pickle the calls made inside the block with `rpc_pickler`."""
     global _default_pickler
     _default_pickler = rpc_pickler
     try:
@@ -89,51 +99,27 @@ def _require_initialized(func: Callable[P, R]) -> Callable[P, R]:
 # -- calls ----------------------------------------------------------------------------------------------------
 
 
-def _get_should_profile() -> bool:
-    """Whether a profiler watches this thread, which then sees what the caller does of a call."""
-    return bool(_profiler_enabled())
-
-
-def _enable_rpc_profiler(
-    should_profile: bool, qualified_name: str | None, func: Any, rpc_type: RPCExecMode, dst_worker_info: WorkerInfo
-) -> Any:
-    """An event in the profiler for a block that makes a call; `qualified_name` is that of an operator of torch."""
-    if not should_profile:
-        return contextlib.nullcontext()
-    name = qualified_name or getattr(func, "qualified_name", "") or getattr(func, "__qualname__", repr(func))
-    key = _build_rpc_profiling_key(rpc_type, str(name), get_worker_info().name, dst_worker_info.name)
-    return torch.autograd.profiler.record_function(key)
-
-
-def _profiled(mode: RPCExecMode, func: Any, to: int) -> Any:
-    """An event in the profiler, if one is on, for what the caller does of a call."""
-    if not _profiler_enabled():
-        return contextlib.nullcontext()
-    builtin = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]
-    return _enable_rpc_profiler(True, builtin, func, mode, get_worker_info(to))
-
-
 @_require_initialized
 def rpc_sync(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """Run `func` on worker `to` and return its result."""
-    call = PreparedCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
+    call = TorchCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
     try:
-        with _profiled(RPCExecMode.SYNC, func, call.to):
+        with _record_call(RPCExecMode.SYNC, func, call.to):
             return call.agent.call(call.to, call.function, call.args, call.kwargs, timeout=call.timeout)
     except Exception as error:
-        raise as_torch(error, call.agent, builtin=call.builtin) from error
+        raise to_torch_error(error, call.agent, builtin=call.builtin) from error
 
 
 @_require_initialized
 def rpc_async(
     to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> torch.futures.Future[Any]:
-    """Start `func` on worker `to`, and return a future of its result."""
+    """Start `func` on worker `to` and return a future of its result."""
     future = _invoke_rpc(to, func, RPCExecMode.ASYNC, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
-    if keeping:
-        deliver_kept()
+    if pending_handlers:
+        deliver_pending()
     return future
 
 
@@ -145,33 +131,33 @@ def _invoke_rpc(
     kwargs: Any = None,
     rpc_timeout: float = UNSET_RPC_TIMEOUT,
 ) -> Future[Any]:
-    """Start a call, which the profiler shows as one of that type."""
-    call = PreparedCall(_get_current_rpc_agent().agent, to, func, args, kwargs, rpc_timeout, _default_pickler)
+    """Start a call. The profiler shows it as one of type `rpc_type`."""
+    call = TorchCall(_get_current_rpc_agent().agent, to, func, args, kwargs, rpc_timeout, _default_pickler)
     future: Future[Any] = Future(call.agent)
     future.builtin = call.builtin
     try:
-        with _profiled(rpc_type, func, call.to):
+        with _record_call(rpc_type, func, call.to):
             future.start(call.to, call.function, call.args, call.kwargs, call.timeout)
-    except CallError as error:  # a worker that is gone, or no time left: torch's callers hear it from the future
-        future = failed(as_torch(error, call.agent))
+    except CallError as error:  # a lost worker or an expired timeout: torch reports both through the future
+        future = failed(to_torch_error(error, call.agent))
     except PayloadError as error:
-        raise as_torch(error, call.agent) from error
+        raise to_torch_error(error, call.agent) from error
     return future
 
 
 @_require_initialized
 def remote(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> RRef[Any]:
-    """Have worker `to` run `func` and keep the result; a reference to it, at once."""
-    call = PreparedCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
+    """Run `func` on worker `to`, keep the result there, and return an RRef to it without waiting."""
+    call = TorchCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
     try:
-        with _profiled(RPCExecMode.REMOTE, func, call.to) as event:
+        with _record_call(RPCExecMode.REMOTE, func, call.to) as event:
             made = create(call.agent, call.to, call.function, call.args, call.kwargs, call.timeout)
     except PayloadError as error:
-        raise as_torch(error, call.agent) from error
+        raise to_torch_error(error, call.agent) from error
     if event is not None:
         made._set_profiling_future(made._get_future())
-    if keeping:
-        deliver_kept()
+    if pending_handlers:
+        deliver_pending()
     return made
 
 
@@ -180,7 +166,7 @@ _thread_local_var = threading.local()
 
 @contextlib.contextmanager
 def _wait_all() -> Iterator[None]:
-    """Wait, at the end of a block, for all futures that `rpc_async` returned in it."""
+    """Wait, at the end of the block, for all futures that `rpc_async` returned inside it."""
     _thread_local_var.future_list = []
     try:
         yield
@@ -196,7 +182,7 @@ def _wait_all() -> Iterator[None]:
 
 @_require_initialized
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
-    """The worker of that name; this one, if none is given."""
+    """Return the worker with that name, or this one if no name is given."""
     info: WorkerInfo = _get_current_rpc_agent().get_worker_info(worker_name)
     return info
 
@@ -210,7 +196,7 @@ def _to_worker_info(to: Any) -> WorkerInfo:
 
 
 def get_rpc_timeout() -> float:
-    """The default timeout of calls, in seconds."""
+    """Return the default timeout of calls, in seconds."""
     timeout: float = _get_current_rpc_agent().agent.settings.rpc_timeout
     return timeout
 
@@ -219,20 +205,7 @@ def _set_rpc_timeout(rpcTimeoutSeconds: float) -> None:  # noqa: N803 - torch's 
     _get_current_rpc_agent().set_timeout(rpcTimeoutSeconds)
 
 
-class AllGatherStates:
-    """One gathering: what has come, and the signal that all has."""
-
-    def __init__(self) -> None:
-        self.gathered_objects: dict[str, Any] = {}
-        self.proceed_signal = threading.Event()
-
-
 _ALL_WORKER_NAMES: set[str] = set()
-_all_gather_dict_lock = threading.RLock()  # protects the two below
-_all_gather_sequence_id: dict[str, int] = {}
-_all_gather_sequence_id_to_states: collections.defaultdict[str, AllGatherStates] = collections.defaultdict(
-    AllGatherStates
-)
 
 
 def _init_rpc_states(agent: Any) -> None:
@@ -243,7 +216,7 @@ def _init_rpc_states(agent: Any) -> None:
 
 
 def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: set[str] | None = None) -> None:
-    """A member brings its value to the leader, on which this runs."""
+    """Store the value of a follower. Runs on the leader, called by the follower."""
     with _all_gather_dict_lock:
         expected = worker_names or _ALL_WORKER_NAMES
         if worker_name not in expected:
@@ -257,7 +230,7 @@ def _gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names
 
 
 def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> None:
-    """The leader brings everybody's values to a member, on which this runs."""
+    """Store the values of all members. Runs on a follower, called by the leader."""
     with _all_gather_dict_lock:
         states = _all_gather_sequence_id_to_states[sequence_id]
     if states.proceed_signal.is_set():
@@ -268,19 +241,14 @@ def _broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any]) -> No
 
 @_require_initialized
 def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> dict[str, Any]:
-    """Bring a value, and get the values of all `worker_names` (default: everybody), which must all call this.
+    """Return the values that all `worker_names` (default: everybody) passed. All of them must call this.
 
-    The member whose name comes first leads: the others call it with their values, and it calls them with all.
+    The member whose name sorts first is the leader: the others send it their values, and it sends all values back.
     """
     members = set(worker_names or _ALL_WORKER_NAMES)
     leader = min(members)
     mine = get_worker_info().name
-    with _all_gather_dict_lock:
-        everybody = "".join(sorted(members))
-        number = _all_gather_sequence_id.get(everybody, 0)
-        _all_gather_sequence_id[everybody] = number + 1
-        sequence_id = f"{everybody}{number}"
-        states = _all_gather_sequence_id_to_states[sequence_id]  # from now on `_is_gathering`
+    number, sequence_id, states = all_gather.begin(members)
     call_timeout = get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
     signal_timeout = None if timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT) else timeout
     try:
@@ -288,60 +256,17 @@ def _all_gather(obj: Any, worker_names: set[str] | None = None, timeout: float =
             _gather_to_leader(sequence_id, mine, obj, members)
         else:
             rpc_sync(leader, _gather_to_leader, (sequence_id, mine, obj, members), timeout=call_timeout)
-        _wait_for(states, members, number, call_timeout, signal_timeout)
+        agent = _get_current_rpc_agent().agent
+        all_gather.wait_for_members(agent, states, members, number, call_timeout, signal_timeout)
         if mine == leader:
-            _tell_followers(sequence_id, members - {leader}, states.gathered_objects, call_timeout)
+            _broadcast(sequence_id, members - {leader}, states.gathered_objects, call_timeout)
         return states.gathered_objects
     finally:
-        with _all_gather_dict_lock:
-            _all_gather_sequence_id_to_states.pop(sequence_id, None)
+        all_gather.end(sequence_id)
 
 
-def _wait_for(
-    states: AllGatherStates, members: set[str], number: int, call_timeout: float, timeout: float | None
-) -> None:
-    """Wait for the signal. Torch waits for ever if a member dies; here each second somebody is asked.
-
-    The leader calls those that have not come, so that a dead one is found; a follower asks the leader whether it still
-    waits, or has given up.
-    """
-    agent, mine, leader = _get_current_rpc_agent().agent, get_worker_info().name, min(members)
-    everybody = "".join(sorted(members))
-    deadline = None if timeout is None else agent.runtime.now() + timeout
-    while not states.proceed_signal.is_set():
-        left = _PATIENCE if deadline is None else min(_PATIENCE, deadline - agent.runtime.now())
-        agent.executor.block()
-        try:
-            if states.proceed_signal.wait(max(0.0, left)):
-                return
-        finally:
-            agent.executor.unblock()
-        if deadline is not None and agent.runtime.now() >= deadline:
-            raise RuntimeError(f"timed out in _all_gather after {timeout:.2f} seconds: not all members came")
-        absent = sorted(members - set(states.gathered_objects)) if mine == leader else [leader]
-        for name in absent:
-            here = rpc_sync(name, _is_gathering, (everybody, number), timeout=max(call_timeout, _LONG))
-            if not here and not states.proceed_signal.is_set():
-                raise RuntimeError(
-                    f"Followers {absent} timed out in _all_gather after {call_timeout:.2f} seconds"
-                    if mine == leader
-                    else f"worker {leader!r}, which leads the _all_gather, has given it up{_because(agent)}"
-                )
-
-
-def _because(agent: Any) -> str:
-    cause = agent.shutdown_protocol.first_cause
-    return f": {cause}" if cause else ""
-
-
-def _is_gathering(everybody: str, number: int) -> bool:
-    """Whether this worker has yet to come to the gathering, or is still at it."""
-    with _all_gather_dict_lock:
-        begun = number < _all_gather_sequence_id.get(everybody, 0)
-        return not begun or f"{everybody}{number}" in _all_gather_sequence_id_to_states
-
-
-def _tell_followers(sequence_id: str, followers: set[str], objects: dict[str, Any], timeout: float) -> None:
+def _broadcast(sequence_id: str, followers: set[str], objects: dict[str, Any], timeout: float) -> None:
+    """Send the values of all members to each follower."""
     futures = {
         name: rpc_async(name, _broadcast_to_followers, (sequence_id, objects), timeout=timeout) for name in followers
     }
@@ -377,13 +302,15 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
         raise
 
 
-# -- the end --------------------------------------------------------------------------------------------------
+# -- shutdown -------------------------------------------------------------------------------------------------
 
 
 @_require_initialized
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-    """Leave the group. A graceful shutdown waits until all workers have called it and no call is under way."""
-    if not graceful or _get_current_rpc_agent().agent.closed:  # closed at exit: a thread waited in a call
+    """Leave the group. A graceful shutdown waits until all workers have called it and no call is in progress."""
+    if (
+        not graceful or _get_current_rpc_agent().agent.closed
+    ):  # closed at interpreter exit, where a thread was waiting in a call
         _finalize_shutdown()
         return
     try:
@@ -395,7 +322,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
                 agent.sync()
                 agent.leaks = await_deletions(agent.agent)
         else:
-            leave_open_group(agent.store, agent.agent, timeout or get_rpc_timeout() or _LONG)
+            leave_dynamic_group(agent.store, agent.agent, timeout or get_rpc_timeout() or _DEFAULT_LEAVE_TIMEOUT)
         agent.join(shutdown=True, timeout=timeout)
     finally:
         _finalize_shutdown()
@@ -409,9 +336,8 @@ def _finalize_shutdown() -> None:
         _reset_current_rpc_agent()
 
 
-# Torch's module has these, too, and they call what is above.
-from telegrad.drop_in.rpc._utils import _group_membership_management, _update_group_membership  # noqa: E402
-from telegrad.drop_in.rpc.invoking import (  # noqa: E402
+# At the end, because they call the functions above. Torch's module has these names too.
+from telegrad.drop_in.rpc.native_calls import (  # noqa: E402
     _cleanup_python_rpc_handler,
     _invoke_remote_builtin,
     _invoke_remote_python_udf,

@@ -1,4 +1,4 @@
-"""The backends that programs choose from, as torch.distributed.rpc.backend_registry has them.
+"""The registry of backends, as in torch.distributed.rpc.backend_registry.
 
 ``BackendType.TENSORPIPE`` is telegrad's agent. Programs may register more.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
@@ -20,12 +21,13 @@ from telegrad.drop_in.rpc.constants import (
     DEFAULT_NUM_WORKER_THREADS,
     DEFAULT_RPC_TIMEOUT_SEC,
 )
-from telegrad.drop_in.rpc.devices import check_device_maps
-from telegrad.drop_in.rpc.membership import check_kind, join_open_group
+from telegrad.drop_in.rpc.device_maps import check_device_maps
+from telegrad.drop_in.rpc.dynamic_group import check_kind, join_dynamic_group
 from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions
-from telegrad.drop_in.rpc.references import use_handles
+from telegrad.drop_in.rpc.rref import use_torch_rrefs
 from telegrad.errors import DuplicateWorker
-from telegrad.rendezvous import assemble, store_address
+from telegrad.rendezvous import assemble
+from telegrad.rendezvous_store import store_address
 from telegrad.rpc import Options, default_agent, shutdown
 from telegrad.rpc.api import join
 
@@ -40,7 +42,7 @@ __all__ = [
 
 
 class BackendValue(NamedTuple):
-    """What makes the options of a backend, and what starts it."""
+    """The functions that create the options of a backend and start it."""
 
     construct_rpc_backend_options_handler: Callable[..., Any]
     init_backend_handler: Callable[..., Any]
@@ -55,7 +57,7 @@ BackendType: Any = _make_enum("BackendType", {})
 
 
 def backend_registered(backend_name: str) -> bool:
-    """Whether there is a backend of that name."""
+    """Return whether there is a backend with that name."""
     return backend_name in BackendType.__members__
 
 
@@ -64,7 +66,7 @@ def register_backend(
     construct_rpc_backend_options_handler: Callable[..., Any],
     init_backend_handler: Callable[..., Any],
 ) -> Any:
-    """Add a backend, and return its member of `BackendType`, which is a new class then."""
+    """Add a backend and return its member of `BackendType`, which becomes a new class."""
     global BackendType
     if backend_registered(backend_name):
         raise RuntimeError(f"RPC backend {backend_name}: already registered")
@@ -81,16 +83,16 @@ def construct_rpc_backend_options(
     init_method: str = DEFAULT_INIT_METHOD,
     **kwargs: Any,
 ) -> Any:
-    """Options for a backend."""
+    """Return options for a backend."""
     return backend.value.construct_rpc_backend_options_handler(rpc_timeout, init_method, **kwargs)
 
 
 def init_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """Start a backend, and return its agent."""
+    """Start a backend and return its agent."""
     return backend.value.init_backend_handler(*args, **kwargs)
 
 
-# -- telegrad's -------------------------------------------------------------------------------------------------
+# -- the backend of telegrad ------------------------------------------------------------------------------------
 
 
 def _tensorpipe_construct_rpc_backend_options_handler(
@@ -121,7 +123,7 @@ def _tensorpipe_init_backend_handler(
 def start(
     cls: type[TensorPipeAgent], store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
 ) -> TensorPipeAgent:
-    """Join the group, with an agent of class `cls`; without a world size, one that workers join and leave."""
+    """Join the group with an agent of class `cls`. Without a world size, the group is dynamic."""
     if not isinstance(store, Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
     options = Options(
@@ -129,19 +131,20 @@ def start(
     )
 
     def prepare(agent: Agent) -> None:
-        use_handles(agent)
-        agent.client.carries_autocast = False  # as in torch, where autocast is each worker's own
-        # Others may call this worker the moment that it serves, and what they call may make calls.
+        use_torch_rrefs(agent)
+        agent.client.carries_autocast = False  # as in torch, where each worker has its own autocast state
+        # Others may call this worker as soon as it serves, and the functions they call may make calls.
         set_current_agent(cls(agent, store, rpc_backend_options, static=bool(world_size)))
 
-    where = store_address(rpc_backend_options.init_method)
+    address = store_address(rpc_backend_options.init_method)
     check_kind(store, "static" if world_size else "dynamic")
     try:
         if world_size:
-            join(name, rank, lambda me: assemble(store, me, world_size, options.init_timeout), options, where, prepare)
+            records = partial(assemble, store, world_size=world_size, timeout=options.init_timeout)
+            join(name, rank, records, options, address, prepare)
             check_device_maps(default_agent(), rpc_backend_options)
         else:
-            join_open_group(store, name, rank, options, where, prepare)
+            join_dynamic_group(store, name, rank, options, address, prepare)
     except DuplicateWorker as error:
         raise DuplicateWorker(f"RPC worker name {name} is not unique: {error}") from error
     except BaseException:

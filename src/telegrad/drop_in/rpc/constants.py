@@ -1,4 +1,4 @@
-"""The defaults that programs read, as torch.distributed.rpc.constants has them."""
+"""The defaults of torch.distributed.rpc.constants, which programs read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_INIT_METHOD: str = "env://"
 DEFAULT_SHUTDOWN_TIMEOUT: float = 0
 DEFAULT_PROCESS_GROUP_TIMEOUT: timedelta = timedelta(milliseconds=2**31 - 1)
 
-# Under the names that torch imports them by.
+# The names that torch imports them by.
 _DEFAULT_INIT_METHOD = DEFAULT_INIT_METHOD
 _DEFAULT_NUM_WORKER_THREADS = DEFAULT_NUM_WORKER_THREADS
 _DEFAULT_RPC_TIMEOUT_SEC = DEFAULT_RPC_TIMEOUT_SEC

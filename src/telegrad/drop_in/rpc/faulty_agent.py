@@ -1,7 +1,7 @@
-"""An agent some of whose messages fail or are late, as torch._C._distributed_rpc_testing has it.
+"""An agent with injected failures and delays of messages, as in torch._C._distributed_rpc_testing.
 
-The faults are those of `telegrad.testing.faults`. They are named as torch names its messages. Torch tries again to send
-messages that may be lost; so telegrad's sessions do, by another connection, for which those faults need tcp.
+The faults are those of `telegrad.testing.faults`, selected by torch's message names. Torch resends messages that may be
+lost. Telegrad's sessions do the same over a new connection, so those faults need tcp.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _ONE_WAY: dict[type, str] = {
     CleanupAutogradContextReq: "CLEANUP_AUTOGRAD_CONTEXT_REQ",
     PropagateGradientsReq: "BACKWARD_AUTOGRAD_REQ",
 }
-_FETCHES = ("SCRIPT_RREF_FETCH_CALL", "PYTHON_RREF_FETCH_CALL")  # which telegrad does not distinguish
+_FETCHES = ("SCRIPT_RREF_FETCH_CALL", "PYTHON_RREF_FETCH_CALL")  # telegrad does not distinguish them
 _CALLS = ("SCRIPT_CALL", "PYTHON_CALL", "SCRIPT_REMOTE_CALL", "PYTHON_REMOTE_CALL", "FORWARD_AUTOGRAD_REQ")
 _KNOWN = {*_ONE_WAY.values(), *_FETCHES, *_CALLS}
 
 
 class FaultyTensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
-    """Which messages fail, how often each of them, and which are late, by how many seconds."""
+    """Which messages fail, how often each fails, and which are delayed by how many seconds."""
 
     messages_to_fail: list[str]
     messages_to_delay: dict[str, float]
@@ -63,7 +63,7 @@ class FaultyTensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         unknown = sorted({*messages_to_fail, *messages_to_delay} - _KNOWN)
         if unknown:
             raise ValueError(
-                f"telegrad has no messages {', '.join(unknown)} that could fail or be late; those that can are "
+                f"telegrad has no messages {', '.join(unknown)} that could fail or be delayed; choose from "
                 f"{', '.join(sorted(_KNOWN))}"
             )
         self.messages_to_fail = list(messages_to_fail)
@@ -71,7 +71,7 @@ class FaultyTensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         self.num_fail_sends = num_fail_sends
 
     def fate(self, head: Head) -> Fate | None:
-        """What happens to a message."""
+        """Return what happens to a message."""
         names = _names_of(head)
         if self.num_fail_sends and not set(names).isdisjoint(self.messages_to_fail):
             return Fate(fails=self.num_fail_sends)
@@ -80,7 +80,7 @@ class FaultyTensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
 
 
 class FaultyTensorPipeAgent(TensorPipeAgent):
-    """Telegrad's agent, with faults."""
+    """Telegrad's agent with fault injection."""
 
     def __init__(self, agent: Agent, store: Any, options: FaultyTensorPipeRpcBackendOptions, *, static: bool) -> None:
         inject(agent, options.fate)
@@ -88,12 +88,12 @@ class FaultyTensorPipeAgent(TensorPipeAgent):
 
 
 def _names_of(head: Head) -> tuple[str, ...]:
-    """What torch calls such a message."""
+    """Return torch's names for such a message."""
     if not isinstance(head, Request):
         name = _ONE_WAY.get(type(head))
         return () if name is None else (name,)
     if head.function == SERVICE:
-        return ()  # how workers wait for each other: torch does not send messages for that
+        return ()  # telegrad's own collectives, which torch has no messages for
     if head.autograd is not None:
         return ("FORWARD_AUTOGRAD_REQ",)
     if head.function == FETCH:
@@ -103,7 +103,7 @@ def _names_of(head: Head) -> tuple[str, ...]:
 
 
 def _is_script(function: str) -> bool:
-    """Whether it is a TorchScript function or an operator of torch."""
+    """Return whether it is a TorchScript function or a torch operator."""
     if not function or function == METHOD:
         return False
     if function.startswith(PREFIX):

@@ -1,4 +1,4 @@
-"""The futures of the drop-in: telegrad's, with the errors and texts that programs written for torch expect."""
+"""The futures of the drop-in: telegrad's, with the errors that programs written for torch expect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from telegrad.backward.graph_breaks import keep_uncompiled
-from telegrad.drop_in.rpc.texts import as_torch
+from telegrad.drop_in.rpc.torch_errors import to_torch_error
 from telegrad.futures import Future as TelegradFuture
 
 T = TypeVar("T")
@@ -17,19 +17,19 @@ S = TypeVar("S")
 
 
 class Future(TelegradFuture[T]):
-    """What `rpc_async` returns under the drop-in."""
+    """The future that `rpc_async` returns under the drop-in."""
 
     builtin = False
-    """Whether the function is an operator of torch."""
+    """Whether the function is a torch operator."""
 
     def _translate(self, error: Exception) -> Exception:
         assert self._agent is not None
-        shown = as_torch(error, self._agent, builtin=self.builtin)
+        shown = to_torch_error(error, self._agent, builtin=self.builtin)
         shown.__cause__ = error
         return shown
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> TelegradFuture[S]:
-        """A future of what `callback` returns; what it raises becomes a RuntimeError, as in torch."""
+        """Return a future of the result of `callback`. An exception in it becomes a RuntimeError, as in torch."""
         _check_callable("then", callback)
 
         def run(future: torch.futures.Future[T]) -> S:
@@ -43,13 +43,13 @@ class Future(TelegradFuture[T]):
         return super().then(run)
 
     def add_done_callback(self, callback: Callable[[torch.futures.Future[T]], None]) -> None:
-        """Have `callback` called with this future when it is done."""
+        """Call `callback` with this future when it is done."""
         _check_callable("add_done_callback", callback)
         super().add_done_callback(callback)
 
 
 def failed(error: Exception) -> Future[Any]:
-    """A future that has failed."""
+    """Return a future that has failed."""
     future: Future[Any] = Future()
     future.set_exception(error)
     return future
@@ -64,41 +64,42 @@ _collect_all = torch.futures.collect_all
 
 
 def collect_all(futures: Sequence[torch.futures.Future[Any]]) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
-    """A future of all `futures`, done when all are, or as soon as one has failed.
+    """Return a future of all `futures`, done when all are done or as soon as one fails.
 
-    Torch's own sees errors that C++ set early, and those that Python set, as ours, only when all are done.
+    Torch's `collect_all` fails early only for errors set from C++. For errors set from Python, as telegrad's are, it
+    waits until all are done.
     """
     if not any(isinstance(future, TelegradFuture) for future in futures):
         return _collect_all(list(futures))
-    together: TelegradFuture[list[torch.futures.Future[Any]]] = Future()
-    lock = threading.Lock()  # protects the two below
-    missing = len(futures)
-    over = False
+    combined: TelegradFuture[list[torch.futures.Future[Any]]] = Future()
+    lock = threading.Lock()  # protects `remaining` and `finished`
+    remaining = len(futures)
+    finished = False
 
-    def ended(future: torch.futures.Future[Any]) -> None:
-        nonlocal missing, over
+    def on_done(future: torch.futures.Future[Any]) -> None:
+        nonlocal remaining, finished
         error: Exception | None = None
         try:
             future.value()
-        except Exception as failure:  # noqa: BLE001 - it goes to whoever waits
+        except Exception as failure:  # noqa: BLE001 - raised in whoever waits
             error = failure
         with lock:
-            missing -= 1
-            if over or (error is None and missing):
+            remaining -= 1
+            if finished or (error is None and remaining):
                 return
-            over = True
+            finished = True
         if error is not None:
-            together.set_exception(error)
+            combined.set_exception(error)
         else:
-            together.set_result(list(futures))
+            combined.set_result(list(futures))
 
     for future in futures:
-        future.add_done_callback(ended)
-    return together
+        future.add_done_callback(on_done)
+    return combined
 
 
 def wait_all(futures: Sequence[torch.futures.Future[Any]]) -> list[Any]:
-    """The values of all `futures`; raises as soon as one has failed."""
+    """Return the values of all `futures`. Raises as soon as one fails."""
     return [future.wait() for future in collect_all(futures).wait()]
 
 

@@ -1,7 +1,7 @@
-"""What torch.distributed.rpc.internal offers to programs: its pickler, its names for ways to call, its profiling keys.
+"""torch.distributed.rpc.internal on telegrad: its pickler, its names for kinds of calls, its profiling keys.
 
-Telegrad encodes calls itself. The pickler here is for programs that pickle by themselves or bring one of their own:
-``rpc.api._use_rpc_pickler(pickler)`` has every call that follows pickled by it.
+Telegrad encodes calls itself. This pickler is for programs that call it directly or derive their own from it. With
+``rpc.api._use_rpc_pickler(pickler)``, calls are pickled by `pickler`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from telegrad.calls.server import DEFERRED
 from telegrad.drop_in.rpc.agents import get_current_agent as _get_current_rpc_agent
 from telegrad.drop_in.rpc.functions import async_execution
-from telegrad.drop_in.rpc.texts import NOT_ON_CALLEE, not_rebuilt, unescaped
+from telegrad.drop_in.rpc.torch_errors import NOT_ON_CALLEE, not_rebuilt, unescaped
 from telegrad.wire.torchscript import load_script_module, reducer_for
 
 __all__ = ["PythonUDF", "RPCExecMode", "RemoteException", "deserialize", "serialize"]
@@ -38,7 +38,7 @@ class RPCExecMode(enum.Enum):
 
 
 class PythonUDF(NamedTuple):
-    """A function and what it is called with."""
+    """A function and its arguments."""
 
     func: Any
     args: Any
@@ -46,7 +46,7 @@ class PythonUDF(NamedTuple):
 
 
 class RemoteException(NamedTuple):
-    """How torch's own workers answer when a function raised."""
+    """The reply of torch's own workers when a function raised."""
 
     msg: str
     exception_type: type[BaseException]
@@ -54,15 +54,15 @@ class RemoteException(NamedTuple):
 
 _pickler: type[pickle.Pickler] = pickle.Pickler
 _unpickler: type[pickle.Unpickler] = pickle.Unpickler
-"""Programs put others in their place."""
+"""Programs replace these."""
 
 _thread_local_tensor_tables = threading.local()
-"""Of the value that this thread is writing or reading: ``send_tables`` and ``recv_tables``, lists of its tensors."""
+"""``send_tables`` and ``recv_tables``: lists of the tensors of the value that this thread is pickling or unpickling."""
 
 
 @contextmanager
 def _table(name: str, tensors: Sequence[Any]) -> Iterator[None]:
-    """Have `tensors` as the table of that name; the one that a value around this one uses comes back afterwards."""
+    """Use `tensors` as the table of that name inside the block, then restore the table of the enclosing value."""
     before = getattr(_thread_local_tensor_tables, name, None)
     setattr(_thread_local_tensor_tables, name, tensors)
     try:
@@ -75,7 +75,7 @@ def _table(name: str, tensors: Sequence[Any]) -> Iterator[None]:
 
 
 class _InternalRPCPickler:
-    """Writes a value as bytes and a list of tensors, and reads it back. Programs derive theirs from it."""
+    """Converts a value to bytes and a list of tensors, and back. Programs derive their own from it."""
 
     def __init__(self) -> None:
         self._dispatch_table: dict[type, Callable[[Any], Any]] = dict(copyreg.dispatch_table)
@@ -86,7 +86,7 @@ class _InternalRPCPickler:
         self._class_reducer_dict.setdefault(obj_class, reducer)
 
     def _tensor_reducer(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        return _InternalRPCPickler._tensor_receiver, (_put_into_table(tensor),)
+        return _InternalRPCPickler._tensor_receiver, (_add_to_table(tensor),)
 
     @classmethod
     def _tensor_receiver(cls, tensor_index: int) -> torch.Tensor:
@@ -94,13 +94,13 @@ class _InternalRPCPickler:
         return received
 
     def _py_rref_reducer(self, py_rref: Any) -> tuple[Any, ...]:
-        # A reference travels beside the bytes, like a tensor: its owner must hear of it.
-        return _InternalRPCPickler._py_rref_receiver, (_put_into_table(py_rref._serialize()),)
+        # An RRef is sent beside the bytes, like a tensor, because its owner must learn of the fork.
+        return _InternalRPCPickler._py_rref_receiver, (_add_to_table(py_rref._serialize()),)
 
     @classmethod
     def _py_rref_receiver(cls, rref_fork_data: Any) -> Any:
-        """The reference; given by its place in the table, or as `RRef._serialize` made it."""
-        from telegrad.drop_in.rpc.references import PyRRef
+        """Return the RRef, given its index in the table or the result of `RRef._serialize`."""
+        from telegrad.drop_in.rpc.rref import PyRRef
 
         if isinstance(rref_fork_data, int):
             rref_fork_data = _thread_local_tensor_tables.recv_tables[rref_fork_data]
@@ -119,8 +119,8 @@ class _InternalRPCPickler:
         return _InternalRPCPickler._script_module_receiver, (file.getvalue(),)
 
     def serialize(self, obj: object) -> tuple[bytes, list[torch.Tensor]]:
-        """The value as bytes, and its tensors."""
-        from telegrad.drop_in.rpc.references import PyRRef, RRef
+        """Return the value as bytes, and its tensors."""
+        from telegrad.drop_in.rpc.rref import PyRRef, RRef
 
         file = io.BytesIO()
         pickler: Any = _pickler(file)
@@ -140,7 +140,7 @@ class _InternalRPCPickler:
         return file.getvalue(), tensors
 
     def deserialize(self, binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
-        """The value again. A name that cannot be found comes back as an AttributeError, as in torch."""
+        """Return the value, or, as in torch, an AttributeError if a name cannot be found."""
         with _table("recv_tables", tensor_table):
             try:
                 return _unpickler(io.BytesIO(binary_data)).load()
@@ -150,7 +150,7 @@ class _InternalRPCPickler:
                 return explained
 
 
-def _put_into_table(thing: Any) -> int:
+def _add_to_table(thing: Any) -> int:
     table: list[Any] = _thread_local_tensor_tables.send_tables
     table.append(thing)
     return len(table) - 1
@@ -160,46 +160,46 @@ _internal_rpc_pickler = _InternalRPCPickler()
 
 
 def serialize(obj: object) -> tuple[bytes, list[torch.Tensor]]:
-    """The value as bytes, and its tensors."""
+    """Return the value as bytes, and its tensors."""
     return _internal_rpc_pickler.serialize(obj)
 
 
 def deserialize(binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
-    """The value again."""
+    """Return the value."""
     return _internal_rpc_pickler.deserialize(binary_data, tensor_table)
 
 
 def run_pickled(binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
-    """What a worker runs for a call that the program's own pickler wrote."""
+    """Run a call that the program's own pickler wrote."""
     udf = deserialize(binary_data, tensor_table)
     if isinstance(udf, AttributeError):
         raise udf
     return udf.func(*udf.args, **udf.kwargs)
 
 
-setattr(run_pickled, DEFERRED, True)  # what it runs may be a function that returns a future of its answer
+setattr(run_pickled, DEFERRED, True)  # the function may return a future of its result
 
 
 @async_execution
 def run_pickled_async(binary_data: bytes, tensor_table: Sequence[torch.Tensor]) -> Any:
-    """The same, for a function that must return a future of its answer."""
+    """Run a call of a function that must return a future of its result."""
     return run_pickled(binary_data, tensor_table)
 
 
 def _run_function(python_udf: Any) -> Any:
-    """Run a function; what it raises is returned as a `RemoteException`, and printed."""
+    """Run a function. Print an exception that it raises, and return it as a `RemoteException`."""
     try:
         if isinstance(python_udf, AttributeError):
             raise python_udf
         return python_udf.func(*python_udf.args, **python_udf.kwargs)
-    except Exception as error:  # noqa: BLE001 - it is the caller's
+    except Exception as error:  # noqa: BLE001 - returned to the caller
         text = f"On {_get_current_rpc_agent().get_worker_info()}:\n{error!r}\n{traceback.format_exc()}"
         print(text, file=sys.stderr)  # noqa: T201 - torch's behaviour
         return RemoteException(text, type(error))
 
 
 def _handle_exception(result: Any) -> None:
-    """Raise what `_run_function` returned, if a function raised it."""
+    """Raise the exception in `result`, if `_run_function` returned one."""
     if not isinstance(result, RemoteException):
         return
     text = unescaped(result.msg)
@@ -219,7 +219,7 @@ def _build_rpc_profiling_key(
 def _start_record_function(
     exec_type: RPCExecMode, func_name: str, current_worker_name: str, dest_worker_name: str
 ) -> Any:
-    """A record of the profiler that has begun; whoever asked for it ends it."""
+    """Return a started profiler record, which the caller must end."""
     autograd: Any = torch.autograd
     if not autograd._profiler_enabled():
         raise AssertionError("Autograd profiler should be enabled.")

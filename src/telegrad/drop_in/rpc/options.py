@@ -1,6 +1,6 @@
-"""Options of init_rpc under the names that torch gives them.
+"""Options of init_rpc under torch's names.
 
-Those of TensorPipe that mean nothing to telegrad (its transports and channels) are accepted, and logged once.
+Options of TensorPipe that do not apply to telegrad (its transports and channels) are accepted and logged once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger("telegrad")
 
 
 class RpcBackendOptions:
-    """What every backend can be told: the default timeout of calls, and where the workers meet."""
+    """Options of every backend: the default timeout of calls, and the rendezvous URL."""
 
     rpc_timeout: float
     init_method: str
@@ -44,7 +44,7 @@ class RpcBackendOptions:
 
 
 class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
-    """The options as torch's C++ takes them: by position, and with devices that have been checked."""
+    """The options as torch's C++ takes them: by position, with devices already checked."""
 
     num_worker_threads: int
     device_maps: dict[str, dict[torch.device, torch.device]]
@@ -64,19 +64,19 @@ class _TensorPipeRpcBackendOptionsBase(RpcBackendOptions):
         if num_worker_threads < 1:
             raise ValueError(f"num_worker_threads must be positive, got {num_worker_threads}")
         self.num_worker_threads = num_worker_threads
-        self.device_maps = {name: dict(there) for name, there in (device_maps or {}).items()}
+        self.device_maps = {name: dict(device_map) for name, device_map in (device_maps or {}).items()}
         self.devices = list(devices or [])
         for name, given in (("_transports", _transports), ("_channels", _channels)):
             if given:
                 _log_once(name)
 
     def _set_device_map(self, to: str, device_map: Mapping[torch.device, torch.device]) -> None:
-        """Add to the map of devices for worker `to`."""
+        """Add to the device map for worker `to`."""
         self.device_maps.setdefault(to, {}).update(device_map)
 
 
 class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
-    """Options of the default backend, which here is telegrad's agent."""
+    """Options of the default backend, telegrad's agent."""
 
     def __init__(
         self,
@@ -95,29 +95,30 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
             _channels,
             rpc_timeout,
             init_method,
-            {name: _to_device_map(there) for name, there in (device_maps or {}).items()},
+            {name: _to_device_map(device_map) for name, device_map in (device_maps or {}).items()},
             _to_device_list(devices or []),
         )
 
     def set_device_map(self, to: str, device_map: DeviceMap) -> None:
-        """Which device of worker `to` a tensor on a device of this one goes to. The map must be one to one."""
-        more = _to_device_map(device_map)
-        there = self.device_maps.get(to, {})
-        for here, target in more.items():
-            if here in there and there[here] != target:
+        """Map devices of this worker to devices of worker `to`. The map must be one to one."""
+        added = _to_device_map(device_map)
+        existing = self.device_maps.get(to, {})
+        for source, target in added.items():
+            if source in existing and existing[source] != target:
                 raise ValueError(
-                    f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {target} and {there[here]}"
+                    f"`set_device_map` only supports 1-to-1 mapping, trying to map {source} to {target} and "
+                    f"{existing[source]}"
                 )
-        self._set_device_map(to, more)
+        self._set_device_map(to, added)
 
     def set_devices(self, devices: Sequence[DeviceType]) -> None:
-        """The devices of this worker that calls may use."""
+        """Set the devices of this worker that calls may use."""
         self.devices = _to_device_list(devices)
 
 
 @cache
 def _log_once(name: str) -> None:
-    _log.info("the option %s of TensorPipe means nothing to telegrad and is ignored", name)
+    _log.info("telegrad ignores the TensorPipe option %s", name)
 
 
 def _to_device(device: DeviceType) -> torch.device:

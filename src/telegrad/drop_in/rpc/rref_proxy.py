@@ -1,7 +1,7 @@
-"""Calls of methods of a reference's value, in the way of any of `rpc_sync`, `rpc_async` and `remote`.
+"""torch.distributed.rpc.rref_proxy on telegrad: method calls on the value of an RRef.
 
-`RRef.rpc_sync()` and the like return proxies of telegrad's own, which need one round trip. `RRefProxy` is for programs
-that make one by themselves.
+`RRef.rpc_sync()`, `RRef.rpc_async()` and `RRef.remote()` return telegrad's own proxies, which need one round trip.
+`RRefProxy` is for programs that create one directly.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["UNSET_RPC_TIMEOUT", "Future", "RRefProxy", "functions", "rpc_async"]
 
 
 def _local_invoke(rref: Any, func_name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a method of a value that lives here."""
+    """Call a method of a value on this worker."""
     return getattr(rref.local_value(), func_name)(*args, **kwargs)
 
 
 @functions.async_execution
 def _local_invoke_async_execution(rref: Any, func_name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same, of a method that returns a future of its answer."""
+    """Call a method that returns a future of its result, of a value on this worker."""
     return getattr(rref.local_value(), func_name)(*args, **kwargs)
 
 
 def _invoke_rpc(
     rref: Any, rpc_api: Callable[..., Any], func_name: str, timeout: float, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a method where the value lives, in the way of `rpc_api`."""
-    for way, proxy in ((rpc_sync, rref.rpc_sync), (rpc_async, rref.rpc_async), (remote, rref.remote)):
-        if rpc_api is way:
+    """Call a method on the owner of the value, through `rpc_api`."""
+    for function, proxy in ((rpc_sync, rref.rpc_sync), (rpc_async, rref.rpc_async), (remote, rref.remote)):
+        if rpc_api is function:
             return getattr(proxy(timeout), func_name)(*args, **kwargs)
     method = getattr(rref._get_type(timeout), func_name)
     run = _local_invoke_async_execution if hasattr(method, "_wrapped_async_rpc_function") else _local_invoke
@@ -43,7 +43,7 @@ def _invoke_rpc(
 
 
 class RRefProxy:
-    """Stands for the value of a reference: what is called on it is called where the value lives."""
+    """A proxy of the value of an RRef. Its methods run on the owner of the value."""
 
     def __init__(self, rref: Any, rpc_api: Callable[..., Any], timeout: float = UNSET_RPC_TIMEOUT) -> None:
         self.rref = rref

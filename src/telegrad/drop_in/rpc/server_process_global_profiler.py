@@ -1,4 +1,4 @@
-"""torch.distributed.rpc.server_process_global_profiler: telegrad cannot do it, and says so when asked."""
+"""torch.distributed.rpc.server_process_global_profiler, which telegrad does not support: using it raises an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 class _server_process_global_profile(profile):  # noqa: N801 - torch's name
-    """Profiles all calls that a worker serves while in its block: an error here, unless it is not enabled."""
+    """A profile of all calls that a worker serves. Entering it raises an error unless it is disabled."""
 
     def __enter__(self) -> Any:
         if self.enabled:

@@ -14,5 +14,5 @@ __all__ = [
 
 
 def is_available() -> bool:
-    """Whether an agent with faults can be had: always."""
+    """Return whether the agent with fault injection is available: always True."""
     return True

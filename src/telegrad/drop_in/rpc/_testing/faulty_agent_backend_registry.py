@@ -1,4 +1,4 @@
-"""Registers the backend ``FAULTY_TENSORPIPE``: telegrad's agent, some of whose messages fail or are late."""
+"""Registers the backend ``FAULTY_TENSORPIPE``: telegrad's agent with injected failures and delays of messages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Turns telegrad's errors into those that programs written for torch expect: same types, and the texts that they match.
+"""Converts telegrad's errors to those that programs written for torch expect: the same types and messages.
 
-What a remote function raised arrives as an exception of the same type whose text begins with "On WorkerInfo(...)" and
-ends with the remote traceback. Torch keeps the type of ValueError and TypeError only; here every type is kept that can
-be made from a text. The error as telegrad raised it is the cause.
+An exception of a remote function keeps its type. Its message begins with "On WorkerInfo(...)" and ends with the remote
+traceback. Torch keeps the types ValueError and TypeError only. Telegrad keeps every type that can be created from a
+message alone. The original error of telegrad is the cause.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ WRONG_SCRIPT = "Async functions must return an IValue of Future type, but got "
 _NO_SCHEMA = "Overloaded torch operator invoked from Python failed to match any schema"
 
 
-def as_torch(error: Exception, agent: Agent, *, builtin: bool = False) -> Exception:
-    """The error that a program written for torch expects in the place of `error`; `builtin`: an operator was called."""
+def to_torch_error(error: Exception, agent: Agent, *, builtin: bool = False) -> Exception:
+    """Return the error that a program written for torch expects for `error`; `builtin`: an operator was called."""
     if isinstance(error.__cause__, RemoteTraceback):
         return _rebuilt(error, error.__cause__, agent, builtin)
     if isinstance(error, RemoteError):
@@ -39,7 +39,9 @@ def as_torch(error: Exception, agent: Agent, *, builtin: bool = False) -> Except
         made = FunctionNotFound(f"{error} {NOT_ON_CALLEE}", worker=error.worker, function=error.function)
     elif isinstance(error, PayloadError) and error.__cause__ is not None:
         cause = error.__cause__
-        kind = RuntimeError if isinstance(cause, torch.jit.Error) else type(cause)  # else as pickle itself raised it
+        kind = (
+            RuntimeError if isinstance(cause, torch.jit.Error) else type(cause)
+        )  # otherwise the type that pickle raised
         return _with_text(kind, f"{cause} ({error})", error)
     elif isinstance(error, UnknownWorker):
         made = UnknownWorker(f"could not find destination: {error}")
@@ -50,11 +52,11 @@ def as_torch(error: Exception, agent: Agent, *, builtin: bool = False) -> Except
 
 
 def _with_text(kind: type[BaseException], text: str, cause: Exception) -> Exception:
-    """An exception of that type with that text, or, if there can be none, a RuntimeError."""
+    """Return an exception of that type with that message, or a RuntimeError if that type cannot be created."""
     made: BaseException
     try:
         made = kind(text)
-    except Exception as failure:  # noqa: BLE001 - a class that cannot be made from a text alone
+    except Exception as failure:  # noqa: BLE001 - a class that cannot be created from a message alone
         made = RuntimeError(not_rebuilt(str(failure), text))
     if not isinstance(made, Exception):
         made = RuntimeError(text)
@@ -63,16 +65,16 @@ def _with_text(kind: type[BaseException], text: str, cause: Exception) -> Except
 
 
 def worker_text(agent: Agent, name: str) -> str:
-    """A worker as torch writes it."""
+    """Return a worker's description in torch's format."""
     return f"WorkerInfo(id={agent.peers.find(name).record.id}, name={name})"
 
 
 def _rebuilt(error: Exception, remote: RemoteTraceback, agent: Agent, builtin: bool) -> Exception:
     text = unescaped(f"On {worker_text(agent, remote.worker)}:\n{error!r}\n{remote.text}")
     if builtin and isinstance(error, TypeError):
-        return _with_text(RuntimeError, f"{_NO_SCHEMA}:\n{text}", error)  # torch finds this out before it calls
+        return _with_text(RuntimeError, f"{_NO_SCHEMA}:\n{text}", error)  # torch checks this before the call
     if isinstance(error, torch.jit.Error):
-        return _with_text(RuntimeError, text, error)  # which it is not, though torch raises it as one
+        return _with_text(RuntimeError, text, error)  # torch raises it as one, though the class is not derived from it
     made = _with_text(type(error), text, error)
     if type(made) is type(error):
         made.__dict__.update({**error.__dict__, **made.__dict__})
@@ -80,13 +82,13 @@ def _rebuilt(error: Exception, remote: RemoteTraceback, agent: Agent, builtin: b
 
 
 def not_rebuilt(why: str, text: str) -> str:
-    """What torch says of an exception whose class cannot be made here."""
+    """Return torch's message for an exception whose class cannot be created here."""
     return f"Failed to create original exception type. Error msg was {why} Original exception on remote side was {text}"
 
 
 def unescaped(text: str) -> str:
-    r"""The text with its ``\n`` and the like as what they stand for, as torch does it; other characters as they are."""
+    r"""Return the text with escapes such as ``\n`` decoded, as torch does, and all other characters unchanged."""
     try:
         return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
     except UnicodeDecodeError:
-        return text  # a backslash that begins no escape, as in a path
+        return text  # a backslash that starts no escape, as in a path

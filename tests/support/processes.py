@@ -1,4 +1,4 @@
-"""How tests see that processes which they did not start themselves are there, and that they are gone."""
+"""Helpers to wait for processes that a test did not start itself, and to find leaked descriptors and threads."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ DEADLINE_MS = 90_000
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Return when `condition` holds, which no descriptor tells."""
+    """Poll until `condition` holds. For conditions that no file descriptor signals."""
     deadline = time.monotonic() + DEADLINE_MS / 1000
     while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         os.sched_yield()
 
 
-class Belongings:
-    """The descriptors and threads that this process has now."""
+class ResourceSnapshot:
+    """The number of descriptors and threads of this process at some time."""
 
     def __init__(self) -> None:
         self._before = self._count()
 
-    def wait_until_as_before(self) -> None:
-        """Return when this process has no more than these. A thread that was joined is in the list for a moment yet."""
+    def wait_until_restored(self) -> None:
+        """Wait until this process has no more than these. A joined thread stays in the list for a moment."""
         wait_until(lambda: all(now <= before for now, before in zip(self._count(), self._before, strict=True)))
 
     @staticmethod
@@ -34,10 +34,10 @@ class Belongings:
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-class Witness:
-    """A named pipe that processes hold open for writing: its end comes when the last of them is gone.
+class LivenessPipe:
+    """A named pipe that processes hold open for writing. It reaches end of file when the last of them is gone.
 
-    Unlike a look at a process id, it is not deceived by zombies and waits without polling.
+    Unlike checking process ids, this is not fooled by zombies and needs no polling.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,19 +50,19 @@ class Witness:
         text = b""
         while text.count(b"\n") < count:
             piece = self._read()
-            assert piece, f"all processes ended, having written only {text!r}"
+            assert piece, f"all processes exited after writing only {text!r}"
             text += piece
         return text.decode().splitlines()
 
     def wait_for_end(self) -> None:
-        """Return when no process holds the pipe open any more."""
+        """Return when no process holds the pipe open."""
         while self._read():
             pass
 
     def _read(self) -> bytes:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
-        assert poll.poll(DEADLINE_MS), f"nothing came, and somebody still holds {self.path}"
+        assert poll.poll(DEADLINE_MS), f"no output, and some process still holds {self.path}"
         return os.read(self._pipe, 65536)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Workers of one machine find each other at a place that the launcher keeps: a store, a directory and a token.
+"""The rendezvous of a group on one machine, hosted by the launcher: a store, a directory and a token.
 
-The launcher hosts the store itself, on a socket that it has already bound, so there is no free port to guess and to
-lose to somebody else. The socket listens on the loopback address only. Torch's ``env://`` rendezvous connects to it
-as a client, because the environment says that an agent hosts the store (as under torchrun).
+The launcher hosts the store on a socket that it has already bound, so no other program can take the port. The socket
+listens on the loopback address only. Torch's ``env://`` rendezvous connects to it as a client, because the environment
+says that an agent hosts the store (as under torchrun).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Self
 from telegrad.connection.worker_record import MAX_ID, check_name
 
 HOST = "127.0.0.1"
-# A unix socket's path has at most 107 bytes on Linux. Half of them are left to whoever puts sockets into the directory.
-_LONGEST_PARENT = 40
+# On Linux, the path of a unix socket has at most 107 bytes. Leave more than half of them for names in the directory.
+_MAX_PARENT_LENGTH = 40
 
 
 def worker_names(workers: int | Sequence[str]) -> list[str]:
-    """Return the names of the group's workers in rank order, or raise a ValueError that says what is wrong with them.
+    """Return the names of the group's workers in rank order. Raises a ValueError if they are invalid.
 
     >>> worker_names(2)
     ['worker0', 'worker1']
@@ -40,20 +40,20 @@ def worker_names(workers: int | Sequence[str]) -> list[str]:
     else:
         names = [check_name(name) for name in workers]
     if not 1 <= len(names) <= MAX_ID + 1:
-        asked = workers if isinstance(workers, int) else len(names)
-        raise ValueError(f"a group has 1 to {MAX_ID + 1} workers, but {asked} were asked for")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ValueError(f"every worker needs a name of its own, but {twice[0]!r} is given more than once")
+        requested = workers if isinstance(workers, int) else len(names)
+        raise ValueError(f"a group has 1 to {MAX_ID + 1} workers, but {requested} were requested")
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise ValueError(f"every worker needs its own name, but {duplicates[0]!r} is given more than once")
     return names
 
 
-class Meeting:
-    """The store, the directory and the token of one group. They are gone when the `with` block ends."""
+class LocalRendezvous:
+    """The store, the directory and the token of one group, removed when the `with` block ends."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        # Here and not above, so that a command line with a mistake in it is answered before torch is loaded.
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but torch does not mark it so
+        # Imported here, so that mistakes in a command line are reported before torch is loaded.
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
         self.names = list(names)
         self.token = secrets.token_hex(32)
@@ -65,7 +65,7 @@ class Meeting:
         self.directory = tempfile.mkdtemp(prefix="tg-", dir=_short_temporary_directory())
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return the variables that make a process the worker of this rank."""
+        """Return the environment variables of the worker with this rank."""
         size = str(len(self.names))
         return {
             "RANK": str(rank),
@@ -75,21 +75,21 @@ class Meeting:
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            # A file, because torch's TCPStore makes libc look up the name of every address that connects to it.
+            # A file, because torch's TCPStore does a reverse name lookup for every connection.
             "TELEGRAD_INIT_METHOD": f"file://{self.directory}/store",
             "TELEGRAD_NAME": self.names[rank],
             "TELEGRAD_TOKEN": self.token,
             "TELEGRAD_RUNTIME_DIR": self.directory,
-            # Workers share the machine's cores; one thread each is what torchrun chooses, too.
+            # Workers share the machine's cores. Like torchrun, give each one thread.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
 
     def close(self) -> None:
-        """Remove the directory and end the store."""
-        # A worker may have removed the directory already: what is wanted is that it is not there.
+        """Remove the directory and close the store."""
+        # A worker may already have removed the directory.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.directory)
-        # The store's thread and sockets end with its last reference.
+        # Dropping the last reference ends the store's thread and closes its sockets.
         self._store = None
 
     def __enter__(self) -> Self:
@@ -102,8 +102,8 @@ class Meeting:
 
 
 def _short_temporary_directory() -> str:
-    """Return the temporary directory, or /tmp where the configured one is too long for the paths of unix sockets."""
+    """Return the temporary directory, or /tmp if the configured one is too long for the paths of unix sockets."""
     configured = tempfile.gettempdir()
-    if len(os.fsencode(configured)) > _LONGEST_PARENT and os.access("/tmp", os.W_OK | os.X_OK):
+    if len(os.fsencode(configured)) > _MAX_PARENT_LENGTH and os.access("/tmp", os.W_OK | os.X_OK):
         return "/tmp"
     return configured

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from telegrad.agent.agent import Agent
-from telegrad.drop_in.rpc.texts import as_torch
+from telegrad.drop_in.rpc.torch_errors import to_torch_error
 from telegrad.errors import DeadlineExceeded, FunctionNotFound, PayloadError, RemoteError, UnknownWorker
 from telegrad.testing.group import local_group
 
@@ -20,7 +20,7 @@ def agent() -> Iterator[Agent]:
         yield agents["a"]
 
 
-class Odd(Exception):
+class NotUnpicklable(Exception):
     def __init__(self, left: int, right: int) -> None:
         super().__init__(left, right)
 
@@ -31,7 +31,7 @@ class Keeps(ValueError):
 
 def fails(kind: str) -> None:
     if kind == "odd":
-        raise Odd(1, 2)
+        raise NotUnpicklable(1, 2)
     if kind == "keeps":
         error = Keeps("with a code")
         error.code = 7
@@ -45,9 +45,9 @@ def error_of(agent: Agent, function: Any, *args: Any, **kwargs: Any) -> Exceptio
     return caught.value
 
 
-def test_what_a_function_raised_keeps_its_type_and_says_where(agent: Agent) -> None:
+def test_an_exception_keeps_its_type_and_names_the_worker(agent: Agent) -> None:
     original = error_of(agent, fails, "value")
-    made = as_torch(original, agent)
+    made = to_torch_error(original, agent)
     assert type(made) is ValueError
     assert str(made).startswith("On WorkerInfo(id=1, name=b):\nValueError('first")
     assert "Traceback" in str(made)
@@ -55,33 +55,33 @@ def test_what_a_function_raised_keeps_its_type_and_says_where(agent: Agent) -> N
     assert made.__cause__ is original
 
 
-def test_escapes_become_what_they_stand_for_and_other_characters_stay(agent: Agent) -> None:
-    text = str(as_torch(error_of(agent, fails, "unicode"), agent))
+def test_escapes_are_decoded_and_other_characters_unchanged(agent: Agent) -> None:
+    text = str(to_torch_error(error_of(agent, fails, "unicode"), agent))
     assert "\\n" not in text
     assert "second ü" in text
 
 
 def test_attributes_of_an_exception_are_kept(agent: Agent) -> None:
-    made = as_torch(error_of(agent, fails, "keeps"), agent)
+    made = to_torch_error(error_of(agent, fails, "keeps"), agent)
     assert isinstance(made, Keeps)
     assert made.code == 7
 
 
-def test_an_exception_that_cannot_be_made_from_a_text_becomes_a_runtime_error_that_says_so(agent: Agent) -> None:
-    made = as_torch(error_of(agent, fails, "odd"), agent)
+def test_an_exception_that_cannot_be_created_from_a_message_becomes_a_runtime_error(agent: Agent) -> None:
+    made = to_torch_error(error_of(agent, fails, "odd"), agent)
     assert type(made) is RuntimeError
     assert "Failed to create original exception type" in str(made)
-    assert "Original exception on remote side was On WorkerInfo(id=1, name=b):\nOdd(1, 2)" in str(made)
+    assert "Original exception on remote side was On WorkerInfo(id=1, name=b):\nNotUnpicklable(1, 2)" in str(made)
 
 
-def test_an_exception_whose_class_is_unknown_here_becomes_a_runtime_error_too(agent: Agent) -> None:
-    made = as_torch(RemoteError("raised m.Strange on worker 'b'", worker="b"), agent)
+def test_an_exception_of_an_unknown_class_becomes_a_runtime_error(agent: Agent) -> None:
+    made = to_torch_error(RemoteError("raised m.Strange on worker 'b'", worker="b"), agent)
     assert isinstance(made, RuntimeError)
     assert "Original exception on remote side was raised m.Strange" in str(made)
 
 
-def test_an_operator_called_with_wrong_arguments_fails_as_in_torch(agent: Agent) -> None:
-    made = as_torch(error_of(agent, torch.add), agent, builtin=True)
+def test_an_operator_with_wrong_arguments_fails_as_in_torch(agent: Agent) -> None:
+    made = to_torch_error(error_of(agent, torch.add), agent, builtin=True)
     assert type(made) is RuntimeError
     assert "failed to match any schema" in str(made)
 
@@ -95,16 +95,16 @@ def test_an_operator_called_with_wrong_arguments_fails_as_in_torch(agent: Agent)
         (OSError("as it is"), OSError, "^as it is$"),
     ],
 )
-def test_errors_of_calls_have_the_texts_that_programs_match(
+def test_errors_of_calls_have_the_messages_that_programs_match(
     agent: Agent, error: Exception, kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text):
-        raise as_torch(error, agent)
+        raise to_torch_error(error, agent)
 
 
-def test_what_cannot_be_pickled_fails_as_pickle_does(agent: Agent) -> None:
+def test_arguments_that_cannot_be_pickled_raise_the_error_of_pickle(agent: Agent) -> None:
     original = error_of(agent, fails, (generator for generator in ()))
     assert isinstance(original, PayloadError)
-    made = as_torch(original, agent)
+    made = to_torch_error(original, agent)
     assert type(made) is TypeError
     assert "cannot pickle 'generator' object" in str(made)

@@ -1,4 +1,4 @@
-"""Checks the device maps of a group when it comes together, as torch does: every worker learns of every mistake."""
+"""Checks the device maps of all workers when a group forms, as torch does: every worker reports every mistake."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from telegrad.drop_in.rpc.options import _TensorPipeRpcBackendOptionsBase
 
 Maps = dict[str, dict[torch.device, torch.device]]
 Config = tuple[int, Maps, list[torch.device]]
-"""Of one worker: how many CUDA devices it has, its device maps, and the devices that calls may use."""
+"""The number of CUDA devices of one worker, its device maps, and the devices that calls may use."""
 
 
 def check_device_maps(agent: Agent, options: _TensorPipeRpcBackendOptionsBase) -> None:
-    """Raise a ValueError if the maps of any worker cannot be followed. All workers must call this."""
+    """Raise a ValueError if the device maps of any worker are invalid. All workers must call this."""
     mine: Config = (torch.cuda.device_count(), options.device_maps, options.devices)
     configs: dict[str, Config] = agent.gather(mine)
     for name in configs:
@@ -43,11 +43,11 @@ def _check_devices(name: str, configs: dict[str, Config]) -> None:
 
 
 def _check_map(name: str, target: str, configs: dict[str, Config]) -> None:
-    there = configs[name][1][target]
-    about = f"in its device map for {target}\ndevice map = {there}"
-    if len(set(there.values())) != len(there):
+    device_map = configs[name][1][target]
+    about = f"in its device map for {target}\ndevice map = {device_map}"
+    if len(set(device_map.values())) != len(device_map):
         raise ValueError(f"Node {name} has duplicated target devices {about}")
-    for side, worker, used in (("source", name, there.keys()), ("target", target, there.values())):
+    for side, worker, used in (("source", name, device_map.keys()), ("target", target, device_map.values())):
         count, _, devices = configs[worker]
         if devices and not set(used) <= set(devices):
             raise ValueError(f"Node {name} has unexpected {side} devices {about}\ndevices = {devices}")

@@ -1,13 +1,14 @@
-"""The processes of a group end together: this is the one loop that watches them, and stops all when one fails.
+"""Supervises the processes of a group: one loop that watches all of them, and stops all when one fails.
 
 The rules:
 
-1. When a worker fails, the others get SIGTERM. So they do when somebody asks for a stop.
-2. Who has not ended after the grace, or when a second stop is asked for, gets SIGKILL with its whole process group.
-3. When a worker has ended, what is left of its process group is killed: no grandchild outlives its worker.
-4. When the launcher dies without a word (SIGKILL, out of memory), the kernel kills every worker's process group.
+1. When a worker fails, or a stop is requested, the others get SIGTERM.
+2. A worker that has not exited after the grace period, or when a second stop is requested, gets SIGKILL, with its whole
+   process group.
+3. When a worker exits, the rest of its process group is killed: no grandchild outlives its worker.
+4. When the launcher is killed (SIGKILL, out of memory), the kernel kills every worker's process group.
 
-The loop runs in one thread and waits on file descriptors only: ends of processes, their output, requests to stop.
+The loop runs in one thread and waits on file descriptors only: process exits, output, and stop requests.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from types import TracebackType
 from typing import Protocol, Self
 
 GRACE = 5.0
-_PIECE = 64 * 1024
-# What each request to stop passes on to the workers. A hang-up is no business of theirs: they have no terminal.
-_PASSED_ON = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+_READ_SIZE = 64 * 1024
+# The signal that each stop request sends to the workers. They have no terminal, so they get no hang-up.
+_FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
 
 
-def die_with_launcher(lifeline: int, group: int) -> None:
-    """Let the kernel kill the process group `group` when the write end of the pipe `lifeline` is closed.
+def kill_with_launcher(lifeline: int, group: int) -> None:
+    """Make the kernel kill the process group `group` when the write end of the pipe `lifeline` is closed.
 
-    The read end must stay open in the worker, and the launcher must hold the only write end, so it is closed when
-    the launcher ends, however it ends. PR_SET_PDEATHSIG would need code between fork and exec, is tied to the thread
+    The read end must stay open in the worker. The launcher must hold the only write end, which is closed when the
+    launcher exits, for whatever reason. PR_SET_PDEATHSIG would need code between fork and exec, is tied to the thread
     that started the worker, and does not reach grandchildren.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
@@ -43,47 +44,47 @@ def die_with_launcher(lifeline: int, group: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def is_cut(lifeline: int) -> bool:
-    """Return whether the launcher had already gone when `lifeline` was armed."""
+def launcher_is_gone(lifeline: int) -> bool:
+    """Return whether the launcher exited before `kill_with_launcher` was called for `lifeline`."""
     poll = select.poll()
     poll.register(lifeline, 0)
     return bool(poll.poll(0))
 
 
-class Sink(Protocol):
-    """Takes what a worker writes into one pipe."""
+class PipeConsumer(Protocol):
+    """Consumes the bytes that a worker writes to one pipe."""
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece."""
+        """Consume the next bytes."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Handle the end of the stream."""
 
 
 class Worker(ABC):
-    """One process of the group, leader of a process group of its own."""
+    """One process of the group, and the leader of its own process group."""
 
-    def __init__(self, name: str, rank: int, pid: int, exit_fd: int, pipes: Mapping[int, Sink]) -> None:
+    def __init__(self, name: str, rank: int, pid: int, exit_fd: int, pipes: Mapping[int, PipeConsumer]) -> None:
         self.name = name
         self.rank = rank
         self.pid = pid
         self.exitcode: int | None = None
-        """None while it runs; -N if signal N ended it."""
+        """None while it runs; -N if signal N killed it."""
         self.exit_fd = exit_fd
-        """Readable as soon as the process has ended."""
+        """Readable once the process has exited."""
         self.pipes = dict(pipes)
 
     @abstractmethod
     def read_exitcode(self) -> int:
-        """Return the exit code of the process, which has ended. Called once."""
+        """Return the exit code of the process. Called once, after it has exited."""
 
     def failed(self) -> bool:
-        """Return whether the group has failed because of this worker."""
+        """Return whether this worker makes the group fail."""
         return self.exitcode not in (None, 0)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process itself."""
-        # It may end at any moment. Then there is nothing to signal, and its end is seen in the loop.
+        """Send a signal to the process."""
+        # It may exit at any time. The loop notices that.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -92,15 +93,15 @@ class Worker(ABC):
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
-            self.send(signal.SIGKILL)  # It is so young that it does not lead its group yet.
+            self.send(signal.SIGKILL)  # It has just started and does not lead its group yet.
 
     def close(self) -> None:
-        """Give back what is held for the process, which has ended."""
+        """Release the resources of the process after it has exited."""
         os.close(self.exit_fd)
 
 
 class StopRequests:
-    """A pipe of signal numbers: whoever wants the group to stop writes one, a signal handler as well as a thread."""
+    """A pipe of signal numbers, to which threads and signal handlers write to stop the group."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
@@ -108,16 +109,16 @@ class StopRequests:
         os.set_blocking(self.write_end, False)
 
     def stop(self) -> None:
-        """Ask for a stop, as SIGTERM would."""
+        """Request a stop, like SIGTERM."""
         os.write(self.write_end, bytes([signal.SIGTERM]))
 
     def fileno(self) -> int:
-        """Return the end that can be waited on."""
+        """Return the descriptor to wait on."""
         return self._read_end
 
     def read(self) -> list[signal.Signals]:
-        """Return the requests that have come. Python reports every signal it handles here; the others are dropped."""
-        return [signal.Signals(number) for number in os.read(self._read_end, _PIECE) if number in _PASSED_ON]
+        """Return the pending requests. Python writes every signal that it handles here; other signals are dropped."""
+        return [signal.Signals(number) for number in os.read(self._read_end, _READ_SIZE) if number in _FORWARDED]
 
     def close(self) -> None:
         """Close both ends."""
@@ -125,14 +126,14 @@ class StopRequests:
         os.close(self.write_end)
 
 
-class Supervision:
-    """Watches workers until the last has ended. Whatever happens in the `with` block, none is left behind it."""
+class Supervisor:
+    """Watches workers until the last has exited. No worker outlives the `with` block."""
 
     def __init__(self, requests: StopRequests, grace: float = GRACE) -> None:
-        self.failure: Worker | None = None
-        """The worker that failed first, of its own accord."""
-        self.asked: signal.Signals | None = None
-        """The request that stopped the group, if it was stopped by one."""
+        self.first_failure: Worker | None = None
+        """The worker that failed first, before the group was stopped."""
+        self.stop_signal: signal.Signals | None = None
+        """The requested signal that stopped the group, if one did."""
         self.stopped: list[Worker] = []
         """The workers that were still running when the group was stopped."""
         self._requests = requests
@@ -144,7 +145,7 @@ class Supervision:
         self._selector.register(requests, selectors.EVENT_READ, self._on_request)
 
     def add(self, worker: Worker) -> None:
-        """Watch `worker` from now on, and end it if the block ends before it."""
+        """Watch `worker`, and kill it if it still runs at the end of the `with` block."""
         self._running.append(worker)
         self._on_readable(worker.exit_fd, partial(self._on_exit, worker))
         for pipe in worker.pipes:
@@ -152,14 +153,14 @@ class Supervision:
             self._on_readable(pipe, partial(self._on_output, worker, pipe))
 
     def run(self) -> None:
-        """Return when every worker has ended."""
+        """Return when every worker has exited."""
         while self._running:
             wait = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
             ready = self._selector.select(wait)
             if not ready and self._kill_at is not None:
                 self._kill_all()
             for key, _ in ready:
-                # An earlier event of this round may have closed this descriptor.
+                # An earlier event of this iteration may have closed this descriptor.
                 if self._selector.get_map().get(key.fd) is key:
                     key.data()
 
@@ -187,14 +188,14 @@ class Supervision:
     def _on_request(self) -> None:
         for number in self._requests.read():
             if not self._stopping:
-                self.asked = number
-                self._stop(_PASSED_ON[number])
+                self.stop_signal = number
+                self._stop(_FORWARDED[number])
             else:
                 self._kill_all()
 
     def _on_exit(self, worker: Worker) -> None:
-        # Until its exit code is fetched, the process is there as a zombie and no other process can have its number.
-        with contextlib.suppress(ProcessLookupError):  # Nobody else is left in its group, as it should be.
+        # Until its exit code is read, the process is a zombie and its pid cannot be reused.
+        with contextlib.suppress(ProcessLookupError):  # Its group has no other processes.
             os.killpg(worker.pid, signal.SIGKILL)
         worker.exitcode = worker.read_exitcode()
         for pipe in list(worker.pipes):
@@ -206,7 +207,7 @@ class Supervision:
 
     def _on_output(self, worker: Worker, pipe: int) -> None:
         try:
-            piece = os.read(pipe, _PIECE)
+            piece = os.read(pipe, _READ_SIZE)
         except BlockingIOError:
             return
         if piece:
@@ -216,8 +217,8 @@ class Supervision:
         self._check(worker)
 
     def _drain(self, worker: Worker, pipe: int) -> None:
-        """Take what the worker has left in `pipe`, and close it."""
-        # Not until its end: a grandchild in a session of its own may hold the pipe open and write for ever.
+        """Read the rest of `pipe` and close it."""
+        # Not until end of file: a grandchild in another session may hold the pipe open and write forever.
         left = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
         with contextlib.suppress(BlockingIOError):  # The pipe is empty.
             while left > 0 and (piece := os.read(pipe, left)):
@@ -232,7 +233,7 @@ class Supervision:
 
     def _check(self, worker: Worker) -> None:
         if not self._stopping and worker.failed():
-            self.failure = worker
+            self.first_failure = worker
             self._stop(signal.SIGTERM)
 
     def _stop(self, number: signal.Signals) -> None:

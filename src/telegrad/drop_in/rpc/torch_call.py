@@ -1,4 +1,4 @@
-"""Turns the arguments of a call, as torch takes them, into what telegrad's agent calls with."""
+"""Converts the arguments of a call from torch's form to that of telegrad's agent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.internal import PythonUDF, _internal_rpc_pickler, run_pickled
-from telegrad.drop_in.rpc.texts import as_torch
+from telegrad.drop_in.rpc.torch_errors import to_torch_error
 from telegrad.errors import UnknownWorker
 from telegrad.worker_info import WorkerInfo
 
 
-class PreparedCall:
-    """A call that is ready to be made: by telegrad's agent, to a worker, of what it can send."""
+class TorchCall:
+    """A call with torch's arguments, checked and converted for telegrad's agent."""
 
     __slots__ = ("agent", "args", "builtin", "function", "kwargs", "timeout", "to")
 
@@ -40,11 +40,11 @@ def _id_of(agent: Agent, to: Any) -> int:
     try:
         return agent.peers.find(to).record.id
     except UnknownWorker as error:
-        raise as_torch(error, agent) from error
+        raise to_torch_error(error, agent) from error
 
 
 def _check_schema(func: Any, args: tuple[Any, ...]) -> None:
-    """TorchScript tells the caller at once of arguments that are too many."""
+    """Raise an error for too many arguments, which TorchScript reports to the caller before the call."""
     expected = len(func.schema.arguments)
     if len(args) > expected:
         raise RuntimeError(

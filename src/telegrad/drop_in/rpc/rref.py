@@ -1,4 +1,4 @@
-"""References under the drop-in: telegrad's, with torch's private names, and its texts where programs match them."""
+"""RRefs under the drop-in: telegrad's, with torch's private names and the error messages that programs match."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.drop_in.rpc.agents import get_current_agent, is_current_agent_set
 from telegrad.drop_in.rpc.constants import UNSET_RPC_TIMEOUT
 from telegrad.drop_in.rpc.futures import Future
-from telegrad.drop_in.rpc.texts import NO_AGENT, as_torch, worker_text
+from telegrad.drop_in.rpc.torch_errors import NO_AGENT, to_torch_error, worker_text
 from telegrad.errors import CallCancelled, CallError, DeadlineExceeded, NotInitialized, ReferenceGone, TelegradError
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref import handle as telegrad_rref
@@ -23,13 +23,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-_LOOKS, _PAUSE = 300, 0.01
-"""How often, and how many seconds apart, a shutdown looks for deletions that are under way, before it speaks of a leak.
-Looks, not a time: after a stall of this process they lie unread."""
+_MAX_POLLS, _POLL_INTERVAL = 300, 0.01
+"""How often, and how many seconds apart, `shutdown` polls for deletions in flight before it reports a leak. This counts
+polls rather than time, because deletions may still be unread after this process stalled."""
 
 
-def _texts(method: Callable[P, R]) -> Callable[P, R]:
-    """What the method raises is raised as torch would."""
+def _raises_torch_errors(method: Callable[P, R]) -> Callable[P, R]:
+    """Convert the errors of a method of an RRef to torch's."""
 
     @wraps(method)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,13 +42,13 @@ def _texts(method: Callable[P, R]) -> Callable[P, R]:
                 f"deletion. ({error})"
             ) from error
         except Exception as error:
-            raise as_torch(error, rref._manager.agent) from error
+            raise to_torch_error(error, rref._manager.agent) from error
 
     return wrapper
 
 
 class PyRRef(telegrad_rref.RRef[T]):
-    """A reference to a value that lives on its owner."""
+    """A reference to a value on its owner."""
 
     _type: torch.futures.Future[type] | None = None
     _profiling: torch.futures.Future[Any] | None = None
@@ -62,26 +62,26 @@ class PyRRef(telegrad_rref.RRef[T]):
             )
         return super().__new__(cls, value, type_hint)
 
-    @_texts
+    @_raises_torch_errors
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
-        """The value: itself on its owner, elsewhere a copy."""
+        """Return the value: the object itself on its owner, a copy elsewhere."""
         self._check_creation()
         try:
             return super().to_here(timeout)
         except CallError as error:
-            # It may have failed meanwhile; and of one to oneself, that the function was cancelled may be known sooner.
+            # The creation may have failed meanwhile. If this worker is the owner, the cancellation may be known first.
             self._check_creation(error if self._user is None and isinstance(error, CallCancelled) else None)
             raise
 
     def _check_creation(self, error: CallError | None = None) -> None:
-        """Raise an error, with torch's text, if the call that was to make the value was not answered."""
+        """Raise an error with torch's message if the call that creates the value failed."""
         error = self._manager.creation_error(self) or error
         if error is not None:
             raise type(error)(_creation_text(error), worker=error.worker, elapsed=error.elapsed) from error
 
-    @_texts
+    @_raises_torch_errors
     def local_value(self) -> T:
-        """The value, on its owner."""
+        """Return the value. Works on its owner only."""
         if self._user is not None:
             agent = self._manager.agent
             raise TelegradError(
@@ -94,7 +94,7 @@ class PyRRef(telegrad_rref.RRef[T]):
     def _check(self) -> None:
         super()._check()
         error = self._manager.creation_error(self)
-        if error is not None:  # no CallError: no call has been made
+        if error is not None:  # not a CallError: no call has been made
             raise TelegradError(f"{self} cannot be used: {_creation_text(error)}") from error
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class PyRRef(telegrad_rref.RRef[T]):
     def __reduce_ex__(self, protocol: object) -> Any:
         raise RuntimeError(
             "Can not pickle rref in python pickler, rref can only be pickled when using RPC: send it as an argument or "
-            "a result of a call"
+            "the result of a call"
         )
 
     def __setstate__(self, state: object) -> None:
@@ -114,18 +114,18 @@ class PyRRef(telegrad_rref.RRef[T]):
     # -- methods of the value -----------------------------------------------------------------------------------------
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """Methods of the value, run on its owner."""
+        """Return a proxy whose methods run on the owner and return their results."""
         return telegrad_rref.Proxy(self, timeout, _call_sync)
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """The same, with a future of the result."""
+        """Return a proxy whose methods run on the owner and return futures of their results."""
         return telegrad_rref.Proxy(self, timeout, _call_async)
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """The same, with a reference to the result."""
+        """Return a proxy whose methods run on the owner and return RRefs to their results."""
         return telegrad_rref.Proxy(self, timeout, _call_remote)
 
-    @_texts
+    @_raises_torch_errors
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Run a backward pass from the value, on its owner."""
         if self._user is not None and dist_autograd_ctx_id == -1:
@@ -140,14 +140,14 @@ class PyRRef(telegrad_rref.RRef[T]):
         def done(future: torch.futures.Future[Any]) -> None:
             try:
                 made.set_result(future.value())
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the future
-                made.set_exception(as_torch(error, self._manager.agent))
+            except Exception as error:  # noqa: BLE001 - raised in whoever waits for the future
+                made.set_exception(to_torch_error(error, self._manager.agent))
 
         super()._get_future().add_done_callback(done)
         return made
 
     def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
-        """The type of the value; asked for once."""
+        """Return the type of the value, which is requested once."""
         future = self._type
         if future is None:
             if self._user is None:
@@ -164,11 +164,11 @@ class PyRRef(telegrad_rref.RRef[T]):
     def _forget_failed_type(self, future: torch.futures.Future[Any]) -> None:
         try:
             future.value()
-        except Exception:  # noqa: BLE001 - whoever asked is told; who asks later, asks again
+        except Exception:  # noqa: BLE001 - raised in whoever waits for it; the next caller asks again
             self._type = None
 
     def _serialize(self) -> tuple[Any, ...]:
-        """What stands for this reference in a call: whoever gets it makes it one again with `_deserialize`."""
+        """Return a form of this RRef that can be sent in a call. The receiver passes it to `_deserialize`."""
         user = self._user
         if self._manager.agent.closed or self._released or (user is not None and user.refused):
             raise RuntimeError(f"{self} was deleted. Cannot call fork an UserRRef after deletion.")
@@ -177,24 +177,24 @@ class PyRRef(telegrad_rref.RRef[T]):
 
     @staticmethod
     def _deserialize(tp: tuple[Any, ...]) -> PyRRef[Any]:
-        """The reference that `_serialize` gave, on the worker that a call has brought it to."""
+        """Return the RRef that `_serialize` returned, on the worker that received it in a call."""
         if len(tp) != 1 or not isinstance(tp[0], PyRRef):
             raise TypeError(f"_deserialize() takes what _serialize() returned, not {tp!r}")
         return tp[0]
 
     def _set_profiling_future(self, future: torch.futures.Future[Any]) -> None:
-        """Have `_get_profiling_future` return this one."""
+        """Set the future that `_get_profiling_future` returns."""
         self._profiling = future
 
     def _get_profiling_future(self) -> torch.futures.Future[Any]:
-        """Done when the value has been made; there only if a profiler was on when `remote` was called."""
+        """Return a future that is done when the value is. Requires a profiler during the call of `remote`."""
         if self._profiling is None:
-            raise RuntimeError("Profiling future has not been set! No profiler was on when the RRef was made.")
+            raise RuntimeError("Profiling future has not been set! No profiler was active when the RRef was created.")
         return self._profiling
 
 
 class RRef(PyRRef[T]):
-    """A reference to a value that lives on its owner: ``RRef(value)`` to one that lives here."""
+    """A reference to a value on its owner. ``RRef(value)`` refers to a value on this worker."""
 
 
 def _creation_text(error: CallError) -> str:
@@ -210,10 +210,10 @@ def _show(name: ForkId | RRefId) -> str:
     return f"GloballyUniqueId(created_on={name[0]}, local_id={name[1] & ((1 << COUNTER_BITS) - 1)})"
 
 
-# -- ways to call methods ---------------------------------------------------------------------------------------------
+# -- method calls -----------------------------------------------------------------------------------------------------
 
 
-@_texts
+@_raises_torch_errors
 def _call_sync(rref: Any, timeout: float, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return telegrad_rref._call_sync(rref, timeout, name, args, kwargs)
 
@@ -222,10 +222,10 @@ def _call_async(rref: Any, timeout: float, name: Any, args: tuple[Any, ...], kwa
     return telegrad_rref._call_async(rref, timeout, name, args, kwargs, Future)
 
 
-@_texts
+@_raises_torch_errors
 def _call_remote(rref: Any, timeout: float, name: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(name, str):
-        getattr(rref._get_type(timeout), name)  # torch's callers hear at once of a method that is not there
+        getattr(rref._get_type(timeout), name)  # torch reports a missing method before the call
     return telegrad_rref._call_remote(rref, timeout, name, args, kwargs)
 
 
@@ -237,20 +237,20 @@ def _rref_typeof_on_user(rref: Any, timeout: float = UNSET_RPC_TIMEOUT, blocking
     return rref._get_type(timeout, blocking)
 
 
-# -- the group's references -------------------------------------------------------------------------------------------
+# -- the RRefs of the group -------------------------------------------------------------------------------------------
 
 
 def create(
     agent: Agent, to: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None
 ) -> RRef[Any]:
-    """Have a worker run a function and keep the result."""
+    """Run a function on a worker, keep the result there, and return an RRef to it."""
     references: RRefManager = agent.references
     made: Any = references.create(to, function, args, kwargs, timeout)
-    return made  # type: ignore[no-any-return]  # of the class that `use_handles` set
+    return made  # type: ignore[no-any-return]  # of the class that `use_torch_rrefs` set
 
 
-def use_handles(agent: Agent) -> None:
-    """Have the references that calls of `agent` make and bring be of the drop-in's class."""
+def use_torch_rrefs(agent: Agent) -> None:
+    """Make `agent` create and receive RRefs of the drop-in's class."""
     agent.references.handle_class = RRef
 
 
@@ -265,22 +265,22 @@ def _rref_context_get_debug_info() -> dict[str, str]:
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout: float = 0) -> None:
-    """Give up all references to values elsewhere: the group is about to end."""
+    """Release all RRefs to values of other workers before the group shuts down."""
     get_current_agent().agent.references.release_all()
 
 
 def await_deletions(agent: Agent) -> list[str]:
-    """What others still hold here when the deletions that are under way have come."""
+    """Wait for the deletions in flight, and return the RRefs to values of this worker that others still hold."""
     references: RRefManager = agent.references
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_POLLS):
         if not references.counts()["shared"]:
             break
-        agent.executor.wait(agent.runtime.event(), agent.runtime.now() + _PAUSE)
+        agent.executor.wait(agent.runtime.event(), agent.runtime.now() + _POLL_INTERVAL)
     return [line for line in references.held() if "is held by" in line]
 
 
 def _destroy_rref_context(ignore_leak: bool) -> None:
-    """Raise an error if others still held references to values of this worker when it left."""
+    """Raise an error if others still held RRefs to values of this worker when it left."""
     leaks = get_current_agent().leaks
     if leaks and not ignore_leak:
         raise RuntimeError(f"Leaking RRef: {'; '.join(leaks)}")

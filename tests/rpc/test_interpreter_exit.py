@@ -1,4 +1,4 @@
-"""A process that ends: the program's exit functions find a working agent, and the others hear which error ended it."""
+"""Interpreter exit: exit handlers find a working agent, and other workers learn which error ended the process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from telegrad.connection.goodbye import shortened
 from telegrad.errors import WorkerLost
 from telegrad.testing.group import local_group
 
-LATE = 110
+TIMEOUT = 110
 
-# Worker 1 calls worker 0 until that one is exiting, and once more: each call but the first ones is served at exit.
+# Worker 1 calls worker 0 until that one is exiting, and once more. The last calls are served during exit.
 SHUTS_DOWN_AT_EXIT = """
 import atexit, os, sys
 exiting = []
@@ -69,20 +69,20 @@ def run_two(program: str, folder: Path, *options: str) -> subprocess.CompletedPr
         env={**os.environ, "PYTHONPATH": SOURCES},
         capture_output=True,
         text=True,
-        timeout=LATE,
+        timeout=TIMEOUT,
         check=False,
     )
 
 
 @pytest.mark.parametrize("when", ["before the import", "before init_rpc", "after init_rpc"])
-def test_a_shutdown_that_was_registered_with_atexit_finds_a_working_agent(when: str, tmp_path: Path) -> None:
+def test_a_shutdown_registered_with_atexit_finds_a_working_agent(when: str, tmp_path: Path) -> None:
     done = run_two(SHUTS_DOWN_AT_EXIT.format(when=when, **OWN), tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["answered 1", "left", "left"]
 
 
 @pytest.mark.parametrize("when", ["after init_rpc"])
-def test_the_drop_ins_shutdown_that_was_registered_with_atexit_waits_for_the_others(when: str, tmp_path: Path) -> None:
+def test_a_drop_in_shutdown_registered_with_atexit_waits_for_the_others(when: str, tmp_path: Path) -> None:
     done = run_two(SHUTS_DOWN_AT_EXIT.format(when=when, **DROP_IN), tmp_path, "--drop-in")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["answered 1", "left", "left"]
@@ -90,7 +90,7 @@ def test_the_drop_ins_shutdown_that_was_registered_with_atexit_waits_for_the_oth
 
 # -- the first cause ----------------------------------------------------------------------------------------------
 
-# Each worker but 0, which raises, prints what it gets to hear. Worker 2 never had a connection with worker 0.
+# Worker 0 raises. The others write their errors to files. Worker 2 never had a connection with worker 0.
 ONE_RAISES = """
 import sys
 import torch.multiprocessing as mp
@@ -106,7 +106,7 @@ def run(rank, folder):
         while True:
             telegrad.rpc_sync("w0" if rank == 1 else "w1", abs, (-1,))
     except WorkerLost as error:
-        with open(f"{folder}/heard{rank}", "w") as file:
+        with open(f"{folder}/error{rank}", "w") as file:
             file.write(str(error))
         raise
 
@@ -117,19 +117,19 @@ if __name__ == "__main__":
 """
 
 
-def test_what_bystanders_raise_names_the_error_that_ended_the_first(tmp_path: Path) -> None:
+def test_errors_of_other_workers_name_the_error_that_ended_the_first(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(ONE_RAISES)
     subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": SOURCES},
         capture_output=True,
-        timeout=LATE,
+        timeout=TIMEOUT,
         check=False,
     )
     for rank in (1, 2):
-        heard = (tmp_path / f"heard{rank}").read_text()
-        assert "ended with ValueError: the real error (program.py:11)" in heard, heard
+        error = (tmp_path / f"error{rank}").read_text()
+        assert "ended with ValueError: the real error (program.py:11)" in error, error
 
 
 def raises_or_calls() -> None:
@@ -139,9 +139,9 @@ def raises_or_calls() -> None:
         rpc.rpc_sync("worker0", abs, (-1,))
 
 
-def test_a_forked_worker_that_raises_is_the_one_that_is_named() -> None:
+def test_a_forked_worker_that_raises_is_named() -> None:
     with pytest.raises(launch.WorkerFailed, match="worker worker0 raised KeyError: 'only here'"):
-        launch.local(raises_or_calls, workers=2, timeout=LATE)
+        launch.local(raises_or_calls, workers=2, timeout=TIMEOUT)
 
 
 def call_until_it_fails(agent: Agent, to: str) -> None:
@@ -149,7 +149,7 @@ def call_until_it_fails(agent: Agent, to: str) -> None:
         agent.call(to, abs, (-1,))
 
 
-def test_a_worker_that_closes_while_an_error_is_handled_tells_the_others_which() -> None:
+def test_a_worker_that_closes_while_handling_an_error_reports_it_to_the_others() -> None:
     with local_group(["a", "b", "c"]) as group:
         group["b"].call("a", abs, (-1,))
         try:
@@ -157,11 +157,13 @@ def test_a_worker_that_closes_while_an_error_is_handled_tells_the_others_which()
         except ValueError:
             group["a"].close()
         for name in ("b", "c"):  # c had no connection with a
-            with pytest.raises(WorkerLost, match=r"it ended with ValueError: the real error \(test_at_exit.py:\d+\)"):
+            with pytest.raises(
+                WorkerLost, match=r"it ended with ValueError: the real error \(test_interpreter_exit.py:\d+\)"
+            ):
                 call_until_it_fails(group[name], "a")
 
 
-def test_an_end_that_follows_from_another_names_that_one() -> None:
+def test_a_consequential_failure_names_the_first_cause() -> None:
     with local_group(["a", "b", "c"]) as group:
         try:
             raise ValueError("the real error")
@@ -175,7 +177,7 @@ def test_an_end_that_follows_from_another_names_that_one() -> None:
             call_until_it_fails(group["c"], "b")
 
 
-def test_an_orderly_end_names_no_error() -> None:
+def test_a_regular_shutdown_names_no_error() -> None:
     with local_group() as group:
         group["b"].call("a", abs, (-1,))
         group["a"].close()
@@ -184,7 +186,7 @@ def test_an_orderly_end_names_no_error() -> None:
 
 
 def test_a_cause_is_one_short_line() -> None:
-    told = cause_of(ValueError("first\nsecond" + "x" * 5000))
-    assert told == "with ValueError: first"
+    cause = cause_of(ValueError("first\nsecond" + "x" * 5000))
+    assert cause == "with ValueError: first"
     assert len(cause_of(ValueError("x" * 5000))) < 700
     assert shortened("a\x1b[31m\u2028b") == "a?[31m?b"

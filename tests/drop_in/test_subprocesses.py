@@ -1,4 +1,4 @@
-"""The drop-in goes on to the programs that a process starts."""
+"""Programs that a process starts have the drop-in too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from support.paths import SOURCES
-from telegrad.drop_in.children import START, environment, inherit
+from telegrad.drop_in.subprocesses import AUTOLOAD, environment, install_in_subprocesses
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -22,20 +22,20 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_folder_comes_first_and_what_was_there_stays() -> None:
+def test_the_autoload_directory_is_prepended_to_pythonpath() -> None:
     paths = environment({"PYTHONPATH": f"/a{os.pathsep}/b"})["PYTHONPATH"].split(os.pathsep)
-    assert paths[:3] == [START, "/a", "/b"]
+    assert paths[:3] == [AUTOLOAD, "/a", "/b"]
 
 
-def test_inheriting_twice_is_inheriting_once() -> None:
+def test_installing_in_subprocesses_twice_changes_nothing() -> None:
     environ = {"PYTHONPATH": "/a"}
-    inherit(environ)
+    install_in_subprocesses(environ)
     once = dict(environ)
-    inherit(environ)
+    install_in_subprocesses(environ)
     assert environ == once
 
 
-def test_telegrad_can_be_found_by_a_child_that_would_not_find_it() -> None:
+def test_a_child_can_import_telegrad() -> None:
     assert SOURCES in environment({})["PYTHONPATH"].split(os.pathsep)
 
 
@@ -45,7 +45,7 @@ def test_a_child_that_does_not_use_torch_loads_neither_torch_nor_telegrad() -> N
     assert (done.stdout, done.stderr) == ("False False\n", "")
 
 
-def test_the_sitecustomize_that_was_there_still_runs(tmp_path: Path) -> None:
+def test_a_shadowed_sitecustomize_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.seen = __file__\n")
     environ = environment({"PYTHONPATH": str(tmp_path)})
     done = run("-c", "import sys; print(seen); print(sys.modules['sitecustomize'].__file__)", **environ)
@@ -74,7 +74,7 @@ if __name__ == "__main__":
 """
 
 
-def test_every_way_to_start_a_child_hands_the_drop_in_on(tmp_path: Path) -> None:
+def test_every_kind_of_child_process_has_the_drop_in(tmp_path: Path) -> None:
     (tmp_path / "telegrad").mkdir()
     for name, content in {**FAKES, "parent.py": PARENT}.items():
         (tmp_path / name).write_text(content)
@@ -86,7 +86,7 @@ def test_every_way_to_start_a_child_hands_the_drop_in_on(tmp_path: Path) -> None
     assert (done.stdout.splitlines(), done.stderr) == ([f"{way} True" for way in ways], "")
 
 
-def test_a_program_that_knows_nothing_of_telegrad_is_run_as_it_is(tmp_path: Path) -> None:
+def test_an_unmodified_program_runs_with_the_drop_in(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("name = 'helper'\n")
     script = tmp_path / "script.py"
     script.write_text(
@@ -100,14 +100,14 @@ def test_a_program_that_knows_nothing_of_telegrad_is_run_as_it_is(tmp_path: Path
     assert done.returncode == 3
 
 
-def test_a_module_and_a_command_can_be_run_too(tmp_path: Path) -> None:
+def test_a_module_or_a_command_can_be_run(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text("import sys; print(sys.argv[1:])\n")
     paths = os.pathsep.join([SOURCES, str(tmp_path)])
     assert run("-m", "telegrad.drop_in", "-m", "module", "a", PYTHONPATH=paths).stdout == "['a']\n"
     assert run("-m", "telegrad.drop_in", "-c", "print(1)", PYTHONPATH=paths).stdout == "1\n"
 
 
-def test_without_a_program_the_usage_is_shown() -> None:
+def test_the_usage_is_shown_without_a_program() -> None:
     nothing = run("-m", "telegrad.drop_in", PYTHONPATH=SOURCES)
     assert nothing.returncode == 2
     assert nothing.stderr.startswith("usage: python -m telegrad.drop_in SCRIPT")

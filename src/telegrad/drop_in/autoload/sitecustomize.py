@@ -1,4 +1,4 @@
-"""Installs telegrad's drop-in as soon as this program has imported torch; see `telegrad.drop_in.children`."""
+"""Installs telegrad's drop-in once this program imports torch; see `telegrad.drop_in.subprocesses`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _AfterTorch(Loader):
-    """A loader that does what torch's does, and then installs the drop-in."""
+    """A loader that loads torch and then installs the drop-in."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -38,7 +38,7 @@ class _AfterTorch(Loader):
 
 
 class _WaitForTorch(MetaPathFinder):
-    """Finds torch where the other finders do, and gives it our loader. Does so once."""
+    """Finds torch as the other finders would, and gives it our loader, once."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -52,8 +52,8 @@ class _WaitForTorch(MetaPathFinder):
         return spec
 
 
-def _run_the_next_one() -> None:
-    """The sitecustomize that Python would have found without this folder."""
+def _run_shadowed_sitecustomize() -> None:
+    """Run the sitecustomize that Python would have found without this directory."""
     paths = [path for path in sys.path if os.path.abspath(path) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", paths)
     if spec is None or spec.loader is None:
@@ -64,4 +64,4 @@ def _run_the_next_one() -> None:
 
 
 sys.meta_path.insert(0, _WaitForTorch())
-_run_the_next_one()
+_run_shadowed_sitecustomize()

@@ -1,0 +1,26 @@
+"""Runs programs written for torch.distributed.rpc under the drop-in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support.paths import SOURCES
+
+
+def run_workers(program: str, folder: Path, count: int = 2) -> list[str]:
+    """Run `program` on `count` workers, and return the lines that they print, sorted."""
+    script = folder / "program.py"
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "telegrad.cli", "run", "--drop-in", "--no-prefix", "-n", str(count), str(script)],
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
