@@ -12,7 +12,8 @@ from telegrad.execution.executor import Executor
 from telegrad.testing.scheduler import Scheduler, SimRuntime
 from telegrad.transport.base import Poller
 from telegrad.transport.memory import MemoryNetwork, MemoryTransport
-from telegrad.transport.socket_link import SocketLink, SocketPoller
+from telegrad.transport.socket_link import SocketLink
+from telegrad.transport.sockets import SocketPoller
 from telegrad.waiting import Event, RealRuntime, Runtime, Thread
 
 PATIENCE = 20.0
