@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.stores import reserved_port, tcp_client, tcp_server
 from torch.distributed import FileStore, HashStore, PrefixStore, Store
 
-from support.stores import reserved_port, tcp_client, tcp_server
 from telegrad import rendezvous
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout

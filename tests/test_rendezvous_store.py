@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.stores import reserved_port, tcp_server
 from torch.distributed import Store, TCPStore
 
-from support.stores import reserved_port, tcp_server
 from telegrad.errors import RendezvousError, RendezvousTimeout
 from telegrad.rendezvous_store import open_store
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.paths import SOURCES
 
-from support.paths import SOURCES
 from telegrad import torch_private
 
 PACKAGE = Path(SOURCES, "telegrad")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.support.one_process import Group, nothing_left
 
-from support.one_process import Group, nothing_left
 from telegrad.default_agent import acting_as
 from telegrad.testing.group import local_group
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from support.one_process import (
+from tests.support.one_process import (
     Group,
     assert_as_in_one_process,
     assert_equal,
@@ -19,6 +18,7 @@ from support.one_process import (
     nothing_left,
     remotely,
 )
+
 from telegrad import autograd, rpc
 from telegrad.default_agent import acting_as
 from telegrad.errors import DeadlineExceeded, TelegradError

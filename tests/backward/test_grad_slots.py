@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.one_process import Group, leaf
 
-from support.one_process import Group, leaf
 from telegrad.backward.accumulate import Gradients
 from telegrad.backward.grad_slots import Installed, Slots
 from telegrad.testing.simulation import Simulation

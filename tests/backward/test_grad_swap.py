@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from tests.support.one_process import Group, leaf
 
-from support.one_process import Group, leaf
 from telegrad import autograd, rpc
 from telegrad.backward.grad_swap import FairLock
 from telegrad.errors import DeadlineExceeded, TelegradError

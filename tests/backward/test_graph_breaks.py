@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.paths import ROOT
 
-from support.paths import ROOT
 from telegrad import autograd, rpc
 from telegrad.default_agent import acting_as
 from telegrad.optim import DistributedOptimizer

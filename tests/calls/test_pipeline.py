@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import wait_until
 
-from support.one_process import wait_until
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
 from telegrad.calls.call import Served

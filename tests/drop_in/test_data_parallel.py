@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import torch
+from tests.support.paths import ROOT
 
-from support.paths import ROOT
 from telegrad.drop_in.data_parallel import is_averaged, track_parameters
 
 

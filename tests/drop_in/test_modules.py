@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.paths import SOURCES
+from tests.support.paths import SOURCES
 
 
 def run(program: str, folder: Path | None = None) -> str:

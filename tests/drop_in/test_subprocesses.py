@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.paths import SOURCES
+from tests.support.paths import SOURCES
+
 from telegrad.drop_in.subprocesses import AUTOLOAD, environment, install_in_subprocesses
 
 

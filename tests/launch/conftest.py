@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from support.processes import LivenessPipe
+from tests.support.processes import LivenessPipe
 
 Write = Callable[[str], list[str]]
 NAMES = ["worker0", "worker1"]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.processes import LivenessPipe, ResourceSnapshot, wait_until
 
-from support.processes import LivenessPipe, ResourceSnapshot, wait_until
 from telegrad.errors import PayloadError, TelegradError, UnknownWorker
 from telegrad.launch import GroupTimeout, WorkerFailed, local, start
 from telegrad.launch.local import Group

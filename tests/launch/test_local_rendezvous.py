@@ -8,9 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.support.processes import ResourceSnapshot
 from torch.distributed import TCPStore
 
-from support.processes import ResourceSnapshot
 from telegrad.launch.local_rendezvous import LocalRendezvous, worker_names
 
 

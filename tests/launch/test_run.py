@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.launch.conftest import NAMES, SLEEP, Write, start_grandchild
+from tests.support.processes import LivenessPipe, ResourceSnapshot
 
-from support.processes import LivenessPipe, ResourceSnapshot
 from telegrad.launch.run import run
 
 

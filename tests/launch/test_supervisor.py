@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.launch.conftest import NAMES, SLEEP, Write, start_grandchild
+from tests.support.processes import LivenessPipe
 
-from support.processes import LivenessPipe
 from telegrad.launch.run import run
 
 

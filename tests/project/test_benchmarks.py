@@ -10,8 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.timeout(300)  # torch's workers poll, which is slow on a busy machine
 

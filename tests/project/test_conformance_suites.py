@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 
 def test_every_line_excluded_from_coverage_has_a_reason() -> None:

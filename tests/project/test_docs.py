@@ -16,8 +16,8 @@ import types
 from pathlib import Path
 
 import pytest
+from tests.support.paths import ROOT
 
-from support.paths import ROOT
 from telegrad import errors
 from telegrad.autograd import backward
 from telegrad.default_agent import acting_as

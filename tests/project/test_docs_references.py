@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
 FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", "conformance")]

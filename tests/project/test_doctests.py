@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 SKIPPED = {"src/telegrad/drop_in/__init__.py": "installing the drop-in would replace torch's modules in this process"}
 

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 

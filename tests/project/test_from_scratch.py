@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "from-scratch.md").read_text()
 

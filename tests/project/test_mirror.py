@@ -7,7 +7,7 @@ import io
 import tokenize
 from pathlib import Path
 
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 SOURCE, TESTS = ROOT / "src" / "telegrad", ROOT / "tests"
 

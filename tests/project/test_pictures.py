@@ -9,8 +9,7 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
-
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 MOST_IN_FILE, MOST_IN_CLASS = 400, 250
 

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 REPLACED = {
     "arena": "allocator",

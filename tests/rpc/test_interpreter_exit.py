@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.paths import SOURCES
 
-from support.paths import SOURCES
 from telegrad import launch, rpc
 from telegrad.agent.agent import Agent
 from telegrad.calls.exit_cause import cause_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.message_stream import Receiver, allocate, cycle, feed, read_all, stream_of
 
-from support.message_stream import Receiver, allocate, cycle, feed, read_all, stream_of
 from telegrad.errors import LimitExceeded, ProtocolError
 from telegrad.wire import frame_reader
 from telegrad.wire.frame_reader import FrameReader

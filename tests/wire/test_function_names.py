@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.values import Holder, Inheriting, module_level
 from torch import nn
 
-from support.values import Holder, Inheriting, module_level
 from telegrad.errors import FunctionNotFound
 from telegrad.wire.function_names import function_name, resolve_function
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.message_stream import Contents, allocate, frames_of
 
-from support.message_stream import Contents, allocate, frames_of
 from telegrad.wire.frames import BULK_CHUNK, BULK_HEAD, CHUNK, INLINE_LIMIT, MESSAGE, PREFIX_SIZE
 from telegrad.wire.packing import message_size, pack, pack_small
 

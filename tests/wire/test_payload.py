@@ -15,10 +15,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.values import Batch, Holder, Pair, Slotted, carried, module_level, sent
 from tests.wire.test_subclasses import MyParameter, Tagged
 from torch import nn
 
-from support.values import Batch, Holder, Pair, Slotted, carried, module_level, sent
 from telegrad.errors import NotInitialized, PayloadError
 from telegrad.wire.payload import decode, encode
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from support.message_stream import (
+from tests.support.message_stream import (
     Contents,
     Receiver,
     allocate,
@@ -24,6 +23,7 @@ from support.message_stream import (
     read_all,
     stream_of,
 )
+
 from telegrad.errors import LimitExceeded, ProtocolError, ResourceExhausted
 from telegrad.wire import frame_reader, frames
 from telegrad.wire.frame_reader import FrameReader

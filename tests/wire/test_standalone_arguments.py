@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.values import Batch, Pair, carried, sent
 from torch import nn
 
-from support.values import Batch, Pair, carried, sent
 from telegrad.wire.payload import encode
 from telegrad.wire.standalone_arguments import StandaloneArgument, separate_arguments
 

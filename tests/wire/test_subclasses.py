@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.values import carried, sent
 from torch import nn
 from torch.autograd import forward_ad
 
-from support.values import carried, sent
 from telegrad.errors import PayloadError
 from telegrad.wire.payload import decode, encode
 from telegrad.wire.subclasses import check_not_dual, is_jagged

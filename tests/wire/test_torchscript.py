@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
+from tests.support.paths import ROOT
 
-from support.paths import ROOT
 from telegrad.errors import FunctionNotFound, PayloadError
 from telegrad.wire.function_names import function_name, resolve_function
 from telegrad.wire.payload import decode, encode

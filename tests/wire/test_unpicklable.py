@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
+from tests.support.values import Holder, Pair, Slotted
 
-from support.values import Holder, Pair, Slotted
 from telegrad.errors import PayloadError
 from telegrad.wire.payload import encode
 from telegrad.wire.unpicklable import find_unpicklable

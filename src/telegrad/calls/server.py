@@ -244,7 +244,7 @@ class Server:
 
         if served.autograd is not None and served.autograd.context == self.loop.blocked_for:
             coroutine.close()
-            answer(None, self._never_runs(served))
+            answer(None, _blocked_loop(self._local.name, served))
             return
         mode = served.autograd is None or served.autograd.grad_mode
         cancel = served.on_cancel = self.loop.run(InGradMode(coroutine, mode, served.autocast), done)
@@ -252,13 +252,6 @@ class Server:
             cancel()
         if served.answered:
             served.on_cancel = None  # the reply was sent before it was set
-
-    def _never_runs(self, served: Served) -> TelegradError:
-        return TelegradError(
-            f"worker {self._local.name!r} cannot run {served.function}: a coroutine there blocks the event loop in "
-            f"backward() of context {served.autograd.context if served.autograd else 0:#x}, and that pass may need "
-            "this call. Run the pass on a thread of its own: await asyncio.to_thread(telegrad.autograd.backward, ...)"
-        )
 
     def _unknown(self, name: str) -> NoReturn:
         known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"
@@ -302,3 +295,11 @@ def _pass_on(future: Any, answer: Callable[[object, BaseException | None], None]
         answer(None, error)
     else:
         answer(value, None)
+
+
+def _blocked_loop(worker: str, served: Served) -> TelegradError:
+    return TelegradError(
+        f"worker {worker!r} cannot run {served.function}: a coroutine there blocks the event loop in "
+        f"backward() of context {served.autograd.context if served.autograd else 0:#x}, and that pass may need "
+        "this call. Run the pass on a thread of its own: await asyncio.to_thread(telegrad.autograd.backward, ...)"
+    )

@@ -11,8 +11,8 @@ import random
 from typing import Any
 
 import torch
+from tests.support.one_process import assert_equal, gradients_on
 
-from support.one_process import assert_equal, gradients_on
 from telegrad import autograd
 from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError

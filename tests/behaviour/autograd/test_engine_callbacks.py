@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, assert_equal, leaf, remotely
 from torch.autograd import Variable
 
-from support.one_process import Group, assert_equal, leaf, remotely
 from telegrad import autograd, rpc
 
 arrived = threading.Event()

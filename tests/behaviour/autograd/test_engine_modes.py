@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, assert_as_in_one_process, assert_equal, leaf, remotely
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from support.one_process import Group, assert_as_in_one_process, assert_equal, leaf, remotely
 from telegrad import autograd, rpc
 from telegrad.errors import BackwardError, TelegradError
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.stalls import Stalls
 
 import telegrad
-from support.stalls import Stalls
 from telegrad import autograd, launch, rpc
 from telegrad.agent.agent import Agent
 from telegrad.backward import incoming

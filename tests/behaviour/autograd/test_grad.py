@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, all_gradients, assert_equal, gradients_on, leaf, locally, remotely
 
-from support.one_process import Group, all_gradients, assert_equal, gradients_on, leaf, locally, remotely
 from telegrad import autograd
 from telegrad.errors import TelegradError
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, gradients_on, locally, remotely
 
-from support.one_process import Group, gradients_on, locally, remotely
 from telegrad import autograd
 
 weights: dict[str, torch.Tensor] = {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from tests.support.one_process import assert_equal, leaf, remotely
 
-from support.one_process import assert_equal, leaf, remotely
 from telegrad import autograd
 
 seen = []

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, all_gradients, assert_equal, gradients_on, leaf, locally, remotely
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from support.one_process import Group, all_gradients, assert_equal, gradients_on, leaf, locally, remotely
 from telegrad import autograd
 from telegrad.errors import BackwardError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, assert_as_in_one_process, assert_equal, gradients_on, leaf, remotely
 
-from support.one_process import Group, assert_as_in_one_process, assert_equal, gradients_on, leaf, remotely
 from telegrad import autograd, rpc
 from telegrad.backward.contexts import current
 from telegrad.errors import BackwardError

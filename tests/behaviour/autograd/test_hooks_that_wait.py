@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, assert_equal, gradients_on, leaf, remotely, wait_until
 
-from support.one_process import Group, assert_equal, gradients_on, leaf, remotely, wait_until
 from telegrad import autograd, rpc
 from telegrad.backward.grad_slots import Installed
 from telegrad.default_agent import acting_as

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, assert_equal, gradients_on, leaf, remotely
 
-from support.one_process import Group, assert_equal, gradients_on, leaf, remotely
 from telegrad import autograd
 from telegrad.default_agent import acting_as
 from telegrad.errors import BackwardError, TelegradError

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 import torch
+from tests.support.one_process import Group, leaf
 
-from support.one_process import Group, leaf
 from telegrad import autograd, rpc
 from telegrad.errors import TelegradError
 

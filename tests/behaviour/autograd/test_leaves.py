@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-from support.one_process import (
+from tests.support.one_process import (
     Group,
     all_gradients,
     assert_as_in_one_process,
@@ -20,6 +18,8 @@ from support.one_process import (
     remotely,
     wanted_gradients,
 )
+from torch import nn
+
 from telegrad import autograd
 from telegrad.backward.accumulate import Gradients, add_up
 from telegrad.default_agent import acting_as

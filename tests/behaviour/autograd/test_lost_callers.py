@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.support.one_process import gradients_on
 
-from support.one_process import gradients_on
 from telegrad import autograd
 from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError

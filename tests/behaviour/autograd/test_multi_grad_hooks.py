@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 import torch
+from tests.support.one_process import assert_equal, leaf, locally, remotely
 from torch.autograd.graph import register_multi_grad_hook
 
-from support.one_process import assert_equal, leaf, locally, remotely
 from telegrad import autograd
 from telegrad.torch_private import ties
 

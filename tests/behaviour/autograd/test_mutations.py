@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.mutations import MOST_SEEDS, MUTATIONS, applied, found
 
-from support.mutations import MOST_SEEDS, MUTATIONS, applied, found
 from telegrad.testing.backward import Different
 from telegrad.testing.programs import FEATURES, chosen
 from telegrad.testing.soak import run_seed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.one_process import assert_equal, leaf, locally, remotely
 
-from support.one_process import assert_equal, leaf, locally, remotely
 from telegrad import autograd
 from telegrad.errors import BackwardError
 

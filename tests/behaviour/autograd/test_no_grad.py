@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.one_process import leaf, remotely
 
-from support.one_process import leaf, remotely
 from telegrad import autograd, rpc
 
 W = leaf(3, seed=1)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from support.one_process import (
+from tests.support.one_process import (
     Group,
     all_gradients,
     assert_as_in_one_process,
@@ -17,6 +16,7 @@ from support.one_process import (
     remotely,
     wanted_gradients,
 )
+
 from telegrad import autograd
 from telegrad.errors import TelegradError
 

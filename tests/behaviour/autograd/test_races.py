@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import gradients_on, wait_until
 
-from support.one_process import gradients_on, wait_until
 from telegrad import autograd
 from telegrad.backward import engine, passes
 from telegrad.backward.contexts import current

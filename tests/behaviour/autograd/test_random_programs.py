@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests.support.program_processes import check_programs
 
-from support.program_processes import check_programs
 from telegrad import launch
 from telegrad.testing.programs import FEATURES, chosen
 from telegrad.testing.soak import run_seed

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import CheckpointFunction
-
-from support.one_process import (
+from tests.support.one_process import (
     Group,
     all_gradients,
     assert_as_in_one_process,
@@ -22,6 +20,8 @@ from support.one_process import (
     remotely,
     wanted_gradients,
 )
+from torch.utils.checkpoint import CheckpointFunction
+
 from telegrad import autograd, rpc
 from telegrad.backward.contexts import current
 from telegrad.backward.pass_run import running

@@ -11,8 +11,7 @@ import subprocess
 import sys
 
 import pytest
-
-from support.paths import ROOT
+from tests.support.paths import ROOT
 
 PROGRAM = """
 import sys

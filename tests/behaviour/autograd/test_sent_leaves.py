@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.one_process import Group, remotely
 
-from support.one_process import Group, remotely
 from telegrad import autograd
 from telegrad.backward import engine_call
 from telegrad.errors import TelegradError

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, all_gradients, assert_equal, leaf, locally, remotely
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from support.one_process import Group, all_gradients, assert_equal, leaf, locally, remotely
 from telegrad import autograd
 from telegrad.errors import PayloadError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.one_process import Group, assert_as_in_one_process, assert_equal, gradients_on, leaf, remotely
 from torch import nn
 
-from support.one_process import Group, assert_as_in_one_process, assert_equal, gradients_on, leaf, remotely
 from telegrad import autograd, rpc
 from telegrad.errors import BackwardError, PayloadError
 

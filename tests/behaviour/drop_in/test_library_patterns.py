@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.drop_in_programs import run_workers
+from tests.support.drop_in_programs import run_workers
 
 # As in PyTorch's example of batched reinforcement learning: each player requests an action, and gets a reply when all
 # have requested one, from a single batch. The replies are `then` futures of one plain future.

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from support.paths import SOURCES
+from tests.support.paths import SOURCES
 
 # Prints {module: {name: None, or the names of a class}}. Excludes modules that torch's files import, and names that
 # they import from elsewhere (typing, collections), but not names imported from torch's own RPC.

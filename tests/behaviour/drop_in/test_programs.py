@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from support.drop_in_programs import run_workers
-from support.paths import SOURCES
+from tests.support.drop_in_programs import run_workers
+from tests.support.paths import SOURCES
 
 TRAINING = """
 import os

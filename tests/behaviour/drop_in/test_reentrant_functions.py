@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.drop_in_programs import run_workers
+from tests.support.drop_in_programs import run_workers
 
 PROGRAM = """
 import os
