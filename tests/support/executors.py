@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 from telegrad.execution.executor import Executor
 from telegrad.testing.scheduler import Scheduler, SimRuntime
@@ -34,6 +35,22 @@ def sequence(*actions: Callable[[], object]) -> Callable[[], None]:
     return task
 
 
+class ObservedPoller:
+    """The poller of a harness. What is ready goes to the harness instead of the executor."""
+
+    def __init__(self, harness: ExecutorHarness) -> None:
+        self._harness = harness
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._harness.poller, name)
+
+    def wait(self, until: float | None) -> list[object]:
+        """Wait for what is ready, and pass it to the harness."""
+        for item, _ in self._harness.poller.wait(until):
+            self._harness.on_ready(item)
+        return []
+
+
 class ExecutorHarness:
     """An executor that polls as an agent does. What is ready is passed to `on_ready`."""
 
@@ -42,11 +59,8 @@ class ExecutorHarness:
         self.poller = poller
         self.polled: list[object] = []
         self.on_ready: Callable[[object], None] = self.polled.append
-        self.executor = Executor(runtime, poller, self._poll, name="w", max_running=max_running)
-
-    def _poll(self, until: float | None) -> None:
-        for item, _ in self.poller.wait(until):
-            self.on_ready(item)
+        observed: Any = ObservedPoller(self)
+        self.executor = Executor(runtime, observed, name="w", max_running=max_running)
 
     def event(self) -> Event:
         """Return a new event."""

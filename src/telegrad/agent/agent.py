@@ -61,7 +61,7 @@ class Agent:
         check_name(name)
         check_id(worker_id)
         settings = settings or AgentSettings()
-        self.executor = Executor(runtime, poller, self._poll, name=name, max_running=settings.running)
+        self.executor = Executor(runtime, poller, name=name, max_running=settings.running)
         self.local = local = LocalWorker(name, settings, runtime, poller, self.executor, token)
         self.settings, self.runtime, self.poller = settings, runtime, poller
         self.peers = Peers(local, [transport for transport, _ in transports])
@@ -179,17 +179,6 @@ class Agent:
     def tell(self, to: int, head: Any, data: bytes = b"") -> None:
         """Send a one-way message. It is no error if the worker is gone."""
         self.oneway.tell(to, head, data)
-
-    # -- messages ---------------------------------------------------------------------------------------------
-
-    def _poll(self, deadline: float | None) -> None:
-        for item, ready in self.poller.wait(deadline):
-            if item.owner is not None:
-                try:
-                    item.owner.on_ready(ready)
-                except Exception:  # noqa: BLE001 - a fault of ours, which must not cost the others what came for them
-                    _log.exception("worker %r: what came was not taken", self.me.name)
-                    self.executor.pause()
 
     # -- peers ------------------------------------------------------------------------------------------------
 

@@ -43,9 +43,7 @@ class GuaranteedTask(partial[object]):
 class Executor:
     """Runs the tasks of one agent."""
 
-    def __init__(
-        self, runtime: Runtime, poller: Poller, poll: Callable[[float | None], None], *, name: str, max_running: int
-    ) -> None:
+    def __init__(self, runtime: Runtime, poller: Poller, *, name: str, max_running: int) -> None:
         self._runtime = runtime
         self._poller = poller
         self.current = self._current = ThreadState()
@@ -56,7 +54,7 @@ class Executor:
         )
         self._lock = lock
         self.timers = Timers(runtime, poller, self.queue, name)
-        self._loop = RunnerLoop(runtime, self.queue, self.threads, self.timers, self._current, poll, name)
+        self._loop = RunnerLoop(runtime, self.queue, self.threads, self.timers, self._current, poller, self.pause, name)
         self._watchdog = Watchdog(runtime, self.queue, name)
         self._never = runtime.event()  # never set; used to sleep when there is no memory for another event
 

@@ -9,6 +9,7 @@ from telegrad.execution.run_queue import RunQueue, Task
 from telegrad.execution.thread_state import ThreadState
 from telegrad.execution.threads import Threads
 from telegrad.execution.timers import RETRY_DELAY, Timers
+from telegrad.transport.base import Poller
 from telegrad.waiting import Event, Runtime
 
 _log = logging.getLogger("telegrad")
@@ -26,7 +27,8 @@ class RunnerLoop:
         threads: Threads,
         timers: Timers,
         current: ThreadState,
-        poll: Callable[[float | None], None],
+        poller: Poller,
+        pause: Callable[[], None],
         name: str,
     ) -> None:
         self._runtime = runtime
@@ -34,7 +36,8 @@ class RunnerLoop:
         self._threads = threads
         self._timers = timers
         self._current = current
-        self._poll = poll
+        self._poller = poller
+        self._pause = pause
         self._name = name
         self._never = runtime.event()  # never set; used to sleep when there is no memory for another event
 
@@ -43,7 +46,7 @@ class RunnerLoop:
         current, queue, timers = self._current, self._queue, self._timers
         current.is_runner = True
         self._threads.enter(number)
-        lock, urgent, ready, poll, now = queue.lock, queue.urgent, queue.ready, self._poll, self._runtime.now
+        lock, urgent, ready, poll, now = queue.lock, queue.urgent, queue.ready, self._poller.wait, self._runtime.now
         counted = False
         try:
             while True:
@@ -80,7 +83,13 @@ class RunnerLoop:
                 elif event is None:
                     try:
                         heap = timers.heap  # Timers.next_due, inlined
-                        poll(heap[0][0] if heap else None)
+                        for item, readiness in poll(heap[0][0] if heap else None):
+                            if item.owner is not None:
+                                try:
+                                    item.owner.on_ready(readiness)
+                                except Exception:  # noqa: BLE001 - a bug, which must not keep the others from reading
+                                    _log.exception("worker %r: what arrived could not be read", self._name)
+                                    self._pause()
                         heap = timers.heap
                         if heap and heap[0][0] <= now():
                             timers.run_due()
