@@ -54,11 +54,6 @@ TESTED_ELSEWHERE = {
         "calls/reader.py",
         "calls/replier.py",
     ],
-    "tests/transport/test_shared_memory.py: both ends of one protocol": [
-        "transport/slab_pool.py",
-        "transport/slab_receiver.py",
-        "transport/slab_sender.py",
-    ],
     "tests/transport/test_contract.py: the same checks for tcp and unix": [
         "transport/base.py",
         "transport/socket_link.py",

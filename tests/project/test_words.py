@@ -27,9 +27,12 @@ REPLACED = {
     "ledger": "RRef context",
     "lending": "slab message, or grad swap",
     "mailbox": "ordered queue",
+    "lent": "shared",
     "parcel": "message",
     "postman": "messaging",
     "recorder": "extension",
+    "sweeper": "finalizer",
+    "sweeping": "finalizing",
     "verdict": "session event, or result",
     "verdicts": "session events, or results",
 }

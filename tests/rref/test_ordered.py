@@ -79,13 +79,13 @@ def test_calls_of_a_lost_caller_do_not_wait_for_missing_ones() -> None:
 def test_each_callers_order_is_kept_in_any_order_of_arrival(seed: int, calls: list[tuple[int, bool]]) -> None:
     queue, random = OrderedQueue(), Random(seed)
     ran: list[tuple[int, int]] = []
-    numbers, arrivals, expected = {}, [], {0: [], 1: [], 2: []}
+    numbers, calls, expected = {}, [], {0: [], 1: [], 2: []}
     for caller, sent in calls:
         number = numbers[caller] = numbers.get(caller, -1) + 1
-        arrivals.append((caller, number, sent))
+        calls.append((caller, number, sent))
         if sent:
             expected[caller].append(number)
-    random.shuffle(arrivals)
+    random.shuffle(calls)
     running: list[Callable[[], None]] = []
 
     def task(caller: int, number: int) -> Task:
@@ -96,7 +96,7 @@ def test_each_callers_order_is_kept_in_any_order_of_arrival(seed: int, calls: li
 
         return run
 
-    for caller, number, sent in arrivals:
+    for caller, number, sent in calls:
         if sent:
             queue.put(caller, StreamPosition(REF, 0, number), task(caller, number))
         else:
