@@ -9,7 +9,7 @@ from pathlib import Path
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
-from telegrad.connection.token import find_token
+from telegrad.connection.token_source import find_token
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import RendezvousError, TokenError
 from telegrad.options import Options

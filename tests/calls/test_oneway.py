@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from telegrad.agent.agent import Agent
-from telegrad.calls.reader import Waiter
+from telegrad.calls.link_reader import Waiter
 from telegrad.connection.channel import Channel
 from telegrad.errors import ProtocolError
 from telegrad.testing.simulation import Simulation

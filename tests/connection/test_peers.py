@@ -33,7 +33,7 @@ class PeersAgent(FakeAgent):
 
     def observe(self, peers: Peers) -> None:
         """Record the workers that are declared lost."""
-        peers.losses.observe(
+        peers.lost_workers.observe(
             lambda peer, channels, reason: self.events.append(("peer lost", peer.record.incarnation, reason))
         )
 

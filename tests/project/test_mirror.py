@@ -51,7 +51,7 @@ TESTED_ELSEWHERE = {
     "tests/calls/test_client.py, test_server.py and tests/behaviour/calls": [
         "calls/call.py",
         "calls/completion.py",
-        "calls/reader.py",
+        "calls/link_reader.py",
         "calls/replier.py",
     ],
     "tests/transport/test_contract.py: the same checks for tcp and unix": [

@@ -56,7 +56,7 @@ class FakeAgent:
         self.poller: Any = self
         self.executor: Any = self
         self.timers: Any = self
-        self.losses: Any = self
+        self.lost_workers: Any = self
         self.name = self.me.name
         self.closed = ""
         self.leaving = False

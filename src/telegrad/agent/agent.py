@@ -16,6 +16,7 @@ from telegrad.calls.call import Call
 from telegrad.calls.client import Client
 from telegrad.calls.collectives import SERVICE, Collectives
 from telegrad.calls.dispatch import Dispatcher
+from telegrad.calls.incoming_replies import IncomingReplies
 from telegrad.calls.oneway import Handler, OneWay
 from telegrad.calls.pipeline import Pipeline
 from telegrad.calls.server import Server
@@ -70,12 +71,13 @@ class Agent:
         self.client = Client(local, self.peers, self.pipeline)
         self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor))
         self.oneway = OneWay(local, self.peers, self.pipeline)
-        dispatcher = Dispatcher(self.client.completion, self.server, self.oneway)
+        replies = IncomingReplies(self.client.completion, self.pipeline)
+        dispatcher = Dispatcher(self.client.completion, replies, self.server, self.oneway)
         self.peers.deliver = dispatcher.deliver
-        self.peers.undelivered = Undeliverable(local, self.client.completion, self.server, dispatcher.deliver).report
+        self.peers.undelivered = Undeliverable(local, replies, self.server, dispatcher.deliver).report
         self.collectives = Collectives(local, self.peers, self.call)
-        self.peers.losses.observe(dispatcher.peer_lost)
-        self.peers.losses.observe(self.collectives.peer_lost)
+        self.peers.lost_workers.observe(dispatcher.peer_lost)
+        self.peers.lost_workers.observe(self.collectives.peer_lost)
         self.register(SERVICE[1:], self.collectives.arrive, deferred=True)
         self.autograd: Autograd
         """Distributed autograd, once `telegrad.bootstrap` has added it."""
@@ -83,7 +85,7 @@ class Agent:
         """The references of this agent, once `telegrad.bootstrap` has added them."""
         self.listeners: list[Listener] = []
         self.shutdown_protocol = Shutdown(self)
-        self.peers.losses.on_goodbye = self.shutdown_protocol.heard
+        self.peers.lost_workers.on_goodbye = self.shutdown_protocol.heard
         try:
             for transport, address in transports:
                 self.listeners.append(transport.listen(address))
@@ -184,7 +186,7 @@ class Agent:
 
     def on_lost(self, callback: Callable[[WorkerRecord, str], None]) -> None:
         """Call `callback` with every worker that is lost, and the reason."""
-        self.peers.losses.observe(lambda peer, channels, reason: callback(peer.record, reason))
+        self.peers.lost_workers.observe(lambda peer, channels, reason: callback(peer.record, reason))
 
     @property
     def closed(self) -> str:

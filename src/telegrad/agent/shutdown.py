@@ -186,7 +186,7 @@ class Shutdown:
         finally:
             agent.pending.close()
             for peer in agent.peers.all():
-                agent.peers.losses.peer_lost(peer, "this worker has shut down", left=True)
+                agent.peers.lost_workers.peer_lost(peer, "this worker has shut down", left=True)
             agent.server.close()
             references = getattr(agent, "references", None)
             if references is not None:

@@ -11,7 +11,7 @@ from telegrad.backward.island_runs import run_island
 from telegrad.backward.messaging import ReplyTo
 from telegrad.backward.pass_run import PassRun
 from telegrad.backward.probe import begin_probe, end_probe
-from telegrad.calls.reader import Waiter
+from telegrad.calls.link_reader import Waiter
 from telegrad.protocol.backward import BeginPass, PassEffect, ResumePass, StartIsland, StartProbe
 
 

@@ -32,7 +32,7 @@ from telegrad.backward.island_engine import IslandEngine
 from telegrad.backward.messaging import PassMessaging, ReplyTo
 from telegrad.backward.nodes import SendRpcBackward
 from telegrad.backward.reentrant import InnerLeaves
-from telegrad.calls.reader import Waiter
+from telegrad.calls.link_reader import Waiter
 from telegrad.connection.channel import Channel
 from telegrad.interrupts import shielded
 from telegrad.protocol.backward import Acknowledge, BackwardPass, IdleReport, PassEffect

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from telegrad.calls.extension import Context, Extension, OutgoingMessage, PlacedReference
-from telegrad.calls.reader import Waiter
+from telegrad.calls.link_reader import Waiter
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled
 from telegrad.execution.timers import Timer

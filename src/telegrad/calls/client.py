@@ -14,8 +14,8 @@ from telegrad.calls.completion import Completion
 from telegrad.calls.deadlines import Deadlines
 from telegrad.calls.exceptions import exception_of
 from telegrad.calls.extension import current_context
+from telegrad.calls.link_reader import LinkReader, Waiter
 from telegrad.calls.pipeline import Frames, Pipeline, pack_head
-from telegrad.calls.reader import LinkReader, Waiter
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
 from telegrad.errors import DeadlineExceeded, NotInitialized
@@ -37,7 +37,7 @@ class Client:
         self._peers = peers
         self._pipeline = pipeline
         self._call_ids = itertools.count(1)
-        self.completion = Completion(local, pipeline)
+        self.completion = Completion(local)
         self.cancel = self.completion.cancel
         self._deadlines = Deadlines(local.runtime, local.executor, self.completion.expire)
         self._reader = LinkReader(local.name, local.runtime, local.executor)

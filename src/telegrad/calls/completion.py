@@ -7,8 +7,7 @@ from collections.abc import Callable
 from threading import get_ident
 
 from telegrad.calls.call import Call
-from telegrad.calls.extension import Concern, IncomingMessage
-from telegrad.calls.pipeline import Pipeline, pack_head
+from telegrad.calls.pipeline import pack_head
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer
@@ -16,7 +15,7 @@ from telegrad.errors import CallCancelled, DeadlineExceeded, TelegradError, Work
 from telegrad.execution.executor import GuaranteedTask
 from telegrad.interrupts import shielded
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Cancel, Reply, Response
+from telegrad.wire.messages import Cancel, Response
 
 _log = logging.getLogger("telegrad")
 
@@ -24,28 +23,8 @@ _log = logging.getLogger("telegrad")
 class Completion:
     """Ends the calls that one agent made."""
 
-    def __init__(self, local: LocalWorker, pipeline: Pipeline) -> None:
+    def __init__(self, local: LocalWorker) -> None:
         self._local = local
-        self._pipeline = pipeline
-
-    def receive(self, channel: Channel, call: Call | None, answer: Response, message: Message) -> None:
-        """Take a reply that brings references, or that nobody waits for any more."""
-        if isinstance(answer, Reply) and answer.references:
-            # Even if nobody waits for the reply any more: its sender must learn that the references were dropped.
-            arrived = IncomingMessage(channel.worker, forks=answer.references)
-            for extension in self._pipeline.concerned[Concern.REFERENCES]:
-                extension.arrived(arrived)
-            if call is not None:
-                call.references = arrived.references
-        if call is None or not self.finish(call, answer, message):  # it was given up, perhaps just now
-            self.return_abandoned(channel, answer.call)
-
-    def return_abandoned(self, channel: Channel, number: int) -> None:
-        """Return the credits of a call that was given up, and has now been answered."""
-        with channel.lock:
-            charge = channel.abandoned.pop(number, 0)
-        if charge:
-            channel.credit_window.release(charge)
 
     def finish(
         self,
@@ -102,17 +81,6 @@ class Completion:
         if self._local.on_idle is not None:
             self._local.on_idle()
         return True
-
-    def answer_lost(self, channel: Channel, number: int, error: Exception) -> None:
-        """Fail a call whose reply arrived but could not be read by this worker."""
-        call = channel.calls.get(number)
-        if call is None:
-            self.return_abandoned(channel, number)
-            return
-        charge, call.charge = call.charge, 0  # the callee no longer counts it
-        self.finish(call, error=error)
-        if charge:
-            channel.credit_window.release(charge)
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the calls that a lost worker has not answered."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from telegrad.calls.call import Served
 from telegrad.calls.completion import Completion
+from telegrad.calls.incoming_replies import IncomingReplies
 from telegrad.calls.oneway import OneWay
 from telegrad.calls.server import Server
 from telegrad.connection.channel import Channel
@@ -18,8 +19,9 @@ from telegrad.wire.messages import RESPONSES, Cancel, Reply, Request, decode_hea
 class Dispatcher:
     """Takes the messages that channels deliver."""
 
-    def __init__(self, completion: Completion, server: Server, oneway: OneWay) -> None:
+    def __init__(self, completion: Completion, replies: IncomingReplies, server: Server, oneway: OneWay) -> None:
         self._completion = completion
+        self._replies = replies
         self._server = server
         self._oneway = oneway
 
@@ -30,9 +32,9 @@ class Dispatcher:
             if isinstance(head, RESPONSES):
                 call = channel.calls.get(head.call)
                 if call is None or (type(head) is Reply and head.references):
-                    self._completion.receive(channel, call, head, message)
+                    self._replies.receive(channel, call, head, message)
                 elif not self._completion.finish(call, head, message):  # it was given up just now
-                    self._completion.return_abandoned(channel, head.call)
+                    self._replies.return_abandoned(channel, head.call)
                 return
         elif isinstance(head, Request):
             if not head.nested:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from telegrad.calls.link_reader import LinkReader, Waiter
 from telegrad.calls.pipeline import Descriptors, Pipeline, pack_head
-from telegrad.calls.reader import LinkReader, Waiter
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from telegrad.calls.completion import Completion
+from telegrad.calls.incoming_replies import IncomingReplies
 from telegrad.calls.server import Server
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
@@ -34,9 +34,9 @@ _TRIES = 100  # attempts to take a message for which there is no memory, and who
 class Undeliverable:
     """Fails the calls whose messages this worker cannot take."""
 
-    def __init__(self, local: LocalWorker, completion: Completion, server: Server, deliver: Deliver) -> None:
+    def __init__(self, local: LocalWorker, replies: IncomingReplies, server: Server, deliver: Deliver) -> None:
         self._local = local
-        self._completion = completion
+        self._replies = replies
         self._server = server
         self._deliver = deliver
 
@@ -48,7 +48,7 @@ class Undeliverable:
             _log.error("worker %r cannot take a message of worker %r", me, peer, exc_info=cause)
         tag, call = peek_call(head) or (None, 0)
         if channel.outgoing and tag in _ANSWERS:
-            self._completion.answer_lost(
+            self._replies.unreadable(
                 channel, call, _error(f"worker {me!r} cannot take the reply of", channel, cause, call)
             )
             return True

@@ -198,7 +198,7 @@ class PendingConnection:
             self.link.close()
             with channel.lock:
                 channel.session.mark_lost(str(error))
-            self._peers.losses.channel_lost(channel, str(error))
+            self._peers.lost_workers.channel_lost(channel, str(error))
             return
         except BaseException:
             self.link.close()

@@ -188,7 +188,7 @@ class Channel:
         if lost is not None:
             # Before the link is closed: the peer then closes the connection on which it calls us, and the end of that
             # one would be reported as the cause.
-            self.peers.losses.channel_lost(self, lost)
+            self.peers.lost_workers.channel_lost(self, lost)
         self._close(link)
         if ended:
             self.driver.apply([effect for effect in effects if not isinstance(effect, SessionLost)])

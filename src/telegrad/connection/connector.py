@@ -94,7 +94,7 @@ class Connector:
                 local.executor.wait(local.runtime.event(), pause if deadline is None else min(pause, deadline))
             return channel
         except WorkerLost as error:
-            self._peers.losses.peer_lost(peer, str(error))
+            self._peers.lost_workers.peer_lost(peer, str(error))
             raise
         finally:
             with peer.lock:

@@ -11,7 +11,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.connector import Connector
 from telegrad.connection.handshake import Rejected
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.connection.losses import Losses
+from telegrad.connection.lost_workers import LostWorkers
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
 from telegrad.errors import UnknownWorker
 from telegrad.transport.base import Link, Transport
@@ -57,7 +57,7 @@ class Peers:
         self.allow_join = False
         """Whether unknown workers that know the group token may join."""
         self.connector = Connector(local, self, self._transports)
-        self.losses = Losses(local, self)
+        self.lost_workers = LostWorkers(local, self)
         self.deliver: Callable[[Channel, Message], None]
         """Takes the messages that arrive on the channels; set by the agent, as is the next."""
         self.undelivered: Callable[[Channel, Frame, Message | None, Exception], bool]
@@ -141,7 +141,7 @@ class Peers:
                 known.record, incarnation=hello.incarnation, addresses=hello.addresses, main=hello.main
             )
             self._add(record)
-        self.losses.peer_lost(known, "it was restarted")
+        self.lost_workers.peer_lost(known, "it was restarted")
 
     def resume(self, link: Link, hello: Hello, proof: Proof) -> tuple[int, int]:
         """Return what has been received of the session that an authenticated opener wants to resume or start."""

@@ -175,7 +175,7 @@ class Receiver:
         if disposition is _GAP:
             raise ProtocolError("frames that were sent before this one are missing")
         if kind == Kind.GOODBYE:
-            self._peers.losses.channel_left(self._channel, cause)
+            self._peers.lost_workers.channel_left(self._channel, cause)
 
     def _delivery_failed(self, frame: Frame, message: Message | None, error: Exception) -> None:
         """Report a message that this worker could not process. If that is impossible, give up the session."""

@@ -68,9 +68,9 @@ class SessionDriver:
                 case CloseConnection(reason):
                     channel.cut(reason)
                 case OpenConnection():
-                    self._peers.losses.reconnect(channel)
+                    self._peers.lost_workers.reconnect(channel)
                 case SessionLost(reason):
-                    self._peers.losses.channel_lost(channel, reason)
+                    self._peers.lost_workers.channel_lost(channel, reason)
 
     def _send_unsequenced(self, kind: Kind) -> None:
         with self._lock:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from telegrad.transport.mapping import IS_SUPPORTED, SharedMapping, view_of
+from telegrad.transport.memory_map import IS_SUPPORTED, SharedMapping, view_of
 from telegrad.wire.allocator import Allocator, rounded_size
 
 if TYPE_CHECKING:

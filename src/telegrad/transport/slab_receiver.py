@@ -11,7 +11,7 @@ from typing import Any
 
 from telegrad.errors import ProtocolError
 from telegrad.transport.base import Link
-from telegrad.transport.mapping import SharedMapping, check_memory, view_of
+from telegrad.transport.memory_map import SharedMapping, check_memory, view_of
 from telegrad.transport.slab_pool import SlabPool
 from telegrad.wire.allocator import rounded_size
 from telegrad.wire.frames import Kind

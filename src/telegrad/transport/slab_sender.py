@@ -8,7 +8,7 @@ from collections import deque
 
 from telegrad.errors import ProtocolError, is_shortage
 from telegrad.transport.base import Link
-from telegrad.transport.mapping import SharedMapping, make_memory
+from telegrad.transport.memory_map import SharedMapping, make_memory
 from telegrad.transport.slab_pool import Lease, Slab, SlabPool
 from telegrad.wire.allocator import rounded_size
 from telegrad.wire.frames import Kind

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from telegrad.errors import AuthenticationError, ProtocolError
 from telegrad.transport.base import Link, Listener, Transport
-from telegrad.transport.mapping import IS_SUPPORTED
+from telegrad.transport.memory_map import IS_SUPPORTED
 from telegrad.transport.socket_link import SocketLink, connect
 from telegrad.transport.socket_writer import remaining
 from telegrad.transport.sockets import SocketListener

@@ -27,7 +27,7 @@ from telegrad.errors import DeadlineExceeded, WorkerLost
 from telegrad.testing.group import local_group
 from telegrad.transport import slab_receiver, slab_sender, sockets
 from telegrad.transport.buffers import BufferPool
-from telegrad.transport.mapping import SharedMapping
+from telegrad.transport.memory_map import SharedMapping
 from telegrad.waiting import RealRuntime
 from telegrad.wire import frame_reader
 

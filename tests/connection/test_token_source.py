@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.connection.token import MAX_TOKEN, check_token, find_token, token_bits
+from telegrad.connection.token_source import MAX_TOKEN, check_token, find_token, token_bits
 from telegrad.errors import TokenError
 
 HEX = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"

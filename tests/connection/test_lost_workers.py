@@ -9,7 +9,7 @@ import pytest
 from tests.support.channels import FakeAgent, FakeLink, connected_channel
 
 from telegrad.connection.channel import Channel
-from telegrad.connection.losses import Losses
+from telegrad.connection.lost_workers import LostWorkers
 from telegrad.connection.peers import Peer
 from telegrad.connection.worker_record import WorkerRecord
 
@@ -30,9 +30,9 @@ class Group:
             self.peer.incoming = self.channel
         local: Any = self.agent
         peers: Any = self
-        self.losses = Losses(local, peers)
+        self.lost_workers = LostWorkers(local, peers)
         self.lost: list[tuple[str, list[Channel], str]] = []
-        self.losses.observe(lambda peer, channels, reason: self.lost.append((peer.record.name, channels, reason)))
+        self.lost_workers.observe(lambda peer, channels, reason: self.lost.append((peer.record.name, channels, reason)))
         self.removed: list[str] = []
         self.listens = False
 
@@ -47,8 +47,8 @@ class Group:
 def test_the_loss_of_a_channel_loses_its_worker_once(caplog: pytest.LogCaptureFixture) -> None:
     group = Group()
     with caplog.at_level(logging.WARNING, "telegrad"):
-        group.losses.channel_lost(group.channel, "it is gone")
-        group.losses.peer_lost(group.peer, "again")
+        group.lost_workers.channel_lost(group.channel, "it is gone")
+        group.lost_workers.peer_lost(group.peer, "again")
     assert group.lost == [("b", [group.channel], "it is gone")]
     assert (group.peer.gone, group.peer.left) == ("it is gone", False)
     assert group.channel.session.state.is_over
@@ -58,15 +58,15 @@ def test_the_loss_of_a_channel_loses_its_worker_once(caplog: pytest.LogCaptureFi
 def test_a_channel_that_belongs_to_no_worker_any_more_is_only_closed() -> None:
     group = Group()
     group.peer.outgoing = None
-    group.losses.channel_lost(group.channel, "it was replaced")
+    group.lost_workers.channel_lost(group.channel, "it was replaced")
     assert group.channel.session.state.is_over
     assert group.lost == []
 
 
 def test_a_goodbye_is_no_loss_and_says_which_error_ended_the_worker() -> None:
     group, goodbyes = Group(), []
-    group.losses.on_goodbye = lambda worker, cause: goodbyes.append((worker, cause))
-    group.losses.channel_left(group.channel, "with ValueError: no\nsuch file")
+    group.lost_workers.on_goodbye = lambda worker, cause: goodbyes.append((worker, cause))
+    group.lost_workers.channel_left(group.channel, "with ValueError: no\nsuch file")
     assert goodbyes == [("b", "with ValueError: no?such file")]
     assert group.peer.left
     assert group.lost == [("b", [group.channel], "it ended with ValueError: no?such file")]
@@ -75,17 +75,17 @@ def test_a_goodbye_is_no_loss_and_says_which_error_ended_the_worker() -> None:
 def test_a_goodbye_on_the_incoming_channel_leaves_the_replies_on_the_other() -> None:
     group = Group(outgoing=False)
     group.peer.outgoing = connected_channel(group.agent, FakeLink())
-    group.losses.channel_left(group.channel, "")
+    group.lost_workers.channel_left(group.channel, "")
     assert group.lost == []
     group.peer.outgoing = None
-    group.losses.channel_left(group.channel, "")
+    group.lost_workers.channel_left(group.channel, "")
     assert [reason for _, _, reason in group.lost] == ["it has shut down"]
 
 
 def test_the_socket_of_a_killed_worker_is_removed_when_its_process_is_gone() -> None:
     group = Group()
     group.listens = True
-    group.losses.peer_lost(group.peer, "killed")
+    group.lost_workers.peer_lost(group.peer, "killed")
     assert group.removed == ["b"]
     group.agent.advance(10.0)
     assert group.removed == ["b", "b"]
@@ -95,6 +95,6 @@ def test_a_worker_that_is_leaving_does_not_complain_about_losses(caplog: pytest.
     group = Group()
     group.agent.leaving = True
     with caplog.at_level(logging.WARNING, "telegrad"):
-        group.losses.peer_lost(group.peer, "it left before")
+        group.lost_workers.peer_lost(group.peer, "it left before")
     assert caplog.records == []
     assert len(group.lost) == 1

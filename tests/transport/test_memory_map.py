@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from telegrad.transport.mapping import SharedMapping, check_memory, make_memory, view_of
+from telegrad.transport.memory_map import SharedMapping, check_memory, make_memory, view_of
 
 SIZE = 1 << 20
 

@@ -22,7 +22,7 @@ LossObserver = Callable[["Peer", list[Channel], str], None]
 """Called with a worker that is gone, its channels, and the reason."""
 
 
-class Losses:
+class LostWorkers:
     """Declares workers lost, once each."""
 
     def __init__(self, local: LocalWorker, peers: Peers) -> None:
