@@ -290,7 +290,7 @@ def test_an_interrupt_in_an_island_that_the_main_thread_runs_for_another_worker_
         wait_for_slot=None,
         inner={},
         lock=threading.Lock(),
-        rules=SimpleNamespace(ended=list),
+        rules=SimpleNamespace(island_finished=list),
     )
     failed: list[BaseException] = []
     ended: list[Any] = []
@@ -368,7 +368,7 @@ def test_an_exception_of_an_unwrapped_handler_closes_the_connection_with_a_reaso
 
         with monkeypatch.context() as patched:
             if where == "receive":
-                patched.setattr(link._reader, "only", raise_interrupt)
+                patched.setattr(link._reader, "take_single", raise_interrupt)
             else:
                 patched.setattr(link, "_socket", BrokenSocket(link._socket))
             with pytest.raises(KeyboardInterrupt):

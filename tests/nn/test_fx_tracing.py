@@ -70,5 +70,5 @@ class Calls(torch.nn.Module):
     ],
 )
 def test_other_calls_raise_when_traced(how: Any) -> None:
-    with pytest.raises(PayloadError, match=r"torch\.fx traces this code, and Proxy\(\w+\) stands for a value"):
+    with pytest.raises(PayloadError, match=r"torch\.fx is tracing this code, and Proxy\(\w+\) is a placeholder"):
         torch.fx.symbolic_trace(Calls(how))

@@ -120,13 +120,13 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "passes: branches without inputs are freed": Mutation(("inputs", "passes"), _all_branches_run),
     "grad_modes: subclasses under no_grad without history": Mutation(
-        ("subclasses", "grad_modes"), _instead(payload, "recorded", contextlib.nullcontext)
+        ("subclasses", "grad_modes"), _instead(payload, "reduce_with_history", lambda reduce, x: reduce(x))
     ),
     "subclasses: sent although pickling drops the history": Mutation(
-        ("subclasses",), _instead(payload, "check_leads_back", lambda x, reduced: None)
+        ("subclasses",), _instead(payload, "check_keeps_history", lambda x, reduced: None)
     ),
     "subclasses: torch's own pickling is not recognized": Mutation(
-        ("subclasses",), _instead(payload, "as_torch_pickles", lambda x, reduced: None)
+        ("subclasses",), _instead(payload, "standard_reduction", lambda x, reduced: None)
     ),
     "views: overlapping tensors arrive separately": Mutation(
         ("views",), _instead(extension, "receive_views", _receive_views_apart)

@@ -64,7 +64,7 @@ class Agent:
         settings = settings or AgentSettings()
         self.executor = Executor(runtime, poller, name=name, max_running=settings.running)
         self.local = local = LocalWorker(name, settings, runtime, poller, self.executor, token)
-        self.settings, self.runtime, self.poller = settings, runtime, poller
+        self.runtime, self.poller = runtime, poller
         self.peers = Peers(local, [transport for transport, _ in transports])
         self.pending = PendingConnections(local, self.peers)
         self.pipeline = Pipeline()
@@ -187,6 +187,15 @@ class Agent:
     def on_lost(self, callback: Callable[[WorkerRecord, str], None]) -> None:
         """Call `callback` with every worker that is lost, and the reason."""
         self.peers.lost_workers.observe(lambda peer, channels, reason: callback(peer.record, reason))
+
+    @property
+    def settings(self) -> AgentSettings:
+        """The settings. They may be replaced while the agent runs."""
+        return self.local.settings
+
+    @settings.setter
+    def settings(self, settings: AgentSettings) -> None:
+        self.local.settings = settings
 
     @property
     def closed(self) -> str:

@@ -90,7 +90,7 @@ def test_an_interrupt_in_an_island_of_the_caller_is_raised_unchanged() -> None:
 
 
 def test_a_gradient_message_that_cannot_be_read_fails_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(*_: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise ProtocolError("a descriptor names bytes that are not there")
 
     weight = make_weight()
@@ -98,7 +98,7 @@ def test_a_gradient_message_that_cannot_be_read_fails_the_pass(monkeypatch: pyte
         group["b"].register("f", lambda: weight * 2)
         with autograd.context() as context_id:
             y = group["a"].call("b", "@f")
-            monkeypatch.setattr(pipeline, "build", build)
+            monkeypatch.setattr(pipeline, "decode_tensors", fail)
             with pytest.raises(BackwardError, match="descriptor"):
                 autograd.backward(context_id, [y.sum()], timeout=LONG)
             assert group["a"].activity() == []

@@ -137,6 +137,6 @@ def test_a_backward_pass_runs_in_the_autocast_of_its_caller(group: Group) -> Non
 
 
 def test_autocast_is_not_propagated_if_the_agent_disables_it(group: Group) -> None:
-    group["a"].carries_autocast = False
+    group["a"].client.carries_autocast = False
     with torch.autocast("cpu", torch.bfloat16):
         assert rpc.rpc_sync("b", multiply, (torch.ones(2, 2),)).dtype == torch.float32

@@ -291,7 +291,7 @@ def test_only_a_few_kilobytes_are_read_from_an_unauthenticated_peer(
         peer.send(frame(Kind.HANDSHAKE, b"\xc1" * 4_000_000, length=2048))
         peer.read_until_closed()
         monkeypatch.undo()
-        group.assert_one_log_line("cannot be read")
+        group.assert_one_log_line("invalid handshake message")
     assert 0 < sum(read) <= 16 * 1024
 
 
