@@ -54,7 +54,7 @@ class Future(torch.futures.Future[T]):
         kwargs: Any,
         timeout: float | None,
         *,
-        visit: RRefAccess | None = None,
+        rref_access: RRefAccess | None = None,
     ) -> Future[T]:
         """Start the call of this future."""
         assert self._agent is not None
@@ -62,7 +62,7 @@ class Future(torch.futures.Future[T]):
         if current.get() is not None:
             self._context = copy_context()
         try:
-            self._call = self._agent.client.begin(to, function, args, kwargs, timeout, self._ended, None, visit)
+            self._call = self._agent.client.begin(to, function, args, kwargs, timeout, self._ended, None, rref_access)
         except BaseException:
             self._has_call = False
             raise

@@ -41,16 +41,16 @@ def test_forged_reference_ids_get_errors(group: Group) -> None:
     a, b = group["a"], group["b"]
     for rref in ((1, 0, 0), (2, 1 << 62, 5), (77, -3, -1)):
         with pytest.raises(ReferenceGone, match="has no value on worker 'b'"):
-            a.client.complete(a.begin("b", FETCH, (), visit=RRefAccess(rref, "")))
+            a.client.complete(a.begin("b", FETCH, (), rref_access=RRefAccess(rref, "")))
         with pytest.raises(ReferenceGone, match="has no value on worker 'b'"):
-            a.client.complete(a.begin("b", METHOD, (), visit=RRefAccess(rref, "add")))
+            a.client.complete(a.begin("b", METHOD, (), rref_access=RRefAccess(rref, "add")))
         a.tell(1, RRefUserDelete(rref, (9, 9)))
     for service in (FETCH, METHOD):
         with pytest.raises(ProtocolError, match=f"worker 'a' sent a {service} that names no value"):
             a.call("b", service)
     rref = rpc.remote("b", Counter)
     with pytest.raises(ValueError, match="not enough values"):  # neither a name nor a function
-        a.client.complete(a.begin("b", METHOD, (), visit=RRefAccess(rref._id, "")))
+        a.client.complete(a.begin("b", METHOD, (), rref_access=RRefAccess(rref._id, "")))
     del rref
     for head in (RRefForkAccept((5, 5), True), RRefChildAccept((5, 5))):
         a.tell(1, head)

@@ -136,10 +136,10 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
-        visit: RRefAccess | None = None,
+        rref_access: RRefAccess | None = None,
     ) -> Call:
         """Start a call, for `wait` and then `result`. If this raises, nothing was sent."""
-        return self.client.begin(to, function, args, kwargs, timeout, visit=visit)
+        return self.client.begin(to, function, args, kwargs, timeout, rref_access=rref_access)
 
     def call_async(
         self,
@@ -151,14 +151,14 @@ class Agent:
         timeout: float | None = None,
         on_done: Callable[[Call], None],
         creation: Creation | None = None,
-        visit: RRefAccess | None = None,
+        rref_access: RRefAccess | None = None,
     ) -> Call:
         """Start a call. When it has ended, `on_done` is called with it on a worker thread; see `result`.
 
         With a `creation` the result stays on the callee under that name; then `on_done` may run on any thread that
-        reads, and must be short. A `visit` names the value and the method, if the call accesses a reference.
+        reads, and must be short. A `rref_access` names the value and the method, if the call accesses a reference.
         """
-        return self.client.begin(to, function, args, kwargs, timeout, on_done, creation, visit)
+        return self.client.begin(to, function, args, kwargs, timeout, on_done, creation, rref_access)
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
         """Wait until `call` has ended; False if `deadline`, which is that of this wait only, passes first."""

@@ -81,9 +81,9 @@ class Served(msgspec.Struct, eq=False):
     answered: bool = False
     deferred: bool = False
     """The function returned a future, and the reply is its result."""
-    visit: RRefAccess | None = None
+    rref_access: RRefAccess | None = None
     """What the call accesses, if it is a method call or `to_here` on a reference."""
-    turn: StreamPosition | None = None
+    stream_position: StreamPosition | None = None
     """Its place in the caller's order of calls to an ordered object, until it has entered the object's queue."""
     autocast: Autocast | None = None
     """The caller's autocast state."""

@@ -98,7 +98,7 @@ class Client:
         timeout: float | None,
         on_done: Callable[[Call], None] | None = None,
         creation: Creation | None = None,
-        visit: RRefAccess | None = None,
+        rref_access: RRefAccess | None = None,
     ) -> Call:
         """See `Agent.begin` and, with `on_done`, `Agent.call_async`."""
         parent = current_served.get()
@@ -110,7 +110,7 @@ class Client:
         call = Call(next(self._call_ids), channel, peer.record.name, "", now, deadline, parent, on_done)
         call.at_once = creation is not None  # then the RRef manager takes the reply
         try:
-            frames = self._pack_request(call, peer, function, args, kwargs, creation, visit)
+            frames = self._pack_request(call, peer, function, args, kwargs, creation, rref_access)
             if parent is None:
                 call.charge = len(frames[0].body) if len(frames) == 1 else sum([len(frame.body) for frame in frames])
             else:
@@ -152,7 +152,7 @@ class Client:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         creation: Creation | None,
-        visit: RRefAccess | None,
+        rref_access: RRefAccess | None,
     ) -> Frames:
         me = self._local.me
         by_name = peer.record.main == me.main and bool(me.main)
@@ -173,10 +173,10 @@ class Client:
             left = call.deadline - self._local.runtime.now()
             if left < 1e-3:
                 left = 1e-3  # 0 means no deadline
-        rest: tuple[Any, ...] = (creation, visit)
+        rest: tuple[Any, ...] = (creation, rref_access)
         kind: type[Request] = Request
         if autocast_is_enabled() and self.carries_autocast:
-            kind, rest = RequestInAutocast, (creation, visit, current_autocast())
+            kind, rest = RequestInAutocast, (creation, rref_access, current_autocast())
         make_head = partial(kind, call.id, name, left, call.parent is not None)
         frames, call.outgoing = self._pipeline.pack(call.channel, encoded, make_head, rest, context, True)
         return frames

@@ -80,8 +80,8 @@ class Server:
         )
         references = request.creation is not None or bool(request.references)
         if request.rref_access is not None:
-            served.visit, served.turn = request.rref_access, request.rref_access.stream_position
-            references = references or served.turn is not None
+            served.rref_access, served.stream_position = request.rref_access, request.rref_access.stream_position
+            references = references or served.stream_position is not None
         if request.autocast is not None:
             served.autocast = request.autocast
         self.active[channel, request.call] = served

@@ -91,8 +91,8 @@ class Channel:
     def room(self, size: int) -> memoryview | SharedRegion:
         """Return a buffer for the contents of a large message: shared memory if possible, else private memory."""
         memory = self.memory
-        loan = memory.allocate(size) if memory is not None else None
-        return self._allocate(size) if loan is None else loan
+        region = memory.allocate(size) if memory is not None else None
+        return self._allocate(size) if region is None else region
 
     def post(self, frames: Sequence[OutgoingFrame], charge: int = 0, *, unwaited: bool = False) -> bool:
         """Send the frames of one message. Raises WorkerLost if the peer is gone.
@@ -107,17 +107,17 @@ class Channel:
                 return False
             try:
                 for frame in frames:
-                    kind, body, loan = frame
+                    kind, body, region = frame
                     sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, len(body))
                     sequenced += 1
-                    self.sent += len(body) if loan is None else len(body) + len(loan.view)
+                    self.sent += len(body) if region is None else len(body) + len(region.view)
                     if link is None:
                         continue
                     if memory is None:
                         link.send(kind, body, sequence, *session.acks())
                     else:
-                        if loan is not None:
-                            memory.mark_sent(loan)
+                        if region is not None:
+                            memory.mark_sent(region)
                         releases = memory.take_releases() if memory.unreferenced else _NONE
                         link.send(kind, body, sequence, *releases)
             except BaseException as error:

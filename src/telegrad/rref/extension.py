@@ -118,8 +118,8 @@ class RRefExtension(Extension):
 
     def answered(self, served: Served) -> None:
         """Let calls that are ordered after this one go on, if it never entered the object's queue."""
-        if served.turn is not None:
-            self.skip(served.worker.id, served.turn)
+        if served.stream_position is not None:
+            self.skip(served.worker.id, served.stream_position)
 
     def skip(self, caller: int, position: StreamPosition, *, last: bool = False) -> None:
         """Do not wait for a call of an ordered object of this worker."""

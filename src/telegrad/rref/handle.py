@@ -111,7 +111,9 @@ class RRef(Reference, Generic[T]):
             return self._local(timeout)
         self._ensure_usable(timeout)
         access = RRefAccess(self._id, "")
-        call = self._manager.agent.client.begin(self._owner, FETCH, (), None, given_timeout(timeout), visit=access)
+        call = self._manager.agent.client.begin(
+            self._owner, FETCH, (), None, given_timeout(timeout), rref_access=access
+        )
         return self._complete(call, "to_here")  # type: ignore[no-any-return]
 
     def local_value(self) -> T:
@@ -338,10 +340,10 @@ def _call_method(
         name = str.__str__(name)  # messages cannot hold subclasses of str
     seconds = None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout)
     if not rref._ordered:
-        return start(rref._owner, METHOD, args, kwargs, seconds, visit=RRefAccess(rref._id, name))
+        return start(rref._owner, METHOD, args, kwargs, seconds, rref_access=RRefAccess(rref._id, name))
     position = rref._manager.sequencer.next(rref._owner, rref._id)
     try:
-        return start(rref._owner, METHOD, args, kwargs, seconds, visit=RRefAccess(rref._id, name, position))
+        return start(rref._owner, METHOD, args, kwargs, seconds, rref_access=RRefAccess(rref._id, name, position))
     except BaseException:
         rref._manager.skip_call(rref._owner, position)
         raise

@@ -70,7 +70,7 @@ class RRefManager:
         *,
         ordered: bool = False,
         keeps: object = None,
-        visit: RRefAccess | None = None,
+        rref_access: RRefAccess | None = None,
     ) -> RRef[Any]:
         """Have a worker run a function and keep the result. Return a reference to the result at once.
 
@@ -99,7 +99,7 @@ class RRefManager:
                 timeout=timeout,
                 on_done=partial(self._created, rref, user, keeps),
                 creation=Creation(rref, fork, ordered, previous),
-                visit=visit,
+                rref_access=rref_access,
             )
         except BaseException:
             with context.lock:

@@ -44,7 +44,7 @@ class RRefService:
         """Return the current call, the access that it requests, and the value that it is about."""
         served = current_served.get()
         assert served is not None
-        access = served.visit
+        access = served.rref_access
         if access is None:
             raise ProtocolError(f"worker {served.caller!r} sent a {served.function} that names no value")
         return served, access, self._context.find_for(served.worker.id, access.rref)
@@ -78,13 +78,13 @@ class RRefService:
         if not name:
             name, *rest = args
             args = tuple(rest)
-        if owned.ready and served.turn is None:
+        if owned.ready and served.stream_position is None:
             self._run(respond, served, owned, name, args, kwargs, None)
             return
         run = partial(self._run, respond, served, owned, name, args, kwargs)
 
         def start() -> None:
-            position, served.turn = served.turn, None
+            position, served.stream_position = served.stream_position, None
             if position is not None and owned.queue is not None:
                 task = _in_current_state(lambda finish: self._submit(partial(run, finish)))
                 owned.queue.put(served.worker.id, position, task)
