@@ -168,7 +168,7 @@ def _work(name: str, directory: str, cases: Sequence[str], control: Any) -> None
     _count_bytes()
     threading.setprofile(_on_first_event)
     # How often a thread spins before it sleeps depends on the machine.
-    options = rpc.Options(init_method=f"file://{directory}/meeting", transports=("unix",), spin=0)
+    options = rpc.Options(init_method=f"file://{directory}/rendezvous", transports=("unix",), spin=0)
     rpc.init_rpc(name, rank=0 if name == CALLER else 1, world_size=2, rpc_backend_options=options)
     if name == CALLER:
         sys.setprofile(_on_event)
@@ -223,14 +223,14 @@ def compare(committed: Mapping[str, Counts], found: Mapping[str, Counts]) -> tup
         for side, counts in sides.items():
             for kind, value in counts.items():
                 before = committed.get(case, {}).get(side, {}).get(kind)
-                verdict = "new"
+                status = "new"
                 if before is not None:
                     limit = before * (1 + TOLERANCE[kind] * loose) + SLACK
-                    verdict = "" if before - (limit - before) <= value <= limit else "better"
+                    status = "" if before - (limit - before) <= value <= limit else "better"
                     if value > limit:
-                        verdict = f"WORSE, the limit is {limit:.1f}"
+                        status = f"WORSE, the limit is {limit:.1f}"
                         worse += 1
-                rows.append([case, side, kind, "-" if before is None else f"{before:.1f}", f"{value:.1f}", verdict])
+                rows.append([case, side, kind, "-" if before is None else f"{before:.1f}", f"{value:.1f}", status])
     return rows, worse
 
 

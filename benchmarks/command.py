@@ -132,7 +132,7 @@ class Exit:
 
 @contextlib.contextmanager
 def reporting_errors(program: str) -> Iterator[Exit]:
-    """StreamPosition an error that ends a run into one line and an exit code."""
+    """Turn an error that ends a run into one line and an exit code."""
     end = Exit()
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -16,14 +16,13 @@ from telegrad.backward.contexts import DistAutogradContext, current
 from telegrad.backward.engine import Autograd
 from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.default_agent import default_agent
-from telegrad.errors import NotInitialized, TelegradError
+from telegrad.errors import TelegradError
+
+__all__ = ["ContextId", "backward", "context", "get_gradients", "grad", "is_available"]
 
 
 def _autograd() -> Autograd:
-    autograd = default_agent().autograd
-    if not isinstance(autograd, Autograd):
-        raise NotInitialized("this agent has no autograd: make it with telegrad.init_rpc()")
-    return autograd
+    return default_agent().autograd
 
 
 def is_available() -> bool:

@@ -99,11 +99,11 @@ class WorkerLost(CallError, ConnectionError):
 
 
 class DeadlineExceeded(CallError, TimeoutError):
-    """The call did not finish before its deadline. The callee was told to cancel it."""
+    """The call did not finish before its deadline. The callee was asked to cancel it."""
 
 
 class CallCancelled(CallError):
-    """The call was cancelled before it finished. The callee was told to cancel it."""
+    """The call was cancelled before it finished. The callee was asked to cancel it."""
 
 
 class FunctionNotFound(CallError):

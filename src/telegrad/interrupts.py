@@ -34,6 +34,7 @@ _PROTECTED = (
     "telegrad.rpc.",
     "telegrad.rref.",
     "telegrad.settings",
+    "telegrad.torch_private",
     "telegrad.transport.",
     "telegrad.waiting",
     "telegrad.wire.",

@@ -1,4 +1,4 @@
-"""What is told of exceptions whose texts cannot be made, or cannot be sent."""
+"""Exceptions whose text cannot be formatted, or cannot be sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def raise_half() -> None:
 
 
 def test_a_text_that_cannot_be_made() -> None:
-    assert text_of(Mute()) == "<Mute whose text cannot be made>"
+    assert text_of(Mute()) == "<Mute: str() failed>"
     assert "Mute" in traceback_of(Mute(), None)
 
 

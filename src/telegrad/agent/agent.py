@@ -9,7 +9,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from telegrad.agent.shutdown import Shutdown
 from telegrad.calls.call import Call
@@ -25,6 +25,7 @@ from telegrad.connection.accept import PendingConnections
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
+from telegrad.errors import NotInitialized
 from telegrad.execution.event_loop import EventLoop
 from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
@@ -79,9 +80,9 @@ class Agent:
         self.peers.lost_workers.observe(dispatcher.peer_lost)
         self.peers.lost_workers.observe(self.collectives.peer_lost)
         self.register(SERVICE[1:], self.collectives.arrive, deferred=True)
-        self.autograd: Autograd
+        self.autograd: Autograd = cast("Autograd", _NotAdded(name, "distributed autograd"))
         """Distributed autograd, once `telegrad.bootstrap` has added it."""
-        self.references: RRefManager
+        self.references: RRefManager = cast("RRefManager", _NotAdded(name, "references"))
         """The references of this agent, once `telegrad.bootstrap` has added them."""
         self.listeners: list[Listener] = []
         self.shutdown_protocol = Shutdown(self)
@@ -242,6 +243,17 @@ class Agent:
         self.pending.abandon()
         self.peers.abandon()
         self.poller.abandon()
+
+
+class _NotAdded:
+    """Stands for a part that this agent was made without."""
+
+    def __init__(self, worker: str, part: str) -> None:
+        self._worker = worker
+        self._part = part
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotInitialized(f"worker {self._worker!r} was made without {self._part}: make it with telegrad.init_rpc()")
 
 
 def _forget_in_children(agent: Agent) -> None:

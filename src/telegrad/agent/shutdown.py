@@ -16,15 +16,16 @@ from telegrad.waiting import Event
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
+    from telegrad.rref.manager import RRefManager
 
 _log = logging.getLogger("telegrad")
 
 _FLUSH = 1.0  # seconds that the last frames may take to leave
-_PATIENCE = 60  # rounds in which references may settle: a count, so that all workers stop in the same round
+_MAX_ROUNDS = 60  # rounds in which references may settle: a count, so that all workers stop in the same round
 _PAUSE = 0.1  # maximum seconds between rounds
 
 
-class ReferenceTraffic(NamedTuple):
+class RRefMessageCounts(NamedTuple):
     """Messages about references, counted at both ends: see `Shutdown._drain`."""
 
     pending: bool
@@ -35,10 +36,10 @@ class ReferenceTraffic(NamedTuple):
     """How many were ever received, by sender, when all that follows from them has been sent."""
 
 
-_NO_TRAFFIC = ReferenceTraffic(False, {}, {})
+_NO_MESSAGES = RRefMessageCounts(False, {}, {})
 
 
-def _settled(group: Mapping[int, ReferenceTraffic]) -> bool:
+def _settled(group: Mapping[int, RRefMessageCounts]) -> bool:
     """Return whether all messages about references between these workers have arrived, and no more follow."""
     return not any(traffic.pending for traffic in group.values()) and all(
         count == group[to].received.get(who, 0)
@@ -54,6 +55,8 @@ class Shutdown:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._local = agent.local
+        self.references: RRefManager | None = None
+        """The references of this worker, which are counted and released at the end."""
         self._lock = threading.Lock()  # protects _closing and the agent's closed
         self._closing: Event | None = None
         self._drained: Event | None = None
@@ -62,7 +65,7 @@ class Shutdown:
         """Which other worker exited with an error first, and with which error."""
 
     def note_cause(self, error: BaseException | None) -> None:
-        """Record that this worker exits with `error`, if any. The others are told the first one."""
+        """Record that this worker exits with `error`, if any. The other workers get the first one."""
         self._cause = self._cause or cause_of(error, self.first_cause)
 
     def heard(self, worker: str, cause: str) -> None:
@@ -118,7 +121,7 @@ class Shutdown:
         if held:
             text = f"worker {self._agent.me.name!r} shut down with references held: {'; '.join(held)}"
             if strict_references:
-                raise ReferencesHeld(f"{text}. Release them before shutdown, or let them die")
+                raise ReferencesHeld(f"{text}. Release or delete them before shutdown")
             _log.info(text)
 
     def _drain(self, timeout: float) -> list[str]:
@@ -143,16 +146,15 @@ class Shutdown:
             left = None if deadline is None else max(0.01, deadline - now())
             # Before the others can learn that all calls have ended, and leave: what they hold would be released. And
             # the traffic first: what arrives between the two is then neither settled nor held.
-            references = getattr(agent, "references", None)
-            traffic = references.traffic() if references is not None else _NO_TRAFFIC
-            held = references.held() if references is not None else []
+            traffic = self.references.message_counts() if self.references is not None else _NO_MESSAGES
+            held = self.references.held() if self.references is not None else []
             mine = agent.me.id, bool(self.activity()), agent.client.made, traffic
             values = list(agent.collectives.gather(mine, timeout=left, topic="shutdown").values())
             made = sum(count + sum(traffic.sent.values()) for _, _, count, traffic in values)
             if made == before and not any(busy for _, busy, _, _ in values):
-                # Messages about references are no calls, so they are counted at both ends. That is only for the list of
-                # references that are held, so the wait for it is bounded.
-                if _settled({who: traffic for who, _, _, traffic in values}) or unsettled == _PATIENCE:
+                # Messages about references are not calls, so they are counted at both ends. That is only for the list
+                # of references that are held, so the wait for it is bounded.
+                if _settled({who: traffic for who, _, _, traffic in values}) or unsettled == _MAX_ROUNDS:
                     return held
                 unsettled += 1
                 agent.runtime.event().wait(now() + min(_PAUSE, 0.002 * unsettled))
@@ -188,9 +190,8 @@ class Shutdown:
             for peer in agent.peers.all():
                 agent.peers.lost_workers.peer_lost(peer, "this worker has shut down", left=True)
             agent.server.close()
-            references = getattr(agent, "references", None)
-            if references is not None:
-                references.close()
+            if self.references is not None:
+                self.references.close()
             try:
                 self._stop(agent.runtime.now() + agent.settings.stop_timeout)
             except BaseException:
@@ -209,7 +210,7 @@ class Shutdown:
 
     @shielded
     def _stop_at_once(self) -> None:
-        """Let threads end that are about to, before what they use is closed."""
+        """Wait for threads that are about to end, before what they use is closed."""
         self._stop(self._agent.runtime.now())
 
     def _connect_to_all(self) -> None:
@@ -220,7 +221,7 @@ class Shutdown:
                 try:
                     agent.peers.connector.channel_to(peer, give_up)
                 except TelegradError as error:
-                    _log.debug("worker %r is not told why this worker exits: %s", peer.record.name, error)
+                    _log.debug("could not send worker %r the reason for exiting: %s", peer.record.name, error)
 
     def _flush(self, channels: list[Channel]) -> None:
         """Wait until the last frames have left."""

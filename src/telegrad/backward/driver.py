@@ -37,7 +37,7 @@ def _drive(run: PassRun, deadline: float | None) -> None:
     else:
         with run.lock:
             run.rules.probe_first()
-        begin_probe(run, "surveys")
+        begin_probe(run, "probes for inputs")
     wakeup = Waiter()
     todo, wait = run.todo, run.messaging.agent.oneway.wait
     while True:

@@ -40,7 +40,7 @@ def carry_out(run: PassRun, effects: Iterable[PassEffect[ReplyTo]]) -> None:
                 names = ", ".join(map(repr, map(run.messaging.name_of, effect.workers)))
                 run.fail(
                     TelegradError(
-                        f"the backward pass came to rest, but worker {names} still waits for gradients: this is a bug "
+                        f"the backward pass stopped, but worker {names} still waits for gradients: this is a bug "
                         "in telegrad, please report it with the program"
                     )
                 )

@@ -28,14 +28,14 @@ from telegrad.wire.messages import AutogradMetadata
 
 _NO_CONTEXT = -1
 """The context id in a call that was made in a context that had ended."""
-_MOST_ANCHORS = 4096  # that are kept, some hundred bytes each
+_MOST_ANCHORS = 4096  # anchors cached, a few hundred bytes each
 
 Propagate = Callable[[Any, Sequence[torch.Tensor | None]], None]
 """Called with a recv node and its gradients when the engine executes it."""
 
 
 class AutogradExtension(Extension):
-    """One agent's."""
+    """The autograd extension of one agent."""
 
     def __init__(self, contexts: Contexts, propagate: Propagate) -> None:
         self._contexts = contexts
@@ -54,7 +54,7 @@ class AutogradExtension(Extension):
         grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         if encoded.modules:
             self._warn_of_modules(encoded.modules)  # first: the program may make it an error
-        if encoded.attachments:  # whatever the mode: to send a tensor is no operation, and what has a history keeps it
+        if encoded.attachments:  # in every grad mode: sending is not an operation, so a tensor keeps its history
             tensors = []
             for index, value in enumerate(encoded.attachments):
                 if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.module_leaves:
@@ -67,7 +67,7 @@ class AutogradExtension(Extension):
         if message.is_request:
             peer = message.peer.id
             with context.lock:
-                if context.released:  # as in a task that outlives the block: what comes back must be no leaf
+                if context.released:  # as in a task that outlives the block: its result must not be a leaf
                     message.autograd = AutogradMetadata(_NO_CONTEXT, 0, (), grad_mode)
                     return
                 context.made[peer] = context.made.get(peer, 0) + 1
@@ -102,7 +102,7 @@ class AutogradExtension(Extension):
             if not released:
                 scope.sends[message] = send
         if released:
-            # An answer in a context that has ended here. The caller's tensors are no leaves all the same: a pass
+            # A reply in a context that has ended here. The caller's tensors still must not become leaves: a pass
             # through them, if it comes to one, is told that the context is not known here.
             send.release()
         return message
@@ -181,7 +181,7 @@ class AutogradExtension(Extension):
                 f"an nn.Module was sent whole ({type(modules[0]).__name__}): its parameters arrive as the receiver's "
                 "own, and get their gradients there. To train the module where it is, call its worker instead of "
                 "sending it",
-                stacklevel=6,
+                stacklevel=8,
             )
 
 

@@ -26,7 +26,7 @@ class Found(msgspec.Struct, eq=False):
     """What a walk of the probe found that other workers have to know."""
 
     ask: dict[Recv, set[int]] = msgspec.field(default_factory=dict)
-    """ReceivedTensor tensors that the walk reached. Their senders continue it."""
+    """Received tensors that the walk reached. Their senders continue it."""
     tell: dict[SendRpcBackward, set[int]] = msgspec.field(default_factory=dict)
     """Sent tensors that lead to an input. Their receivers must know."""
 
@@ -55,7 +55,7 @@ class Needs:
     def _below(self, place: Any) -> list[Vertex]:
         return [self._place(node, index) for node, index in place.next_functions if node is not None]
 
-    # -- the survey ---------------------------------------------------------------------------------------------
+    # -- the search ---------------------------------------------------------------------------------------------
 
     def from_roots(self, starts: Iterable[Start]) -> Found:
         """Walk from the roots."""

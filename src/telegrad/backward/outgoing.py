@@ -140,7 +140,7 @@ def expect_reply(run: PassRun, on_reply: OnReply) -> int:
 
 
 def settle(run: PassRun, sender: int, reply: PropagateGradientsResp | PiggybackedResp) -> list[PassEffect[ReplyTo]]:
-    """BackwardPass a reply to the rules. Called with the lock held."""
+    """Pass a reply to the rules. Called with the lock held."""
     on_reply = run.outbox.unanswered.pop(reply.call, None)
     if on_reply is None:
         return []

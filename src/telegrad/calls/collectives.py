@@ -21,7 +21,7 @@ from telegrad.execution.timers import Timer
 _log = logging.getLogger("telegrad")
 
 SERVICE = "@telegrad.gather"
-_PATIENCE = 1.0  # seconds after which missing members are probed
+_PROBE_AFTER = 1.0  # seconds after which missing members are probed
 _PROBE = 10.0
 
 Respond = Callable[[object, Exception | None], None]
@@ -91,7 +91,7 @@ class Collectives:
                     when = self._local.runtime.now() + timeout
                     collective.timer = self._local.executor.timers.at(when, lambda: self._too_late(key, timeout))
                 collective.probe = self._local.executor.timers.at(
-                    self._local.runtime.now() + _PATIENCE, lambda: self._probe(key)
+                    self._local.runtime.now() + _PROBE_AFTER, lambda: self._probe(key)
                 )
             collective.values[name] = value
             collective.answers[name] = answer

@@ -107,7 +107,7 @@ class Completion:
     def expire(self, call: Call) -> None:
         elapsed = self._local.runtime.now() - call.started
         error = DeadlineExceeded(
-            f"{call} was not answered within {elapsed:.3g} s; the worker has been told to give it up. "
+            f"{call} was not answered within {elapsed:.3g} s; the worker was asked to cancel it. "
             "If it needs longer, give the call a larger timeout (0 for none)",
             worker=call.worker,
             function=call.function,

@@ -46,7 +46,7 @@ def text_of(error: BaseException) -> str:
     try:
         return sendable(str(error))
     except Exception:  # noqa: BLE001 - a failing __str__ of the user's must not hide the error
-        return f"<{type(error).__name__} whose text cannot be made>"
+        return f"<{type(error).__name__}: str() failed>"
 
 
 def traceback_of(error: BaseException, trace: TracebackType | None) -> str:
@@ -67,7 +67,7 @@ def sendable(text: str) -> str:
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to an error of torch's that a received tensor caused."""
+    """Add a note to a torch error caused by a received tensor."""
     if type(error) is RuntimeError and "storage that is not resizable" in text_of(error):
         error.add_note(
             "A received tensor lies in the memory of its message, which cannot grow or be freed: call clone() on it "

@@ -38,8 +38,10 @@ class Concern(enum.IntFlag):
     CONTEXT = 1
     """Those sent in a context."""
     REFERENCES = 2
-    """Those that carry, create or call references."""
+    """Those that carry or create references, and calls of ordered objects."""
     ALL = 4
+    """All requests and replies. Messages without values, such as cancellations and acknowledgements, and gradients that
+    are not recorded pass no extension."""
 
 
 class OutgoingMessage(msgspec.Struct, eq=False):
@@ -81,7 +83,7 @@ class Extension:
         """Undo `outgoing`: the message did not leave. Also called if `outgoing` itself raised."""
 
     def arrived(self, message: IncomingMessage) -> bool:
-        """A message arrived. Called once for each, even if nobody waits for it any more.
+        """A message with references arrived. Called once for each, even if nobody waits for it any more.
 
         Return False to hold a request back, and call `message.proceed` when it can be served.
         """

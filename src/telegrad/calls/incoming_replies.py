@@ -17,8 +17,6 @@ class IncomingReplies:
     def __init__(self, completion: Completion, pipeline: Pipeline) -> None:
         self._completion = completion
         self._pipeline = pipeline
-        self.finish = completion.finish
-        """Takes a reply without references to a call that is in flight; False if it was given up just now."""
 
     def receive(self, channel: Channel, call: Call | None, answer: Response, message: Message) -> None:
         """Take a reply that brings references, or that nobody waits for any more."""

@@ -2,7 +2,7 @@
 
 Only one thread reads a link at a time. The first that waits *leads*: it reads, and hands to the other threads what is
 theirs. Those *follow*: they sleep until the leader has read what they wait for, or has stopped and appointed one of
-them. So a call needs no handover between threads on the caller's side.
+them. So a call needs no handoff between threads on the caller's side.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Handler = Callable[[Channel, Any, Message], None]
 
 
 class OneWay:
-    """The messages of one agent that are no calls."""
+    """The one-way messages of one agent."""
 
     def __init__(self, local: LocalWorker, peers: Peers, pipeline: Pipeline) -> None:
         self._local = local

@@ -26,7 +26,7 @@ MakeHead = Callable[..., Any]
 """Makes the head of a message from its tensor descriptors, autograd metadata and forks, and what follows them."""
 
 
-class Head(Protocol):
+class ValueHead(Protocol):
     """The head of a message that carries values."""
 
     @property
@@ -111,7 +111,7 @@ class Pipeline:
 
     # -- in ---------------------------------------------------------------------------------------------------
 
-    def tensors(self, peer: WorkerRecord, head: Head, message: Message) -> list[Any]:
+    def tensors(self, peer: WorkerRecord, head: ValueHead, message: Message) -> list[Any]:
         """Decode the tensors of a message, with their edges."""
         attachments: list[Any] = decode_tensors(head.attachments, message.region) if head.attachments else []
         if head.autograd is not None:
@@ -121,7 +121,7 @@ class Pipeline:
         return attachments
 
     def unpack(
-        self, peer: WorkerRecord, head: Head, message: Message, references: Sequence[PlacedReference] = ()
+        self, peer: WorkerRecord, head: ValueHead, message: Message, references: Sequence[PlacedReference] = ()
     ) -> Any:
         """Decode the value of a message."""
         attachments: list[Any] = decode_tensors(head.attachments, message.region) if head.attachments else []

@@ -83,14 +83,14 @@ class Replier:
         while trace is not None and trace.tb_frame.f_globals.get("__name__") in _SERVERS:
             trace = trace.tb_next
         text = traceback_of(error, trace)
-        told = pickle_exception(error)
+        pickled = pickle_exception(error)
         not_found = isinstance(error, FunctionNotFound)
 
         def make_head(descriptors: Any, *_: Any) -> Failure:
-            return Failure(served.id, told.type_name, told.text, text, not_found, descriptors)
+            return Failure(served.id, pickled.type_name, pickled.text, text, not_found, descriptors)
 
         try:
-            return self._pipeline.pack(served.channel, told.value, make_head)[0]
+            return self._pipeline.pack(served.channel, pickled.value, make_head)[0]
         except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
-            _log.debug("%s cannot be sent: %s", told.type_name, failure)
+            _log.debug("%s cannot be sent: %s", pickled.type_name, failure)
             return pack_head(served.channel, make_head(()))

@@ -109,8 +109,8 @@ class Server:
         """Serve a request that brings or makes references, when extensions say that it can be."""
         channel = served.channel
         if channel.session.state.is_over:
-            # What a lost worker held has been released, and this came too late for that.
-            _log.debug("%s of worker %r came after its loss", request.function, channel.peer)
+            # The references of the lost worker have been released already.
+            _log.debug("dropped %s from lost worker %r", request.function, channel.peer)
             self.active.pop((channel, request.call), None)
             if self._local.on_idle is not None:
                 self._local.on_idle()
@@ -143,7 +143,7 @@ class Server:
                 for extension in reversed(served.extensions):
                     run = partial(extension.serve, served, run)
                 run()
-        except Exception as error:  # noqa: BLE001 - a bug of ours, and the caller must not wait for ever
+        except Exception as error:  # noqa: BLE001 - a bug in telegrad, and the caller must not wait forever
             _log.exception("worker %r failed to serve %s", self._local.name, request.function)
             self._answer(served, None, error)
         finally:

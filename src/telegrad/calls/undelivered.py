@@ -2,7 +2,7 @@
 
 The peer did nothing wrong, so it stays connected. Only the call that the message belongs to fails: a request is
 answered with the error, and a call whose reply is lost ends with it. For a message that belongs to no call, such as one
-of a backward pass, nobody could be told: the channel tries for some seconds, and then gives up the session.
+of a backward pass, no error can be reported: the channel tries for some seconds, and then gives up the session.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Undeliverable:
         head = peek_head(frame) if message is None else message.head
         me, peer = self._local.name, channel.peer
         if not is_shortage(cause):
-            _log.error("worker %r cannot take a message of worker %r", me, peer, exc_info=cause)
+            _log.error("worker %r cannot process a message from worker %r", me, peer, exc_info=cause)
         tag, call = peek_call(head) or (None, 0)
         if channel.outgoing and tag in _ANSWERS:
             self._replies.unreadable(

@@ -2,7 +2,7 @@
 
 The thread that waits for a reply reads the link itself: it *leads*. Threads that wait for other replies on the same
 channel *follow*, and one of them leads next. The poller reads only while no thread waits and replies are due to
-futures. So a plain call needs no hand-over between threads on the caller's side.
+futures. So a plain call needs no handoff between threads on the caller's side.
 
 Between calls in quick succession no thread reads the pings and acks of a resumable session. The next call does, or the
 poller from the session's next tick on: arming and disarming the poller for every call would cost more than it gains.

@@ -56,7 +56,7 @@ class Receiver:
         """Where the reader collects handlers of one-way messages to run them itself. None: the executor runs them."""
 
     def on_ready(self, ready: int) -> None:
-        """Write and read what the link can take and has. Called by the poller."""
+        """Write and read as much as the link allows. Called by the poller."""
         link = self._channel.link
         if link is None:
             return
@@ -104,7 +104,7 @@ class Receiver:
             memory.send_releases()
         if self._resumable:
             if self._session.ack_urgent:
-                channel.driver.tick()  # on this thread: a hand-over in the middle of a large message is slow
+                channel.driver.tick()  # on this thread: a handoff in the middle of a large message is slow
             else:
                 channel.driver.schedule()
 

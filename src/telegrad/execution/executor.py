@@ -5,7 +5,7 @@ and runs due timers), or is parked. One rule holds:
 
     At any time some runner that is not blocked either polls or will look for tasks and poll next.
 
-So the runner that reads a request also runs it, without a hand-over between threads. Another runner takes over when
+So the runner that reads a request also runs it, without a handoff between threads. Another runner takes over when
 the first one is about to wait (in `wait` or `wait_for_link`) or has run one task for more than two milliseconds (the
 watchdog checks). It is unparked, or started if none is parked. Nested calls therefore never exhaust the threads, and a
 slow function delays no other. Runners that are idle for long end.

@@ -88,7 +88,7 @@ class RunnerLoop:
                                 try:
                                     item.owner.on_ready(readiness)
                                 except Exception:  # noqa: BLE001 - a bug, which must not keep the others from reading
-                                    _log.exception("worker %r: what arrived could not be read", self._name)
+                                    _log.exception("worker %r: reading a link failed", self._name)
                                     self._pause()
                         heap = timers.heap
                         if heap and heap[0][0] <= now():

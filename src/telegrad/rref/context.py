@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.shutdown import ReferenceTraffic
+from telegrad.agent.shutdown import RRefMessageCounts
 from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import ReferenceGone, UnknownWorker
@@ -227,7 +227,7 @@ class RRefContext:
             with self.lock:
                 self.values.pop(rref, None)
 
-    def traffic(self, pending: bool) -> ReferenceTraffic:
+    def message_counts(self, pending: bool) -> RRefMessageCounts:
         """Return how many messages about references were sent and received, for the rounds of a shutdown."""
         with self.lock:
-            return ReferenceTraffic(pending, dict(self._sent), dict(self._received))
+            return RRefMessageCounts(pending, dict(self._sent), dict(self._received))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from telegrad.agent.agent import Agent
-from telegrad.agent.shutdown import ReferenceTraffic
+from telegrad.agent.shutdown import RRefMessageCounts
 from telegrad.calls.call import Call, current_served
 from telegrad.calls.extension import Concern
 from telegrad.connection.channel import Channel
@@ -45,6 +45,7 @@ class RRefManager:
         self._extension = RRefExtension(self.context, self)
         agent.pipeline.add(self._extension, Concern.REFERENCES)
         agent.references = self
+        agent.shutdown_protocol.references = self
         agent.handle(RRefSkip, self._on_skip, urgent=True)
 
     # -- create -------------------------------------------------------------------------------------------------------
@@ -180,9 +181,9 @@ class RRefManager:
         """Return whether all garbage-collected handles have been released."""
         return self._finalizer.idle()
 
-    def traffic(self) -> ReferenceTraffic:
+    def message_counts(self) -> RRefMessageCounts:
         """Return how many messages about references this worker has sent and received."""
-        return self.context.traffic(not self.settled())
+        return self.context.message_counts(not self.settled())
 
     def check_open(self) -> None:
         """Raise an error if the agent has been shut down."""
