@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from tests.support.paths import ROOT
 from tests.support.signals import interrupted, press, run_as, wrapped_sigint
 
 from telegrad import autograd as dist_autograd
-from telegrad import rpc
+from telegrad import interrupts, rpc
 from telegrad.agent.agent import Agent
 from telegrad.backward.effects import start_island
 from telegrad.connection.channel import Channel
@@ -379,3 +380,23 @@ def test_an_exception_of_an_unwrapped_handler_closes_the_connection_with_a_reaso
         else:
             with pytest.raises(WorkerLost, match="KeyboardInterrupt on this worker, in the middle of"):
                 a.call("b", operator.add, (1, 2))
+
+
+EXEMPT = {
+    "cli": "runs no agent",
+    "drop_in": "calls protected code",
+    "errors": "changes no state",
+    "interrupts": "the handler itself",
+    "launch": "runs no agent in its process",
+    "nn": "calls protected code",
+    "optim": "calls protected code",
+    "testing": "interrupts on purpose",
+}
+"""Top-level modules and packages that may be interrupted anywhere, and why."""
+
+
+def test_every_module_is_protected_or_exempt_for_a_reason() -> None:
+    package = ROOT / "src" / "telegrad"
+    names = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
+    protected = {name.removeprefix("telegrad.").rstrip(".") for name in interrupts._PROTECTED}
+    assert names - {"__init__"} - protected == set(EXEMPT)

@@ -22,6 +22,8 @@ from telegrad.testing.group import local_group
 class Journal(Extension):
     """Writes down what it is asked."""
 
+    serves = True
+
     def __init__(self) -> None:
         self.entries: list[str] = []
         self.refuses = False
@@ -122,3 +124,39 @@ def test_what_an_extension_did_is_undone_if_it_or_a_later_stage_fails() -> None:
         assert journal.entries[-1] == "unsent to b"
         # Nothing is left of either call: the callee does not wait for them when the context ends.
         assert not agents["a"].autograd.contexts.all()[0].made
+
+
+class Faulty(Extension):
+    """Fails in one of its methods."""
+
+    serves = True
+
+    def __init__(self, method: str) -> None:
+        setattr(self, method, self.fail)
+
+    def fail(self, *_: Any) -> Any:
+        raise LookupError("a bug of the extension")
+
+
+@pytest.mark.parametrize("method", ["arrived", "incoming", "serve", "answered"])
+def test_a_bug_in_an_extension_fails_one_call_and_nothing_waits_for_it(method: str) -> None:
+    with local_group(["a", "b"]) as agents, acting_as(agents["a"]):
+        agents["b"].pipeline.add(Faulty(method), Concern.REFERENCES if method == "arrived" else Concern.ALL)
+        mine = rpc.RRef(5)
+        if method == "answered":  # the reply has left already
+            assert rpc.rpc_sync("b", hold, (mine,), timeout=20) == 5
+        else:
+            with pytest.raises(LookupError, match="a bug of the extension"):
+                rpc.rpc_sync("b", hold, (mine,), timeout=20)
+        wait_until(lambda: not agents["b"].activity())
+        del mine
+
+
+def test_a_bug_in_unsent_hides_neither_the_error_nor_the_undoing_of_others() -> None:
+    with local_group(["a", "b"]) as agents, acting_as(agents["a"]), autograd.context():
+        agents["a"].pipeline.add(Faulty("unsent"), Concern.CONTEXT)
+        journal = journals(agents, Concern.CONTEXT)["a"]
+        journal.refuses = True
+        with pytest.raises(LookupError, match="refused"):
+            rpc.rpc_sync("b", double, (torch.ones(1, requires_grad=True),))
+        assert journal.entries == ["outgoing request to b", "unsent to b"]

@@ -98,3 +98,29 @@ def test_a_worker_that_is_leaving_does_not_complain_about_losses(caplog: pytest.
         group.lost_workers.peer_lost(group.peer, "it left before")
     assert caplog.records == []
     assert len(group.lost) == 1
+
+
+def test_an_observer_that_fails_does_not_keep_the_others_from_hearing_of_the_loss() -> None:
+    group = Group()
+    heard: list[str] = []
+
+    def fail(peer: Peer, channels: list[Channel], reason: str) -> None:
+        raise LookupError("a bug")
+
+    group.lost_workers.observe(fail)
+    group.lost_workers.observe(lambda peer, channels, reason: heard.append(reason))
+    group.lost_workers.peer_lost(group.peer, "killed")
+    assert heard == ["killed"]
+
+
+def test_a_socket_that_cannot_be_removed_keeps_nobody_from_hearing_of_the_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Group()
+
+    def fail(record: WorkerRecord) -> bool:
+        raise OSError("File name too long")
+
+    monkeypatch.setattr(group, "remove_traces", fail)
+    group.lost_workers.peer_lost(group.peer, "killed")
+    assert len(group.lost) == 1

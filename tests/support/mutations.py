@@ -1,7 +1,7 @@
 """Mutations of the engine, at least one for each feature of random programs.
 
-Each removes something that a feature tests. `tests/behaviour/autograd/test_mutations.py` checks that each is found within 500 seeds. To print
-how many seeds each takes:
+Each removes something that a feature tests. `tests/behaviour/autograd/test_mutations.py` checks that
+each is found within 500 seeds. To print how many seeds each takes:
 
 python tests/support/mutations.py
 """

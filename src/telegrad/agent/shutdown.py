@@ -189,7 +189,7 @@ class Shutdown:
             agent.pending.close()
             for peer in agent.peers.all():
                 agent.peers.lost_workers.peer_lost(peer, "this worker has shut down", left=True)
-            agent.server.close()
+            agent.server.loop.close()
             if self.references is not None:
                 self.references.close()
             try:

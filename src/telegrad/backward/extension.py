@@ -37,6 +37,8 @@ Propagate = Callable[[Any, Sequence[torch.Tensor | None]], None]
 class AutogradExtension(Extension):
     """The autograd extension of one agent."""
 
+    serves = True
+
     def __init__(self, contexts: Contexts, propagate: Propagate) -> None:
         self._contexts = contexts
         self._propagate = propagate
@@ -75,9 +77,10 @@ class AutogradExtension(Extension):
 
     def unsent(self, message: OutgoingMessage) -> None:
         """Undo `outgoing`: the callee must not wait for a call that never comes."""
-        if message.autograd is None:
+        metadata, message.autograd = message.autograd, None
+        if metadata is None:
             return
-        context = self._contexts.get(message.autograd.context)
+        context = self._contexts.get(metadata.context)
         if context is None:
             return
         peer = message.peer.id
@@ -86,7 +89,7 @@ class AutogradExtension(Extension):
                 context.made[peer] -= 1
                 if not context.made[peer]:
                     del context.made[peer]
-            send = context.sends.pop(message.autograd.message, None)
+            send = context.sends.pop(metadata.message, None)
         if send is not None:
             send.release()
 

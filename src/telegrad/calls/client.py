@@ -267,10 +267,11 @@ class Client:
     @shielded
     def _forget(self, call: Call) -> None:
         """Undo everything that was done for a request that was not sent."""
+        outgoing, call.outgoing = call.outgoing, None
+        self._pipeline.unsent(outgoing)
         call.channel.calls.pop(call.id, None)
+        if call.parent is not None:
+            call.parent.children.pop(call.id, None)
         charge, call.charge = call.charge, 0
         if charge:
             call.channel.credit_window.release(charge)
-        if call.parent is not None:
-            call.parent.children.pop(call.id, None)
-        self._pipeline.unsent(call.outgoing)

@@ -52,6 +52,8 @@ class Completion:
             channel.credit_window.release(charge)
         call.message, call.error = message, error
         call.answer = answer
+        for waiter in call.waiters:  # before anything that may fail; again below, where none can be missed
+            waiter.finished = True
         if call.timer is not None:
             self._local.executor.timers.cancel(call.timer)
         parent, call.parent = call.parent, None  # what ends with it must not live as long as the call
@@ -72,8 +74,9 @@ class Completion:
         for waiter in list(call.waiters):
             # As `Waiter.set` does, without a function call for each reply.
             waiter.finished = True
-            if waiter.event is not None:
-                waiter.event.set()
+            event = waiter.event
+            if event is not None:
+                event.set()
             elif waiter.leading and waiter.leading != get_ident():
                 link = channel.link
                 if link is not None:

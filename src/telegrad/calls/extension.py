@@ -74,18 +74,22 @@ class IncomingMessage(msgspec.Struct, eq=False):
 
 
 class Extension:
-    """Adds something to messages. Every method may be left as it is."""
+    """Adds something to messages. Every method may be left as it is. An exception is a bug, except in `outgoing`."""
+
+    serves = False
+    """Whether `serve` does anything."""
 
     def outgoing(self, message: OutgoingMessage) -> None:
         """A message has been encoded; nothing has left yet. An exception fails the message before it is sent."""
 
     def unsent(self, message: OutgoingMessage) -> None:
-        """Undo `outgoing`: the message did not leave. Also called if `outgoing` itself raised."""
+        """Undo `outgoing`: the message did not leave. Also called if an `outgoing` raised, even before this one's."""
 
     def arrived(self, message: IncomingMessage) -> bool:
         """A message with references arrived. Called once for each, even if nobody waits for it any more.
 
-        Return False to hold a request back, and call `message.proceed` when it can be served.
+        Return False to hold a request back, and call `message.proceed` when it can be served. Only one extension may
+        hold requests back.
         """
         return True
 

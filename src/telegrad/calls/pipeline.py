@@ -6,6 +6,7 @@ added here once. See `telegrad.calls.extension` for the second stage.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from telegrad.wire.messages import AutogradMetadata, encode_head
 from telegrad.wire.packing import OutgoingFrame, pack
 from telegrad.wire.payload import Encoded
 from telegrad.wire.tensors import TensorDescriptor, decode_tensors, encode_tensors
+
+_log = logging.getLogger("telegrad")
 
 Frames = tuple[OutgoingFrame, ...]
 Descriptors = tuple[TensorDescriptor, ...]
@@ -107,7 +110,10 @@ class Pipeline:
         """Have extensions undo what they did for a message that was not sent."""
         if message is not None:
             for extension in self.concerned[(message.context is not None) + (2 if message.encoded.references else 0)]:
-                extension.unsent(message)
+                try:
+                    extension.unsent(message)
+                except Exception:  # noqa: BLE001 - a bug in telegrad, and the error of the message is the one to raise
+                    _log.exception("a message for worker %r could not be undone", message.peer.name)
 
     # -- in ---------------------------------------------------------------------------------------------------
 

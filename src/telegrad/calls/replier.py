@@ -19,7 +19,7 @@ from telegrad.wire.messages import Failure, Reply
 
 _log = logging.getLogger("telegrad")
 
-_SERVERS = ("telegrad.calls.server", event_loop.__name__)
+_SERVERS = ("telegrad.calls.server", "telegrad.calls.pipeline", __name__, event_loop.__name__)
 """Modules whose frames a traceback of a user's function does not begin with."""
 
 
@@ -73,7 +73,10 @@ class Replier:
         finally:
             self._leaving.discard(served)
             for extension in served.extensions:
-                extension.answered(served)
+                try:
+                    extension.answered(served)
+                except Exception:  # noqa: BLE001 - a bug in telegrad, and the other extensions must hear of it
+                    _log.exception("an extension failed after the reply to %s", served.function)
             if self._local.on_idle is not None:
                 self._local.on_idle()
 

@@ -91,7 +91,7 @@ class Server:
         served.extensions = self._pipeline.concerned[(request.autograd is not None) + (2 if references else 0)]
         # The message is in a list that is emptied when it is decoded, and nobody else holds it: its memory can go back
         # to the sender when the function is done with it.
-        if references:
+        if request.creation is not None or request.references:
             task = partial(self._admit, served, request, [message])
         else:
             task = partial(self._serve, served, request, [message], ())
@@ -118,10 +118,16 @@ class Server:
         arrived = IncomingMessage(channel.worker, forks=request.references, creation=request.creation, served=served)
         later = partial(self._serve, served, request, holder, arrived.references)
         arrived.proceed = partial(self._local.executor.submit, later)
-        for extension in served.extensions:
-            if not extension.arrived(arrived):
-                return
-        self._serve(served, request, holder, arrived.references)
+        held_back = False
+        try:
+            for extension in served.extensions:
+                held_back = not extension.arrived(arrived) or held_back
+        except Exception as error:  # noqa: BLE001 - a bug in telegrad, and the caller must not wait forever
+            _log.exception("worker %r failed to admit %s", self._local.name, request.function)
+            self._answer(served, None, error)
+            return
+        if not held_back:
+            self._serve(served, request, holder, arrived.references)
 
     def _serve(
         self,
@@ -141,7 +147,8 @@ class Server:
                 run: Callable[[], None] = partial(self._run, served, request, holder, references)
                 served.autograd = request.autograd
                 for extension in reversed(served.extensions):
-                    run = partial(extension.serve, served, run)
+                    if extension.serves:
+                        run = partial(extension.serve, served, run)
                 run()
         except Exception as error:  # noqa: BLE001 - a bug in telegrad, and the caller must not wait forever
             _log.exception("worker %r failed to serve %s", self._local.name, request.function)
@@ -273,10 +280,6 @@ class Server:
         if on_cancel is not None:
             on_cancel()
         return [served]
-
-    def close(self) -> None:
-        """Stop the event loop."""
-        self.loop.close()
 
     def cancel_all(self, channel: Channel, reason: str) -> list[Served]:
         """Cancel all calls of a caller that is gone."""

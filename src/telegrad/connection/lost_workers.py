@@ -73,10 +73,21 @@ class LostWorkers:
             _log.warning("worker %r lost worker %r: %s", local.name, peer.record.name, reason)
         for channel in channels:
             channel.close(reason)
-        if not left and not self._peers.remove_traces(peer.record):
-            local.executor.timers.at(peer.dying_until, lambda: self._peers.remove_traces(peer.record))
         for observer in self._observers:
-            observer(peer, channels, reason)
+            try:
+                observer(peer, channels, reason)
+            except Exception:  # noqa: BLE001 - a bug in telegrad, and the other observers must hear of the loss
+                _log.exception("worker %r failed to handle the loss of %r", local.name, peer.record.name)
+        if not left and not self._remove_traces(peer):
+            local.executor.timers.at(peer.dying_until, lambda: self._remove_traces(peer))
+
+    def _remove_traces(self, peer: Peer) -> bool:
+        """Remove the sockets that a killed worker left on this host; False if it may still listen."""
+        try:
+            return self._peers.remove_traces(peer.record)
+        except OSError as error:
+            _log.debug("cannot remove the sockets of worker %r: %s", peer.record.name, error)
+            return True
 
     def reconnect(self, channel: Channel) -> None:
         """Open a new link for a channel, on a worker thread."""

@@ -287,6 +287,14 @@ def test_a_module_that_is_sent_becomes_the_receivers_own_with_one_warning(group:
         assert_equal(context.gradients[x], module.weight.detach().sum(0).expand(3, 4).contiguous())
 
 
+def test_the_warning_names_the_line_that_sent_the_module(group: Group) -> None:
+    with autograd.context():
+        for call in (rpc.rpc_sync, rpc.rpc_async):
+            with pytest.warns(UserWarning, match="sent whole") as caught:
+                call("b", run_module, (nn.Linear(4, 2), torch.ones(3, 4)))
+            assert caught[0].filename == __file__
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_each_module_that_is_sent_whole_is_warned_of_also_one_of_torchscript(group: Group) -> None:
     modules = [nn.Linear(4, 2).double(), nn.Linear(4, 2).double(), torch.jit.script(nn.Linear(4, 2).double())]
