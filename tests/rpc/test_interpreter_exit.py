@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.drop_in_programs import printed_lines
 from tests.support.paths import SOURCES
 
 from telegrad import launch, rpc
@@ -65,7 +66,7 @@ def run_two(program: str, folder: Path, *options: str) -> subprocess.CompletedPr
     script = folder / "program.py"
     script.write_text(program)
     return subprocess.run(
-        [sys.executable, "-m", "telegrad.cli", "run", *options, "--no-prefix", "-n", "2", str(script)],
+        [sys.executable, "-m", "telegrad.cli", "run", *options, "-n", "2", str(script)],
         env={**os.environ, "PYTHONPATH": SOURCES},
         capture_output=True,
         text=True,
@@ -78,14 +79,14 @@ def run_two(program: str, folder: Path, *options: str) -> subprocess.CompletedPr
 def test_a_shutdown_registered_with_atexit_finds_a_working_agent(when: str, tmp_path: Path) -> None:
     done = run_two(SHUTS_DOWN_AT_EXIT.format(when=when, **OWN), tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == ["answered 1", "left", "left"]
+    assert printed_lines(done.stdout) == ["answered 1", "left", "left"]
 
 
 @pytest.mark.parametrize("when", ["after init_rpc"])
 def test_a_drop_in_shutdown_registered_with_atexit_waits_for_the_others(when: str, tmp_path: Path) -> None:
     done = run_two(SHUTS_DOWN_AT_EXIT.format(when=when, **DROP_IN), tmp_path, "--drop-in")
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == ["answered 1", "left", "left"]
+    assert printed_lines(done.stdout) == ["answered 1", "left", "left"]
 
 
 # -- the first cause ----------------------------------------------------------------------------------------------

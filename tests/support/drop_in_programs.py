@@ -15,7 +15,7 @@ def run_workers(program: str, folder: Path, count: int = 2) -> list[str]:
     script = folder / "program.py"
     script.write_text(program)
     done = subprocess.run(
-        [sys.executable, "-m", "telegrad.cli", "run", "--drop-in", "--no-prefix", "-n", str(count), str(script)],
+        [sys.executable, "-m", "telegrad.cli", "run", "--drop-in", "-n", str(count), str(script)],
         env={**os.environ, "PYTHONPATH": SOURCES},
         capture_output=True,
         text=True,
@@ -23,4 +23,12 @@ def run_workers(program: str, folder: Path, count: int = 2) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.splitlines())
+    return printed_lines(done.stdout)
+
+
+def printed_lines(output: str) -> list[str]:
+    """Return what the workers of `telegrad run` printed, sorted, without the prefixes.
+
+    With `--no-prefix` the workers share one pipe, and `print` writes a line and its end separately: lines would mix.
+    """
+    return sorted(line.partition(" | ")[2] for line in output.splitlines())
