@@ -22,5 +22,7 @@ class AgentSettings:
     """Seconds that shutdown waits for functions that still run, after everything else is done."""
     shared_memory: int = 1 << 30
     """Bytes of memory that this worker may share with workers on the same host, for large messages; 0: none."""
+    accept: str = "any"
+    """``any``: any function, and any value that pickle can carry. ``registered``: exposed functions and plain data."""
     session: SessionSettings = field(default_factory=SessionSettings)
     limits: Limits = field(default_factory=Limits)

@@ -101,6 +101,7 @@ class Agent:
             addresses=tuple(listener.address for listener in self.listeners),
             host=host,
             main=main,
+            accept=settings.accept,
         )
         _forget_in_children(self)
 

@@ -39,6 +39,11 @@ class Link(ABC):
     """The object to notify when the poller reports this link."""
     shares_memory: bool = False
     """Whether both ends are on one host, so that `offer` and `take_fd` work."""
+    binding: bytes = b""
+    """The SHA-256 of the listener's certificate, as this side sees it; empty if the connection is not encrypted.
+
+    It is part of both proofs of the handshake, so nobody can relay a handshake over two connections.
+    """
 
     @abstractmethod
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
