@@ -12,17 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.stores import reserved_port, tcp_client, tcp_server
 from torch.distributed import FileStore, HashStore, PrefixStore, Store
 
-from telegrad import rendezvous
+from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
-from telegrad.rendezvous import MAX_RECORD, Registration, assemble
+from telegrad.rendezvous import assemble
+from telegrad.rendezvous_records import MAX_RECORD, Confirmation, Records, Registration, digest_of
 
 LONG = 60.0
 """A timeout that no test reaches."""
+KEYS = derive_keys(b"the token of the group that meets here")
 
 OpenStore = Callable[[], Store]
 
@@ -86,7 +89,7 @@ def together(*workers: Callable[[], list[WorkerRecord]]) -> list[list[WorkerReco
 
 
 def joining(store: Store, me: WorkerRecord, world_size: int, timeout: float = LONG) -> Callable[[], list[WorkerRecord]]:
-    return lambda: assemble(store, me, world_size, timeout)
+    return lambda: assemble(store, me, KEYS, world_size, timeout)
 
 
 def test_every_worker_gets_all_records_in_order_of_ids(connect: OpenStore) -> None:
@@ -98,7 +101,7 @@ def test_every_worker_gets_all_records_in_order_of_ids(connect: OpenStore) -> No
 
 
 def test_a_group_of_one_is_complete(connect: OpenStore) -> None:
-    assert assemble(connect(), record(0), 1, LONG) == [record(0)]
+    assert assemble(connect(), record(0), KEYS, 1, LONG) == [record(0)]
 
 
 def test_a_duplicate_rank_is_an_error_that_names_both_workers(connect: OpenStore) -> None:
@@ -128,7 +131,7 @@ def test_a_duplicate_rank_fails_alone_after_the_group_is_complete(connect: OpenS
         with pytest.raises(
             DuplicateWorker, match=f"two workers have rank {rank}: worker 'w{rank}' .* and .*'late{rank}'"
         ):
-            assemble(connect(), record(rank, f"late{rank}"), 2, LONG)
+            assemble(connect(), record(rank, f"late{rank}"), KEYS, 2, LONG)
 
 
 def test_a_duplicate_name_is_an_error_for_every_worker(connect: OpenStore) -> None:
@@ -155,9 +158,9 @@ def test_a_timeout_lists_missing_and_present_workers(connect: OpenStore) -> None
 def test_a_worker_that_arrives_after_the_timeout_fails_immediately() -> None:
     store = HashStore()
     with pytest.raises(RendezvousTimeout):
-        assemble(store, record(0), 2, 0.05)
+        assemble(store, record(0), KEYS, 2, 0.05)
     with pytest.raises(RendezvousTimeout, match=r"rank 1\. Workers that joined: 'w0'"):
-        assemble(store, record(1), 2, LONG)
+        assemble(store, record(1), KEYS, 2, LONG)
 
 
 def test_many_missing_workers_make_a_short_error() -> None:
@@ -165,7 +168,7 @@ def test_many_missing_workers_make_a_short_error() -> None:
     for rank in range(0, 200, 2):
         put_registration(store, record(rank), 200)
     with pytest.raises(RendezvousTimeout, match=r"and more\. Workers .* and 69 more") as caught:
-        assemble(store, record(1), 200, 0.05)
+        assemble(store, record(1), KEYS, 200, 0.05)
     assert len(str(caught.value)) < 2000
 
 
@@ -182,14 +185,15 @@ def test_an_invalid_worker_does_not_touch_the_store() -> None:
     store = HashStore()
     for bad in (record(2), record(0, "no spaces"), record(0, incarnation=2**64), record(0, "x" * MAX_RECORD)):
         with pytest.raises(RendezvousError):
-            assemble(store, bad, 2, LONG)
+            assemble(store, bad, KEYS, 2, LONG)
     with pytest.raises(RendezvousError, match="invalid world size 0"):
-        assemble(store, record(0), 0, LONG)
+        assemble(store, record(0), KEYS, 0, LONG)
     assert store.num_keys() == 0
 
 
 def put_registration(store: Store, record: WorkerRecord, world_size: int) -> None:
-    store.set(f"rank/{record.id}", rendezvous._encode(Registration(record, world_size, 1, "elsewhere")))
+    key = f"rank/{record.id}"
+    store.set(key, Records(KEYS, store).encode(key, Registration(record, world_size, 1, "elsewhere")))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +210,7 @@ def test_a_malformed_record_is_reported_with_its_rank(bad: str, reason: str) -> 
     store = HashStore()
     store.set("rank/0", bad)
     with pytest.raises(RendezvousError, match=rf"(?=.*\brank 0 ).*{reason}"):
-        assemble(store, record(1), 2, LONG)
+        assemble(store, record(1), KEYS, 2, LONG)
 
 
 @pytest.mark.parametrize(
@@ -219,18 +223,18 @@ def test_a_malformed_record_is_reported_with_its_rank(bad: str, reason: str) -> 
     ],
 )
 def test_an_invalid_record_is_reported_with_its_rank(change: dict[str, object], reason: str) -> None:
-    values = {name: getattr(record(0), name) for name in WorkerRecord.__struct_fields__}
     store = HashStore()
-    store.set("rank/0", rendezvous._encode(Registration(WorkerRecord(**(values | change)), 2, 1, "elsewhere")))
+    bad = Registration(msgspec.structs.replace(record(0), **change), 2, 1, "elsewhere")
+    store.set("rank/0", Records(KEYS, store).encode("rank/0", bad))
     with pytest.raises(RendezvousError, match=f"rank 0 is invalid: .*{reason}"):
-        assemble(store, record(1), 2, LONG)
+        assemble(store, record(1), KEYS, 2, LONG)
 
 
 def test_a_malformed_outcome_is_an_error() -> None:
     store = HashStore()
     store.set("outcome", '{"status": "party"}')
     with pytest.raises(RendezvousError, match="cannot read the outcome in the rendezvous store"):
-        assemble(store, record(1), 2, LONG)
+        assemble(store, record(1), KEYS, 2, LONG)
 
 
 def test_rank_0_waits_until_every_worker_has_signed_off() -> None:
@@ -269,9 +273,9 @@ def test_a_lost_store_is_an_error_that_names_its_host() -> None:
 
 def test_a_duplicate_rank_in_a_file_store_hints_at_a_leftover_file(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
-    assemble(PrefixStore("group", FileStore(path, -1)), record(0), 1, LONG)
+    assemble(PrefixStore("group", FileStore(path, -1)), record(0), KEYS, 1, LONG)
     with pytest.raises(DuplicateWorker, match="delete the rendezvous file"):
-        assemble(PrefixStore("group", FileStore(path, -1)), record(0, incarnation=5), 1, LONG)
+        assemble(PrefixStore("group", FileStore(path, -1)), record(0, incarnation=5), KEYS, 1, LONG)
 
 
 def test_64_workers_meet_quickly_at_one_tcp_store() -> None:
@@ -291,7 +295,7 @@ from telegrad.rendezvous import assemble
 from telegrad.rendezvous_store import open_store
 store, rank, world_size, _ = open_store(None, -1, None, 60.0)
 me = WorkerRecord(name=f"w{rank}", id=rank, incarnation=rank, addresses=())
-found = assemble(store, me, world_size, 60.0)
+found = assemble(store, me, None, world_size, 60.0)
 print([worker.name for worker in found], flush=True)
 os._exit(0)  # the most abrupt exit of rank 0
 """

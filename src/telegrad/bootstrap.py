@@ -9,8 +9,9 @@ from pathlib import Path
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
+from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.token_source import find_token
-from telegrad.connection.worker_record import WorkerRecord
+from telegrad.connection.worker_record import WorkerRecord, modes_differ
 from telegrad.errors import RendezvousError, TokenError
 from telegrad.options import Options
 from telegrad.rref.manager import RRefManager
@@ -33,20 +34,22 @@ _NEEDS_TOKEN = "Run `telegrad token` once and set TELEGRAD_TOKEN to its output o
 def start_agent(
     name: str,
     rank: int,
-    exchange_records: Callable[[WorkerRecord], Sequence[WorkerRecord]],
+    exchange_records: Callable[[WorkerRecord, GroupKeys | None], Sequence[WorkerRecord]],
     options: Options,
     store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
 ) -> Agent:
     """Create an agent and join a group.
 
-    `exchange_records` receives this worker's record and returns those of all workers. `store_address` is the host and
-    port of the rendezvous store, if it has any. `prepare` is called with the agent before it serves calls.
+    `exchange_records` receives this worker's record and the group's keys, and returns the records of all workers.
+    `store_address` is the host and port of the rendezvous store, if it has any. `prepare` is called with the agent
+    before it serves calls.
     """
     token, allowed = check_token(options)
     agent = _make_agent(name, rank, token, allowed, options, store_address)
     try:
-        group = exchange_records(agent.me)
+        group = exchange_records(agent.me, agent.local.keys)
+        _check_modes(agent.me, group)
         _check_reachable(agent.me, group, token)
         if prepare is not None:
             prepare(agent)
@@ -120,6 +123,12 @@ def _main_program() -> str:
     except OSError:
         return ""
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _check_modes(me: WorkerRecord, group: Sequence[WorkerRecord]) -> None:
+    for record in group:
+        if record.accept != me.accept:
+            raise RendezvousError(modes_differ(me, record.name, record.accept))
 
 
 def _check_reachable(me: WorkerRecord, group: Sequence[WorkerRecord], token: bytes | None) -> None:

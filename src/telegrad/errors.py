@@ -25,6 +25,8 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     ├── TokenError (ValueError)     the group token is missing or too short
     ├── RendezvousError             the group could not be formed
     │   ├── DuplicateWorker         two workers have the same name or rank
+    │   ├── UnauthenticatedRecord   the store has an entry that was not written with this group's token (also an
+    │   │                           AuthenticationError)
     │   └── RendezvousTimeout       not all workers joined in time (also a TimeoutError)
     ├── launch.WorkerFailed         a process started by launch failed
     └── launch.GroupTimeout         the processes did not end in time (also a TimeoutError)
@@ -174,6 +176,10 @@ class RendezvousError(TelegradError):
 
 class DuplicateWorker(RendezvousError):
     """Two workers have the same name or rank."""
+
+
+class UnauthenticatedRecord(RendezvousError, AuthenticationError):
+    """An entry in the rendezvous store was not written with the token of this group."""
 
 
 class RendezvousTimeout(RendezvousError, TimeoutError):

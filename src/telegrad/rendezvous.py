@@ -4,15 +4,27 @@ The rules:
 
 1. A worker *registers* its name, then its rank. Each registration is one compare-and-set, so one of two conflicting
    workers sees the other. The rank comes last: once every rank is registered, all conflicts have been found.
-2. The group has one *outcome*, again a compare-and-set. A worker that sees every rank registered sets "complete", and
-   one that sees a conflict or times out sets the reason. The first outcome holds for everybody, so either all workers
+2. When every rank is registered, each worker reads all registrations, checks that its own is among them, and *confirms*
+   them: it writes their digest.
+3. The group has one *outcome*, again a compare-and-set. A worker that sees every confirmation sets "complete", and one
+   that sees a conflict or times out sets the reason. The first outcome holds for everybody, so either all workers
    continue or none does. A worker that arrives later fails alone.
-3. A worker that has read the outcome signs off and does not use the store again. Rank 0, whose process may host the
+4. When the group is complete, each worker checks that all confirmations have the digest of what it has read itself.
+5. A worker that has read the outcome signs off and does not use the store again. Rank 0, whose process may host the
    store, waits until all have signed off.
 
-The store is not trusted: its contents are plain data, limited in size and validated. The code polls ``store.check``
-rather than call ``store.wait``, which logs a warning on every timeout (TCPStore), rounds to whole seconds (FileStore),
-and cannot be interrupted from the keyboard.
+The store is not trusted. In a group with a token, every entry is authenticated (`telegrad.rendezvous_records`), so a
+store, or whoever can write into it, can delete entries and repeat old ones, but make none. Repeating does not help:
+every registration has the random incarnation of its worker, so a confirmation of this very set of registrations exists
+only if each worker of the set has read it now. Old outcomes can only stop a group from forming, which a store can do
+anyway. One thing remains: of two groups that form at the same time with the same token and size, a hostile store can
+exchange workers. So give every group its own token.
+
+Workers with different tokens find each other's entries unauthenticated, and all fail at once with an error that says
+so: whoever finds one writes an outcome, which the others cannot authenticate either.
+
+The code polls ``store.check`` rather than call ``store.wait``, which logs a warning on every timeout (TCPStore), rounds
+to whole seconds (FileStore), and cannot be interrupted from the keyboard. It never polls with the keys of all workers.
 """
 
 from __future__ import annotations
@@ -20,18 +32,17 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn
 
-import msgspec
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
 
-from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
-from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
+from telegrad.connection.group_keys import GroupKeys
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, UnauthenticatedRecord
+from telegrad.rendezvous_records import Confirmation, Outcome, Records, Registration, check_record, digest_of
 from telegrad.rendezvous_store import MAX_TIMEOUT, check_rank, pause
-from telegrad.transport.addresses import parse_address
 
-MAX_RECORD = 64 * 1024
 FAILURE_LINGER = 2.0
 """Seconds for which rank 0 keeps the store open for others after a failure, even if the timeout has passed."""
 
@@ -39,27 +50,8 @@ _MAX_LISTED = 32
 """How many workers an error names, so that it fits into the store and on a screen."""
 
 _FIRST = "first"
+_REGISTERED = "registered"  # every rank is
 _OUTCOME = "outcome"
-
-
-class Registration(msgspec.Struct, frozen=True):
-    """A worker's entry in the store: its record, and its process for error messages."""
-
-    record: WorkerRecord
-    world_size: int
-    pid: int
-    machine: str
-
-    def __str__(self) -> str:
-        return f"worker {self.record.name!r} (rank {self.record.id}, pid {self.pid} on {self.machine})"
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """Whether the group is complete, or why not."""
-
-    status: Literal["complete", "duplicate", "timeout", "error"]
-    message: str = ""
-
 
 _ERRORS: dict[str, type[RendezvousError]] = {
     "duplicate": DuplicateWorker,
@@ -68,64 +60,184 @@ _ERRORS: dict[str, type[RendezvousError]] = {
 }
 
 
-def assemble(store: Store, me: WorkerRecord, world_size: int, timeout: float) -> list[WorkerRecord]:
+def assemble(
+    store: Store, me: WorkerRecord, keys: GroupKeys | None, world_size: int, timeout: float
+) -> list[WorkerRecord]:
     """Register `me`, wait until all workers have registered, and return the records of all by id.
 
-    Every group needs its own store or PrefixStore. Raises DuplicateWorker, RendezvousTimeout or RendezvousError. If the
-    group cannot be completed, all waiting workers raise the same error.
+    Every group needs its own store or PrefixStore. Raises DuplicateWorker, RendezvousTimeout, UnauthenticatedRecord or
+    RendezvousError. If the group cannot be completed, all waiting workers raise the same error.
     """
     check_rank(me.id, world_size)
-    mine = Registration(me, world_size, os.getpid(), socket.gethostname())
-    if len(_encode(mine)) > MAX_RECORD:
-        raise RendezvousError(f"the record of worker {me.name!r} has more than {MAX_RECORD} bytes")
-    _check(mine, me.id)
-    start = time.monotonic()
-    deadline = start + min(timeout, MAX_TIMEOUT)
-    ranks = range(world_size)
-    registered = False
-    try:
+    return _Rendezvous(store, me, keys, world_size, timeout).run()
+
+
+class _Rendezvous:
+    """The rendezvous of one worker."""
+
+    def __init__(self, store: Store, me: WorkerRecord, keys: GroupKeys | None, world_size: int, timeout: float) -> None:
+        self._store = store
+        self._records = Records(keys, store)
+        self._me = me
+        self._mine = Registration(me, world_size, os.getpid(), socket.gethostname())
+        self._ranks = range(world_size)
+        self._records.encode(_rank_key(me.id), self._mine)  # raises if it is too large
+        check_record(me, me.id)
+        self._start = time.monotonic()
+        self._deadline = self._start + min(timeout, MAX_TIMEOUT)
+
+    def run(self) -> list[WorkerRecord]:
+        """Perform the rendezvous, and return the records of all workers."""
+        store, me = self._store, self._me
+        registered = False
         try:
-            _register(store, mine)
-            registered = True
-            _wait_for_outcome(store, mine, start, deadline)
-            registrations = _read_registrations(store, ranks)
-        except RendezvousError:
-            present = _registered_ranks(store, world_size)
-            _sign_off(store, me.id, registered, present, time.monotonic() + FAILURE_LINGER)
-            raise
-        _sign_off(store, me.id, registered, ranks, deadline)
-    except RuntimeError as error:
-        if isinstance(error, RendezvousError):
-            raise
-        raise RendezvousError(
-            f"worker {me.name!r} (rank {me.id}) lost the rendezvous store before the group was complete: {error}. The "
-            "process that hosts the store, usually rank 0, has probably exited: check its output"
-        ) from error
-    return [registration.record for registration in registrations]
+            try:
+                self._register()
+                registered = True
+                registrations = self._complete()
+            except RendezvousError as error:
+                if isinstance(error, UnauthenticatedRecord):  # workers with another token will not wait then
+                    self._set_outcome(Outcome("error", str(error)))
+                present = [rank for rank in self._ranks if store.check([_rank_key(rank)])]
+                _sign_off(store, me.id, registered, present, time.monotonic() + FAILURE_LINGER)
+                raise
+            _sign_off(store, me.id, registered, self._ranks, self._deadline)
+        except RuntimeError as error:
+            if isinstance(error, RendezvousError):
+                raise
+            raise RendezvousError(
+                f"worker {me.name!r} (rank {me.id}) lost the rendezvous store before the group was complete: {error}. "
+                "The process that hosts the store, usually rank 0, has probably exited: check its output"
+            ) from error
+        return [registration.record for registration in registrations]
 
+    # -- registering ------------------------------------------------------------------------------------------
 
-# Registering and waiting
+    def _register(self) -> None:
+        """Register this worker's name and rank. A conflict becomes the outcome for everybody and is raised."""
+        mine, record = self._mine, self._mine.record
+        first = self._compare_set(_FIRST, "the record of the first worker")
+        if first.world_size != mine.world_size:
+            message = f"the world sizes differ: {first} was started for {first.world_size} workers, but {mine} for "
+            self._fail("error", f"{message}{mine.world_size}. Pass the same world size to all workers")
+        holder = self._compare_set(f"name/{record.name}", f"the record of worker {record.name!r}")
+        if holder.record.id != record.id:
+            message = f"two workers are called {record.name!r}: {holder} and {mine}. Give each worker its own name"
+            self._fail("duplicate", message)
+        holder = self._compare_set(_rank_key(record.id), f"the record of rank {record.id}")
+        if holder != mine:
+            message = f"two workers have rank {record.id}: {holder} and {mine}. Give each worker its own rank"
+            self._fail("duplicate", message + _leftover_hint(self._store))
 
+    def _compare_set(self, name: str, what: str) -> Registration:
+        """Set an entry to this worker's registration unless it is set, and return what it is then."""
+        data = self._store.compare_set(name, "", self._records.encode(name, self._mine))
+        return self._records.decode(name, data, Registration, what)
 
-def _register(store: Store, mine: Registration) -> None:
-    """Register this worker's name and rank. A conflict becomes the outcome for everybody and is raised."""
-    first = _compare_set(store, _FIRST, mine, "the first worker")
-    if first.world_size != mine.world_size:
-        message = f"the world sizes differ: {first} was started for {first.world_size} workers, but {mine} for "
-        _fail(store, Outcome("error", f"{message}{mine.world_size}. Pass the same world size to all workers"))
-    holder = _compare_set(store, f"name/{mine.record.name}", mine, f"worker {mine.record.name!r}")
-    if holder.record.id != mine.record.id:
-        message = f"two workers are called {mine.record.name!r}: {holder} and {mine}. Give each worker its own name"
-        _fail(store, Outcome("duplicate", message))
-    holder = _compare_set(store, _rank_key(mine.record.id), mine, f"rank {mine.record.id}")
-    if holder != mine:
-        message = f"two workers have rank {mine.record.id}: {holder} and {mine}. Give each worker its own rank"
-        _fail(store, Outcome("duplicate", message + _leftover_hint(store)))
+    def _set_outcome(self, outcome: Outcome) -> None:
+        self._store.compare_set(_OUTCOME, "", self._records.encode(_OUTCOME, outcome))
 
+    def _fail(self, status: Literal["duplicate", "error"], message: str) -> NoReturn:
+        """Set the outcome of the group unless it has one, and raise this one in any case."""
+        self._set_outcome(Outcome(status, message))
+        raise _ERRORS[status](message)
 
-def _compare_set(store: Store, key: str, mine: Registration, whose: str) -> Registration:
-    """Set `key` to `mine` unless it is set, and return its registration: `mine`, or that of an earlier worker."""
-    return _decode_registration(store.compare_set(key, "", _encode(mine)), whose)
+    # -- waiting ----------------------------------------------------------------------------------------------
+
+    def _complete(self) -> list[Registration]:
+        """Return all registrations when the group is complete. Raises an error if it fails."""
+        store = self._store
+        registrations: list[Registration] | None = None
+        # The store serializes operations, so the last worker to register sees all registrations here, and the last one
+        # to confirm sees all confirmations below.
+        if store.check([_rank_key(rank) for rank in self._ranks]):
+            store.set(_REGISTERED, "1")
+        while not store.check([_OUTCOME]):
+            if registrations is None and store.check([_REGISTERED]):
+                registrations = self._confirm()
+            elif time.monotonic() >= self._deadline:
+                self._set_outcome(self._timed_out())
+            else:
+                pause(self._start, self._deadline)
+        outcome = self._records.decode(_OUTCOME, store.get(_OUTCOME), Outcome, "the outcome")
+        if outcome.status != "complete":
+            raise _ERRORS[outcome.status](outcome.message)
+        if registrations is None:
+            raise UnauthenticatedRecord(
+                f"the rendezvous store says that the group is complete, but worker {self._me.name!r} (rank "
+                f"{self._me.id}) has not confirmed it: somebody repeats entries of an earlier group"
+            )
+        self._check_confirmations(digest_of(registrations))
+        return registrations
+
+    def _confirm(self) -> list[Registration]:
+        """Read all registrations, and confirm them to the others."""
+        store, me = self._store, self._me
+        self._require(_rank_key)
+        registrations = self._read_registrations(self._ranks)
+        if registrations[me.id] != self._mine:
+            raise UnauthenticatedRecord(
+                f"the record of worker {me.name!r} (rank {me.id}) in the rendezvous store was replaced: somebody else "
+                "writes into the store"
+            )
+        name = _confirmation_key(me.id)
+        store.set(name, self._records.encode(name, Confirmation(digest_of(registrations))))
+        if store.check([_confirmation_key(rank) for rank in self._ranks]):
+            self._set_outcome(Outcome("complete"))
+        return registrations
+
+    def _require(self, key: Callable[[int], str]) -> None:
+        """Raise an error if an entry is missing that should exist. To read it would block."""
+        if not self._store.check([key(rank) for rank in self._ranks]):
+            raise UnauthenticatedRecord(
+                f"entries are missing in the rendezvous store ({key(0)!r} to {key(self._ranks[-1])!r}): somebody "
+                "deletes entries, or repeats those of an earlier group"
+            )
+
+    def _check_confirmations(self, digest: str) -> None:
+        self._require(_confirmation_key)
+        values = self._store.multi_get([_confirmation_key(rank) for rank in self._ranks])
+        for rank, value in zip(self._ranks, values, strict=True):
+            what = f"the confirmation of rank {rank}"
+            if self._records.decode(_confirmation_key(rank), value, Confirmation, what).digest != digest:
+                raise UnauthenticatedRecord(
+                    f"worker {self._me.name!r} (rank {self._me.id}) and rank {rank} found different records in the "
+                    "rendezvous store: somebody changes them, or repeats those of an earlier group"
+                )
+
+    def _read_registrations(self, ranks: Sequence[int]) -> list[Registration]:
+        if not ranks:
+            return []
+        registrations = []
+        for rank, value in zip(ranks, self._store.multi_get([_rank_key(rank) for rank in ranks]), strict=True):
+            what = f"the record of rank {rank}"
+            registration = self._records.decode(_rank_key(rank), value, Registration, what)
+            check_record(registration.record, rank)
+            registrations.append(registration)
+        return registrations
+
+    def _timed_out(self) -> Outcome:
+        store, waited, size = self._store, time.monotonic() - self._start, len(self._ranks)
+        present = [rank for rank in self._ranks if store.check([_rank_key(rank)])]
+        missing = sorted(set(self._ranks) - set(present))
+        if not missing:
+            silent = [rank for rank in self._ranks if not store.check([_confirmation_key(rank)])]
+            if not silent:
+                # The last worker died between its confirmation and the outcome. Calls to it will fail.
+                return Outcome("complete")
+            return Outcome(
+                "timeout",
+                f"all {size} workers registered, but some ended before the group was complete, within {waited:.3g} s: "
+                f"{_list_ranks(silent)}. Check their output",
+            )
+        listed = [registration.record for registration in self._read_registrations(present[:_MAX_LISTED])]
+        names = ", ".join(f"{record.name!r} (rank {record.id})" for record in listed)
+        more = f" and {len(present) - _MAX_LISTED} more" if len(present) > _MAX_LISTED else ""
+        return Outcome(
+            "timeout",
+            f"{len(missing)} of {size} workers did not join within {waited:.3g} s: {_list_ranks(missing)}. "
+            f"Workers that joined: {names}{more}. Check the output of the missing ones, or raise the timeout",
+        )
 
 
 def _leftover_hint(store: Store) -> str:
@@ -136,46 +248,12 @@ def _leftover_hint(store: Store) -> str:
     return ". If the first one is from an earlier run, delete the rendezvous file that it left behind"
 
 
-def _fail(store: Store, outcome: Outcome) -> NoReturn:
-    """Set the outcome of the group unless it has one, and raise this one in any case."""
-    store.compare_set(_OUTCOME, "", _encode(outcome))
-    raise _ERRORS[outcome.status](outcome.message)
+def _rank_key(rank: int) -> str:
+    return f"rank/{rank}"
 
 
-def _wait_for_outcome(store: Store, mine: Registration, start: float, deadline: float) -> None:
-    """Return when the group is complete. Raises an error if it fails."""
-    keys = [_rank_key(rank) for rank in range(mine.world_size)]
-    # The store serializes operations, so the last worker to register sees all registrations here.
-    if store.check(keys):
-        store.compare_set(_OUTCOME, "", _encode(Outcome("complete")))
-    while not store.check([_OUTCOME]):
-        if time.monotonic() >= deadline:
-            store.compare_set(_OUTCOME, "", _encode(_timed_out(store, mine, time.monotonic() - start)))
-        else:
-            pause(start, deadline)
-    outcome = _decode_outcome(store.get(_OUTCOME))
-    if outcome.status != "complete":
-        raise _ERRORS[outcome.status](outcome.message)
-
-
-def _registered_ranks(store: Store, world_size: int) -> list[int]:
-    return [rank for rank in range(world_size) if store.check([_rank_key(rank)])]
-
-
-def _timed_out(store: Store, mine: Registration, waited: float) -> Outcome:
-    ranks = _registered_ranks(store, mine.world_size)
-    missing = sorted(set(range(mine.world_size)) - set(ranks))
-    if not missing:
-        # The last worker died between its registration and the outcome. Calls to it will fail.
-        return Outcome("complete")
-    listed = _read_registrations(store, ranks[:_MAX_LISTED])
-    present = [f"{registration.record.name!r} (rank {registration.record.id})" for registration in listed]
-    more = f" and {len(ranks) - _MAX_LISTED} more" if len(ranks) > _MAX_LISTED else ""
-    return Outcome(
-        "timeout",
-        f"{len(missing)} of {mine.world_size} workers did not join within {waited:.3g} s: {_list_ranks(missing)}. "
-        f"Workers that joined: {', '.join(present)}{more}. Check the output of the missing ones, or raise the timeout",
-    )
+def _confirmation_key(rank: int) -> str:
+    return f"confirmed/{rank}"
 
 
 def _sign_off(store: Store, rank: int, registered: bool, expected: Sequence[int], deadline: float) -> None:
@@ -205,58 +283,3 @@ def _list_ranks(ranks: Sequence[int]) -> str:
     text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs[:_MAX_LISTED])
     text += ", and more" if len(runs) > _MAX_LISTED else ""
     return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
-
-
-# Encoding of the store's entries
-
-
-def _rank_key(rank: int) -> str:
-    return f"rank/{rank}"
-
-
-def _encode(value: Registration | Outcome) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _read_registrations(store: Store, ranks: Sequence[int]) -> list[Registration]:
-    if not ranks:
-        return []
-    values = store.multi_get([_rank_key(rank) for rank in ranks])
-    registrations = []
-    for rank, value in zip(ranks, values, strict=True):
-        registration = _decode_registration(value, f"rank {rank}")
-        _check(registration, rank)
-        registrations.append(registration)
-    return registrations
-
-
-def _decode_registration(value: bytes, whose: str) -> Registration:
-    if len(value) > MAX_RECORD:
-        raise RendezvousError(f"the record of {whose} in the rendezvous store has more than {MAX_RECORD} bytes")
-    try:
-        return msgspec.json.decode(value, type=Registration)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RendezvousError(f"cannot read the record of {whose} in the rendezvous store: {error}") from error
-
-
-def _check(registration: Registration, rank: int) -> None:
-    record = registration.record
-    try:
-        if check_id(record.id) != rank:
-            raise ValueError(f"it belongs to rank {record.id}")
-        check_name(record.name)
-        if not 0 <= record.incarnation < 2**64:
-            raise ValueError(f"incarnation {record.incarnation} does not fit in 64 bits")
-        for address in record.addresses:
-            parse_address(address)
-    except ValueError as error:
-        raise RendezvousError(f"the record of rank {rank} is invalid: {error}") from error
-
-
-def _decode_outcome(value: bytes) -> Outcome:
-    try:
-        if len(value) > MAX_RECORD:
-            raise ValueError(f"it has more than {MAX_RECORD} bytes")
-        return msgspec.json.decode(value, type=Outcome)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise RendezvousError(f"cannot read the outcome in the rendezvous store: {error}") from error

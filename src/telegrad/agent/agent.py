@@ -22,6 +22,7 @@ from telegrad.calls.pipeline import Pipeline
 from telegrad.calls.server import Server
 from telegrad.calls.undelivered import Undeliverable
 from telegrad.connection.accept import PendingConnections
+from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
@@ -63,8 +64,9 @@ class Agent:
         check_name(name)
         check_id(worker_id)
         settings = settings or AgentSettings()
+        keys = None if token is None else derive_keys(token)
         self.executor = Executor(runtime, poller, name=name, max_running=settings.running)
-        self.local = local = LocalWorker(name, settings, runtime, poller, self.executor, token)
+        self.local = local = LocalWorker(name, settings, runtime, poller, self.executor, keys)
         self.runtime, self.poller = runtime, poller
         self.peers = Peers(local, [transport for transport, _ in transports])
         self.pending = PendingConnections(local, self.peers)

@@ -147,10 +147,11 @@ class PendingConnection:
         self.accepted_at = local.runtime.now()
         self._acceptor = Acceptor(
             local.me,
-            local.token,
+            local.keys.handshake if local.keys is not None else None,
             local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
-            check=lambda hello: peers.check(hello, link),
-            resume=lambda hello, proof: peers.resume(link, hello, proof),
+            check=peers.check,
+            resume=lambda hello: peers.resume(link, hello),
+            link=link,
         )
         link.owner = self
         local.poller.add(link, read=True)
@@ -168,7 +169,8 @@ class PendingConnection:
                     self._admit()
                     return
         except Rejected as error:
-            send_greeting(self.link, error.greeting)
+            if error.greeting is not None:
+                send_greeting(self.link, error.greeting)
             self._refuse(str(error))
         except LinkClosed as error:
             _log.debug("%s left during its handshake: %s", self.link.peer, error)
@@ -184,16 +186,15 @@ class PendingConnection:
 
     def _admit(self) -> None:
         """Hand the authenticated connection over to its channel."""
-        hello, proof = self._acceptor.hello, self._acceptor.proof
+        hello = self._acceptor.hello
         assert hello is not None
-        assert proof is not None
         self._finish()
         channel = self._peers.find(hello.name).incoming
-        if channel is None or channel.session_id != proof.session:  # superseded by a newer connection
+        if channel is None or channel.session_id != hello.session:  # superseded by a newer connection
             self.link.close()
             return
         try:
-            channel.attach(self.link, proof.received)
+            channel.attach(self.link, hello.received)
         except ProtocolError as error:
             self.link.close()
             with channel.lock:

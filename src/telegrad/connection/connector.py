@@ -1,4 +1,12 @@
-"""Opens connections to other workers: one outgoing channel per peer, connected when first needed."""
+"""Opens connections to other workers: one outgoing channel per peer, connected when first needed.
+
+Anybody can accept a connection at an address that a worker had, answer anything, or close it. So a handshake in which
+the peer has not proved itself is a failed attempt, whatever was answered, and says nothing about the worker:
+
+- An established session tries again by its own rules, until its time limit.
+- A first connection is tried again for a second (`UnprovedAttempts`). If all attempts fail, the call raises an
+  AuthenticationError, but the worker is not lost: the next call tries again.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from telegrad.connection.channel import Channel
-from telegrad.connection.handshake import NONCE_SIZE, Opener, Rejected
+from telegrad.connection.handshake import NONCE_SIZE, AnotherWorker, Opener, Refused, Rejected
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import (
+    AuthenticationError,
     DeadlineExceeded,
     OtherVersion,
     ProtocolError,
@@ -22,6 +31,7 @@ from telegrad.errors import (
 from telegrad.interrupts import shielded
 from telegrad.protocol.session_events import SessionState
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
+from telegrad.waiting import Event
 from telegrad.wire.frames import Frame, Kind
 from telegrad.wire.handshake_messages import HandshakeMessage, decode_handshake
 
@@ -29,6 +39,8 @@ if TYPE_CHECKING:
     from telegrad.connection.peers import Peer, Peers
 
 _RETRY_DELAY = 0.1  # seconds between two attempts to connect if the session does not say when the next is due
+_UNPROVED_LIMIT = 1.0  # seconds for which a first connection is retried although the peer does not prove itself
+_MIN_ATTEMPTS = 5  # ... and how often, at least
 
 
 class Connector:
@@ -54,15 +66,18 @@ class Connector:
                     continue
                 opening = peer.opening
                 if opening is None:
-                    peer.opening = self._local.runtime.event()
+                    peer.opening = Opening(self._local.runtime.event())
             if opening is None:
                 return self._open_channel(peer, deadline)
-            if not self._local.executor.wait(opening, deadline):
-                raise self._deadline_exceeded(peer)
+            if not self._local.executor.wait(opening.done, deadline):
+                raise self._deadline_exceeded(peer, None)
+            if opening.error is not None:  # the same would happen again
+                raise AuthenticationError(str(opening.error)) from opening.error
 
     def _open_channel(self, peer: Peer, deadline: float | None) -> Channel:
         local = self._local
         channel: Channel | None = None
+        connected = False
         try:
             transport, _ = self._route_to(peer.record)
             channel = self._peers.make_channel(
@@ -75,16 +90,20 @@ class Connector:
                 settings=local.settings.session,
                 allocate=local.buffers.take,
             )
+            attempts = UnprovedAttempts(peer.record)
             while True:
                 now = local.runtime.now()
                 if deadline is not None and now >= deadline:
-                    raise self._deadline_exceeded(peer)
+                    raise self._deadline_exceeded(peer, attempts)
                 if peer.gone:
                     raise WorkerLost(f"worker {peer.record.name!r} is gone: {peer.gone}", worker=peer.record.name)
                 with channel.lock:
                     channel.session.tick(now)
-                if self.connect(channel, peer, fresh=True):
+                failure = self.connect(channel, peer, fresh=True)
+                if failure is None:
+                    connected = True
                     break
+                attempts.add(failure, local.runtime.now())
                 if channel.session.state is SessionState.LOST:
                     reason = channel.session.lost_reason
                     raise WorkerLost(f"worker {peer.record.name!r} is lost: {reason}", worker=peer.record.name)
@@ -96,20 +115,24 @@ class Connector:
         except WorkerLost as error:
             self._peers.lost_workers.peer_lost(peer, str(error))
             raise
+        except AuthenticationError as error:
+            if peer.opening is not None:
+                peer.opening.error = error
+            raise
         finally:
             with peer.lock:
-                if channel is not None and channel.link is not None and not peer.gone:
+                if connected and not peer.gone:
                     peer.outgoing = channel
                 opening, peer.opening = peer.opening, None
             if opening is not None:
-                opening.set()
-            if channel is not None and peer.gone:
-                channel.close(peer.gone)
+                opening.done.set()
+            if channel is not None and (peer.gone or not connected):
+                channel.close(peer.gone or "no connection could be opened")
 
-    def connect(self, channel: Channel, peer: Peer, *, fresh: bool = False) -> bool:
-        """Open a link for `channel`. Returns False if that failed; the session then knows why.
+    def connect(self, channel: Channel, peer: Peer, *, fresh: bool = False) -> Exception | None:
+        """Open a link for `channel`. If that fails, return why; the session then knows, too.
 
-        Raises if the peer refuses the handshake, because retrying would not help.
+        Raises WorkerLost, Refused or Rejected if that was proved in the handshake, because retrying would not help.
         """
         local = self._local
         transport, address = self._route_to(peer.record)
@@ -119,14 +142,14 @@ class Connector:
             link = transport.connect(address, deadline)
         except ConnectionRefusedError as error:
             channel.connect_failed(f"{address} refuses connections ({error})", refused=True)
-            return False
+            return error
         except Exception as error:
             if is_shortage(error):
                 raise self._exhausted(peer, error) from error
             if not isinstance(error, OSError):
                 raise
             channel.connect_failed(f"{address} cannot be reached ({error})", refused=False)
-            return False
+            return error
         finally:
             local.executor.unblock()
         self.connecting.append(link)
@@ -135,15 +158,18 @@ class Connector:
             # take this worker for dead.
             local.poller.add(link, read=False, once=True)
             handshake = self._handshake if link.resumable else self._shielded_handshake
-            received = handshake(link, channel, peer, deadline, fresh)
+            received = handshake(link, channel, peer, deadline, fresh, address)
             channel.attach(link, received)
-        except OtherVersion:
+        except (Refused, Rejected):
             link.close()
             raise
-        except (LinkClosed, TimeoutError, ProtocolError) as error:
+        except (LinkClosed, TimeoutError, ProtocolError, AuthenticationError) as error:
             link.close()
-            channel.connect_failed(f"the handshake with {link.peer} failed ({error})", refused=False)
-            return False
+            # Nobody who is the peer listens there, if another worker has proved that it does.
+            channel.connect_failed(
+                f"the handshake with {link.peer} failed ({error})", refused=isinstance(error, AnotherWorker)
+            )
+            return error
         except BaseException as error:
             link.close()
             if is_shortage(error):
@@ -151,26 +177,30 @@ class Connector:
             raise
         finally:
             self.connecting.remove(link)
-        return True
+        return None
 
     @shielded
     def _shielded_handshake(
-        self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool
+        self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool, address: str
     ) -> tuple[int, int]:
         """Perform the handshake without interrupts: the peer would take the end of a unix link for our death."""
-        return self._handshake(link, channel, peer, deadline, fresh)
+        return self._handshake(link, channel, peer, deadline, fresh, address)
 
-    def _handshake(self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool) -> tuple[int, int]:
+    def _handshake(
+        self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool, address: str
+    ) -> tuple[int, int]:
         """Authenticate `link`, and return what the peer has received of the session."""
         local = self._local
         opener = Opener(
             local.me,
             peer.record,
-            local.token,
+            local.keys.handshake if local.keys is not None else None,
             local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
+            dialled=address,
             session=channel.session_id,
             received=channel.session.received_up_to(),
             fresh=fresh,
+            link=link,
         )
         send_greeting(link, opener.start())
         while True:
@@ -192,7 +222,8 @@ class Connector:
         try:
             response = opener.receive(decode_handshake(frame.body))
         except Rejected as error:
-            send_greeting(link, error.greeting)
+            if error.greeting is not None:
+                send_greeting(link, error.greeting)
             raise
         if isinstance(response, tuple):
             return response
@@ -220,10 +251,57 @@ class Connector:
             worker=peer.record.name,
         )
 
-    def _deadline_exceeded(self, peer: Peer) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"worker {peer.record.name!r} could not be connected to before the deadline", worker=peer.record.name
-        )
+    def _deadline_exceeded(self, peer: Peer, attempts: UnprovedAttempts | None) -> DeadlineExceeded:
+        name = peer.record.name
+        text = f"worker {name!r} could not be connected to before the deadline"
+        if attempts is not None and attempts.last is not None:
+            text += f" (last attempt: {attempts.last})"
+        return DeadlineExceeded(text, worker=name)
+
+
+class Opening:
+    """The opening of a first connection by one thread, for which others wait."""
+
+    def __init__(self, done: Event) -> None:
+        self.done = done
+        self.error: AuthenticationError | None = None
+        """Why it failed, if the peer did not prove itself or refused."""
+
+
+class UnprovedAttempts:
+    """The attempts to open a first connection that reached a listener, which then did not prove itself.
+
+    Another token is the usual cause, and its user should learn about it soon. But a worker that lacks memory or evicts
+    connections in a flood closes some, too, so one attempt is not enough to tell.
+    """
+
+    def __init__(self, target: WorkerRecord) -> None:
+        self._target = target
+        self._count = 0
+        self._since = 0.0
+        self.last: Exception | None = None
+        """Why the last attempt failed, if it was one of these."""
+
+    def add(self, failure: Exception, now: float) -> None:
+        """Take a failed attempt into account. Raises an error if it is time to give up."""
+        if not isinstance(failure, LinkClosed | ProtocolError | AuthenticationError):
+            self._count, self.last = 0, None
+            return
+        if not self._count:
+            self._since = now
+        self._count += 1
+        self.last = failure
+        if self._count < _MIN_ATTEMPTS or now - self._since < _UNPROVED_LIMIT:
+            return
+        if isinstance(failure, OtherVersion):
+            raise failure
+        name = self._target.name
+        seen = f"it closed the connection ({failure})" if isinstance(failure, LinkClosed) else str(failure)
+        raise AuthenticationError(
+            f"worker {name!r} did not prove that it belongs to this group, in {self._count} attempts: {seen}. Probably "
+            f"the group tokens differ: start every worker with the same TELEGRAD_TOKEN and the same version of "
+            f"telegrad. The log of worker {name!r} says why it refuses connections"
+        ) from failure
 
 
 def send_greeting(link: Link, greeting: HandshakeMessage) -> None:

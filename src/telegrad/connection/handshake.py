@@ -2,15 +2,31 @@
 
 ::
 
-    opener                                   listener
-      Hello (own identity, target, nonce)  →
-                                           ← Challenge (own identity, nonce, proof)
-      Proof (proof, session)               →
-                                           ← Welcome (what it has received of the session)
+    opener                                              listener
+      Hello (who I am, whom I want, session, nonce)   →
+                                                      ← Challenge (who I am, nonce)
+      Proof                                           →
+                                                      ← Welcome (what it has received of the session)
 
-Both proofs are HMAC-SHA256 under the group token, over role, protocol version, both nonces, both workers' names, ids
-and incarnations, and the channel binding. Each side proves that it knows the token without revealing it, and a proof
-cannot be replayed, reflected, or moved to another connection. Either side may send a Reject instead.
+The rules:
+
+1. Every message carries a proof: an HMAC-SHA256 under the group's handshake key. It covers the protocol version, the
+   role of its sender, the channel binding (`Link.binding`), all messages before it on this connection, and all other
+   fields of the message itself. So whatever a message says is proved, including fields that are added one day, and a
+   proof cannot be replayed, reflected, relayed over another connection, or combined with other messages.
+2. Strangers are told nothing. A listener answers a Hello only if its proof is right. Otherwise it just closes.
+3. Strangers are believed nothing. A message without a right proof has no effect except that this connection is closed.
+   In particular, an opener believes only a proved Reject, and that a worker has forgotten its session, or is another
+   incarnation, only from that worker itself.
+4. A Hello has no nonce of the listener, so without TLS a recorded one gets a Challenge. The listener acts on what a
+   Hello says (`check`, `resume`) only after the Proof, which covers its own nonce.
+5. Both sides say how they accept calls (`accept`), and end the handshake if they differ: nobody in between can make one
+   of them less strict.
+6. The opener says which address it dialled. The listener refuses if it does not announce that address: then somebody
+   has redirected the opener. It is compared as text with the listener's own record, from which the opener has it, so
+   address translation and port forwarding do not matter.
+7. With certificates on both sides (`Link.peer_names`), each side also checks that the certificate is for the worker
+   whose name the other one claims. A shared token cannot do that: whoever knows it can claim any name.
 
 Without a token the proofs are empty. Workers then listen on unix sockets only, where the kernel identifies the peer.
 
@@ -19,196 +35,270 @@ Without a token the proofs are empty. Workers then listen on unix sockets only, 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from telegrad.connection.worker_record import WorkerRecord
+from telegrad.connection.goodbye import shortened
+from telegrad.connection.group_keys import authenticate
+from telegrad.connection.worker_record import WorkerRecord, modes_differ
 from telegrad.errors import AuthenticationError, ProtocolError, WorkerLost
 from telegrad.wire.frames import VERSION
 from telegrad.wire.handshake_messages import Challenge, HandshakeMessage, Hello, Proof, Reject, Welcome
 
 NONCE_SIZE = 32
+_MAX_REASON = 400  # characters of a reason that is sent: a handshake message is small
 
-_TOKENS_DIFFER = "the group tokens differ: start every worker with the same TELEGRAD_TOKEN"
+Greeting = TypeVar("Greeting", Hello, Challenge, Proof, Welcome, Reject)
 
 
 class Rejected(AuthenticationError):
-    """This side ends the handshake. `greeting` tells the peer why."""
+    """This side ends the handshake with a peer that has proved itself. `greeting`, if any, tells the peer why."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
-        self.greeting = Reject(code, reason)
+        self.code = code
+        self.greeting: Reject | None = None
 
 
-def _printable_reason(greeting: Reject) -> str:
-    """Return the peer's reason, escaped if needed: an unauthenticated peer must not forge log lines."""
-    return greeting.reason if greeting.reason.isprintable() else repr(greeting.reason)
+class Refused(AuthenticationError):
+    """The peer, which has proved itself, refuses this worker."""
 
 
-@dataclass(frozen=True)
-class _Identity:
-    name: str
-    id: int
-    incarnation: int
+class AnotherWorker(AuthenticationError):
+    """Another worker of the group, which has proved itself, listens at the address of the one that was wanted."""
 
 
-def _prove(
-    token: bytes | None, role: str, opener: _Identity, listener: _Identity, nonces: tuple[bytes, bytes], channel: bytes
-) -> bytes:
-    if token is None:
-        return b""
-    # A msgpack array decodes in only one way, so no two different handshakes yield the same bytes.
-    transcript = msgspec.msgpack.encode(
-        (
-            "telegrad",
-            role,
-            VERSION,
-            nonces[0],
-            nonces[1],
-            (opener.name, opener.id, opener.incarnation),
-            (listener.name, listener.id, listener.incarnation),
-            channel,
-        )
-    )
-    return hmac.new(token, transcript, hashlib.sha256).digest()
+class Channel(Protocol):
+    """What the handshake knows of its connection; see `telegrad.transport.base.Link`."""
+
+    binding: bytes
+    peer_names: tuple[str, ...] | None
 
 
-class Opener:
-    """The side that connects. `target` is the worker that it wants to reach."""
+class _Transcript:
+    """What both sides have said on one connection. Each proof covers all of it."""
+
+    def __init__(self, key: bytes | None, link: Channel) -> None:
+        self._key = key
+        self._link = link
+        self._said: list[HandshakeMessage] = []
+
+    def prove(self, role: str, greeting: Greeting) -> Greeting:
+        """Return `greeting`, to be sent by this side, with its proof."""
+        proved: Greeting = msgspec.structs.replace(greeting, proof=self._proof(role, greeting))
+        self._said.append(proved)
+        return proved
+
+    def check(self, role: str, greeting: HandshakeMessage) -> bool:
+        """Return whether `greeting` comes from a peer that knows the key and has seen the same messages."""
+        if not hmac.compare_digest(self._proof(role, greeting), greeting.proof):
+            return False
+        self._said.append(greeting)
+        return True
+
+    def _proof(self, role: str, greeting: HandshakeMessage) -> bytes:
+        if self._key is None:
+            return b""
+        unproved = msgspec.structs.replace(greeting, proof=b"")
+        return authenticate(self._key, "telegrad handshake", VERSION, role, self._link.binding, self._said, unproved)
+
+
+class _Side:
+    def __init__(self, me: WorkerRecord, role: str, key: bytes | None, link: Channel) -> None:
+        self._me = me
+        self._role = role
+        self._link = link
+        self._transcript = _Transcript(key, link)
+
+    def reject(self, code: str, reason: str) -> Reject:
+        """Return the message that ends the handshake."""
+        me = self._me
+        rejection = Reject(me.name, me.id, me.incarnation, code, shortened(reason, _MAX_REASON), b"")
+        return self._transcript.prove(self._role, rejection)
+
+    def _check_peer(self, greeting: Hello | Challenge) -> None:
+        """Check what a peer that has proved itself says about itself."""
+        if len(greeting.nonce) != NONCE_SIZE:
+            raise ProtocolError(f"a nonce has {NONCE_SIZE} bytes, not {len(greeting.nonce)}")
+        names = self._link.peer_names
+        if names is not None and greeting.name not in names:
+            listed = ", ".join(map(repr, names)) or "nobody"
+            raise Rejected("certificate", f"the certificate of worker {greeting.name!r} is for {listed}")
+        if greeting.accept != self._me.accept:
+            raise Rejected("mode", modes_differ(self._me, greeting.name, greeting.accept))
+
+
+class Opener(_Side):
+    """The side that connects. `target` is the worker that it wants to reach, at the address `dialled`."""
 
     def __init__(
         self,
         me: WorkerRecord,
         target: WorkerRecord,
-        token: bytes | None,
+        key: bytes | None,
         nonce: bytes,
         *,
+        dialled: str,
         session: int,
         received: tuple[int, int],
         fresh: bool,
-        channel: bytes = b"",
+        link: Channel,
     ) -> None:
-        self._me = me
+        super().__init__(me, "opener", key, link)
         self._target = target
-        self._token = token
-        self._nonce = nonce
-        self._session = session
-        self._received = received
-        self._fresh = fresh
-        self._channel = channel
-        self._proved = False
+        self._hello = Hello(
+            name=me.name,
+            id=me.id,
+            incarnation=me.incarnation,
+            addresses=me.addresses,
+            host=me.host,
+            main=me.main,
+            accept=me.accept,
+            target=target.name,
+            dialled=dialled,
+            nonce=nonce,
+            session=session,
+            received=received,
+            fresh=fresh,
+            proof=b"",
+        )
+        self._challenged = False
 
     def start(self) -> HandshakeMessage:
         """Return the first greeting."""
-        me = self._me
-        return Hello(
-            me.name,
-            me.id,
-            me.incarnation,
-            me.addresses,
-            me.main,
-            self._target.name,
-            self._nonce,
-            self._token is not None,
-        )
+        return self._transcript.prove("opener", self._hello)
 
     def receive(self, greeting: HandshakeMessage) -> HandshakeMessage | tuple[int, int]:
-        """Return the next greeting to send or, at the end, what the listener has received of the session."""
-        target = self._target
+        """Return the next greeting to send or, at the end, what the listener has received of the session.
+
+        Raises WorkerLost or Refused if the listener proved that, AnotherWorker if another worker proved itself, and
+        otherwise AuthenticationError or ProtocolError, which say nothing about the target: anybody can cause them.
+        """
+        name = self._target.name
+        if not self._transcript.check("listener", greeting):
+            if isinstance(greeting, Reject):
+                said = shortened(greeting.reason, _MAX_REASON)
+                raise AuthenticationError(f"the listener refused without proving itself, and said: {said}")
+            raise AuthenticationError(f"the listener could not prove that it is worker {name!r} of this group")
         if isinstance(greeting, Reject):
-            if greeting.code == "incarnation" or greeting.code == "session":
-                raise WorkerLost(
-                    f"worker {target.name!r} cannot resume our session: {_printable_reason(greeting)}",
-                    worker=target.name,
-                )
-            raise AuthenticationError(f"worker {target.name!r} refused our connection: {_printable_reason(greeting)}")
-        if isinstance(greeting, Challenge) and not self._proved:
-            if (greeting.name, greeting.id) != (target.name, target.id):
-                raise Rejected(
-                    "name",
-                    f"worker {target.name!r} (id {target.id}) was expected here, but this is worker {greeting.name!r} "
-                    f"(id {greeting.id})",
-                )
-            me = _Identity(self._me.name, self._me.id, self._me.incarnation)
-            peer = _Identity(greeting.name, greeting.id, greeting.incarnation)
-            nonces = (self._nonce, greeting.nonce)
-            expected = _prove(self._token, "listener", me, peer, nonces, self._channel)
-            if len(greeting.nonce) != NONCE_SIZE or not hmac.compare_digest(expected, greeting.proof):
-                raise Rejected(
-                    "proof", f"worker {target.name!r} could not prove that it belongs to this group; {_TOKENS_DIFFER}"
-                )
-            if greeting.incarnation != target.incarnation:
-                raise WorkerLost(f"worker {target.name!r} was restarted", worker=target.name)
-            self._proved = True
-            proof = _prove(self._token, "opener", me, peer, nonces, self._channel)
-            return Proof(proof, self._session, self._received, self._fresh)
-        if isinstance(greeting, Welcome) and self._proved:
+            raise self._refusal(greeting)
+        if isinstance(greeting, Challenge) and not self._challenged:
+            self._check_target(greeting)
+            self._challenged = True
+            return self._transcript.prove("opener", Proof(b""))
+        if isinstance(greeting, Welcome) and self._challenged:
             return greeting.received
-        raise ProtocolError(f"worker {target.name!r} sent a {type(greeting).__name__} out of turn")
+        raise ProtocolError(f"worker {name!r} sent a {type(greeting).__name__} out of turn")
+
+    def _check_target(self, challenge: Challenge) -> None:
+        target = self._target
+        if (challenge.name, challenge.id) != (target.name, target.id):
+            raise self._another(challenge)
+        try:
+            self._check_peer(challenge)
+        except Rejected as error:
+            error.greeting = self.reject(error.code, str(error))
+            raise
+        if challenge.incarnation != target.incarnation:
+            raise WorkerLost(f"worker {target.name!r} was restarted", worker=target.name)
+
+    def _refusal(self, greeting: Reject) -> Exception:
+        target, reason = self._target, shortened(greeting.reason, _MAX_REASON)
+        if (greeting.name, greeting.id) != (target.name, target.id):
+            return self._another(greeting)
+        if greeting.code == "incarnation" or greeting.code == "session":
+            text = f"worker {target.name!r} cannot resume our session: {reason}"
+            return WorkerLost(text, worker=target.name)
+        return Refused(f"worker {target.name!r} refused our connection: {reason}")
+
+    def _another(self, greeting: Challenge | Reject) -> AnotherWorker:
+        return AnotherWorker(
+            f"worker {self._target.name!r} (id {self._target.id}) was expected at {self._hello.dialled}, but worker "
+            f"{greeting.name!r} (id {greeting.id}) of this group listens there"
+        )
 
 
-class Acceptor:
+class Acceptor(_Side):
     """The side that accepts a connection.
 
-    Both callbacks run after the opener proved that it knows the token. `check` raises Rejected if the opener's identity
-    is not acceptable. `resume` returns what has been received of its session, and raises Rejected if that is unknown.
+    Both callbacks run after the opener has proved itself. `check` raises Rejected if the opener's identity is not
+    acceptable. `resume` returns what has been received of its session, and raises Rejected if that is unknown.
     """
 
     def __init__(
         self,
         me: WorkerRecord,
-        token: bytes | None,
+        key: bytes | None,
         nonce: bytes,
         *,
         check: Callable[[Hello], None],
-        resume: Callable[[Hello, Proof], tuple[int, int]],
-        channel: bytes = b"",
+        resume: Callable[[Hello], tuple[int, int]],
+        link: Channel,
     ) -> None:
-        self._me = me
-        self._token = token
+        super().__init__(me, "listener", key, link)
+        self._has_key = key is not None
         self._nonce = nonce
         self._check = check
         self._resume = resume
-        self._channel = channel
         self.hello: Hello | None = None
+        """The opener's Hello, once one has come whose proof is right. It may be a recorded one until `proof` is set."""
         self.proof: Proof | None = None
+        """The opener's Proof, once it was accepted."""
 
     def receive(self, greeting: HandshakeMessage) -> HandshakeMessage:
-        """Return the next greeting to send. After a Welcome, `hello` and `proof` identify the opener."""
-        me = self._me
-        if isinstance(greeting, Reject):
-            raise AuthenticationError(f"it ended the handshake: {_printable_reason(greeting)}")
-        if isinstance(greeting, Hello) and self.hello is None:
-            if greeting.target != me.name:
-                raise Rejected("name", f"this is worker {me.name!r}, not {greeting.target!r}")
-            if len(greeting.nonce) != NONCE_SIZE:
-                raise Rejected("nonce", f"a nonce has {NONCE_SIZE} bytes")
-            if greeting.has_token != (self._token is not None):
-                having, lacking = (me.name, greeting.name) if self._token is not None else (greeting.name, me.name)
-                raise Rejected("token", f"worker {having!r} has a group token and worker {lacking!r} has none")
-            self.hello = greeting
-            return Challenge(me.name, me.id, me.incarnation, self._nonce, self._prove("listener"))
-        if isinstance(greeting, Proof) and self.hello is not None and self.proof is None:
-            if not hmac.compare_digest(self._prove("opener"), greeting.proof):
-                raise Rejected("proof", f"worker {self.hello.name!r} could not prove itself; {_TOKENS_DIFFER}")
-            # Only now: an unauthenticated peer must not affect the worker that it claims to be.
-            self._check(self.hello)
-            self.proof = greeting
-            return Welcome(self._resume(self.hello, greeting))
-        raise ProtocolError(f"a {type(greeting).__name__} out of turn")
+        """Return the next greeting to send. After a Welcome, `hello` identifies the opener.
 
-    def _prove(self, role: str) -> bytes:
-        me, hello = self._me, self.hello
-        assert hello is not None
-        return _prove(
-            self._token,
-            role,
-            _Identity(hello.name, hello.id, hello.incarnation),
-            _Identity(me.name, me.id, me.incarnation),
-            (hello.nonce, self._nonce),
-            self._channel,
+        Raises Rejected with a greeting to send, or else AuthenticationError or ProtocolError: send nothing then.
+        """
+        try:
+            if self.hello is None:
+                return self._take_hello(greeting)
+            return self._take_proof(greeting, self.hello)
+        except Rejected as error:
+            error.greeting = self.reject(error.code, str(error))
+            raise
+
+    def _take_hello(self, hello: HandshakeMessage) -> HandshakeMessage:
+        me = self._me
+        if not isinstance(hello, Hello):
+            raise ProtocolError(f"a {type(hello).__name__} out of turn")
+        if not self._transcript.check("opener", hello):
+            raise AuthenticationError(self._unproved(hello))
+        self.hello = hello
+        if hello.target != me.name:
+            raise Rejected("name", f"this is worker {me.name!r}, not {hello.target!r}")
+        if hello.dialled not in me.addresses:
+            raise Rejected(
+                "address",
+                f"worker {hello.name!r} dialled {hello.dialled}, but worker {me.name!r} announces "
+                f"{', '.join(me.addresses)}: somebody redirects connections",
+            )
+        self._check_peer(hello)
+        return self._transcript.prove(
+            "listener", Challenge(me.name, me.id, me.incarnation, me.accept, self._nonce, b"")
         )
+
+    def _take_proof(self, greeting: HandshakeMessage, hello: Hello) -> HandshakeMessage:
+        if not self._transcript.check("opener", greeting):
+            raise AuthenticationError(
+                f"its {type(greeting).__name__} is not proved: it repeats what it recorded or it alters messages"
+            )
+        if isinstance(greeting, Reject):
+            raise AuthenticationError(f"it ended the handshake: {shortened(greeting.reason, _MAX_REASON)}")
+        if not isinstance(greeting, Proof) or self.proof is not None:
+            raise ProtocolError(f"a {type(greeting).__name__} out of turn")
+        # Only now: an unauthenticated peer must not affect the worker that it claims to be.
+        self._check(hello)
+        self.proof = greeting
+        return self._transcript.prove("listener", Welcome(self._resume(hello), b""))
+
+    def _unproved(self, hello: Hello) -> str:
+        claim = f"it claims to be worker {hello.name[:127]!r}"
+        if not self._has_key:
+            return f"{claim} and has a group token, but this worker has none"
+        if not hello.proof:
+            return f"{claim} and has no group token, but this worker has one"
+        return f"{claim}, but could not prove it; the group tokens differ, or somebody relays the connection"

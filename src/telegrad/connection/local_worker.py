@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
@@ -23,7 +24,7 @@ class LocalWorker:
         runtime: Runtime,
         poller: Poller,
         executor: Executor,
-        token: bytes | None,
+        keys: GroupKeys | None,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -31,7 +32,8 @@ class LocalWorker:
         self.runtime = runtime
         self.poller = poller
         self.executor = executor
-        self.token = token
+        self.keys = keys
+        """The keys of the group; None without a token."""
         self.buffers = BufferPool()
         self.slabs = SlabPool(settings.shared_memory, self.buffers.trim)
         self.me: WorkerRecord

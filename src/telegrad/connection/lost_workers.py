@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from telegrad.connection.channel import Channel
 from telegrad.connection.goodbye import shortened
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.errors import AuthenticationError, ProtocolError, WorkerLost
+from telegrad.errors import AuthenticationError, WorkerLost
 
 if TYPE_CHECKING:
     from telegrad.connection.peers import Peer, Peers
@@ -67,7 +67,7 @@ class LostWorkers:
                 peer.dying_until = local.runtime.now() + _DYING
             channels = peer.channels()
             if peer.opening is not None:
-                peer.opening.set()
+                peer.opening.done.set()
         # A worker that is leaving may find others gone before it: that is how a group ends.
         if not left and not local.closed and not local.leaving:
             _log.warning("worker %r lost worker %r: %s", local.name, peer.record.name, reason)
@@ -94,11 +94,14 @@ class LostWorkers:
 
         def attempt() -> None:
             peer = self._peers.of(channel)
-            if peer is None or peer.gone or self._local.closed:
+            if peer is None:  # its first connection broke before the channel was registered, or it was replaced
+                channel.connect_failed("the first connection broke at once", refused=False)
+                return
+            if peer.gone or self._local.closed:
                 return
             try:
                 self._peers.connector.connect(channel, peer)
-            except (AuthenticationError, WorkerLost, ProtocolError) as error:
+            except (AuthenticationError, WorkerLost) as error:  # proved by the peer
                 self.peer_lost(peer, str(error))
             except Exception as error:  # noqa: BLE001 - a shortage or a bug of ours: the session tries again
                 _log.warning("worker %r cannot reconnect to worker %r: %s", self._local.name, channel.peer, error)

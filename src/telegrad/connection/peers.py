@@ -5,19 +5,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from telegrad.connection.channel import Channel
-from telegrad.connection.connector import Connector
+from telegrad.connection.connector import Connector, Opening
 from telegrad.connection.handshake import Rejected
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.lost_workers import LostWorkers
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
 from telegrad.errors import UnknownWorker
 from telegrad.transport.base import Link, Transport
-from telegrad.waiting import Event
 from telegrad.wire.frames import Frame, Message
-from telegrad.wire.handshake_messages import Hello, Proof
+from telegrad.wire.handshake_messages import Hello
+
+_MAX_PREDECESSORS = 64  # incarnations of a worker that are remembered: more than any worker is restarted in a minute
+
+
+def _record_of(hello: Hello) -> WorkerRecord:
+    return WorkerRecord(
+        hello.name,
+        hello.id,
+        hello.incarnation,
+        hello.addresses,
+        host=hello.host,
+        main=hello.main,
+        accept=hello.accept,
+    )
 
 
 class Peer:
@@ -31,10 +42,12 @@ class Peer:
         """Whether the worker is gone after an orderly shutdown."""
         self.dying_until = 0.0
         """If the worker was lost: until when its process may still be exiting, and listening."""
+        self.predecessors: tuple[int, ...] = ()
+        """The incarnations that this one and those before it replaced."""
         self.lock = threading.Lock()  # protects outgoing, incoming and opening
         self.outgoing: Channel | None = None
         self.incoming: Channel | None = None
-        self.opening: Event | None = None
+        self.opening: Opening | None = None
 
     def channels(self) -> list[Channel]:
         """Return the channels that exist."""
@@ -112,8 +125,15 @@ class Peers:
 
     # -- incoming connections ---------------------------------------------------------------------------------
 
-    def check(self, hello: Hello, link: Link) -> None:
-        """Check the identity of an authenticated opener, and register a new incarnation of a worker."""
+    def check(self, hello: Hello) -> None:
+        """Check the identity of an authenticated opener, and register a new incarnation of a worker.
+
+        A new incarnation takes the place of one that still seems alive: a worker that was restarted must not have to
+        wait until every other one has noticed its death. So a member that claims to be a new incarnation of another
+        takes its place. A shared token cannot prevent that, because all who know it are equal; certificates can (see
+        `telegrad.connection.handshake`). An incarnation that was replaced never returns, so two processes that both
+        run as one worker cannot replace each other in turn.
+        """
         try:
             check_name(hello.name)
             check_id(hello.id)
@@ -128,30 +148,29 @@ class Peers:
                     )
                 return
             if self.allow_join and known is None and hello.id not in self._by_id:
-                host = "" if link.resumable else self._local.me.host  # only unix sockets are not resumable
-                self._add(
-                    WorkerRecord(hello.name, hello.id, hello.incarnation, hello.addresses, host=host, main=hello.main)
-                )
+                self._add(_record_of(hello))
                 return
             if known is None or known.record.id != hello.id:
                 raise Rejected("name", f"there is no worker {hello.name!r} with id {hello.id} in this group")
             if hello.name == self._local.me.name:
                 raise Rejected("name", f"worker {hello.name!r} is this worker")
-            record = msgspec.structs.replace(
-                known.record, incarnation=hello.incarnation, addresses=hello.addresses, main=hello.main
-            )
-            self._add(record)
+            if hello.incarnation in known.predecessors:
+                raise Rejected(
+                    "incarnation", f"this incarnation of worker {hello.name!r} was replaced by a later one: restart it"
+                )
+            predecessors = (*known.predecessors, known.record.incarnation)
+            self._add(_record_of(hello)).predecessors = predecessors[-_MAX_PREDECESSORS:]
         self.lost_workers.peer_lost(known, "it was restarted")
 
-    def resume(self, link: Link, hello: Hello, proof: Proof) -> tuple[int, int]:
+    def resume(self, link: Link, hello: Hello) -> tuple[int, int]:
         """Return what has been received of the session that an authenticated opener wants to resume or start."""
         local = self._local
         peer = self.find(hello.name)
         with peer.lock:
             channel = peer.incoming
-        if channel is not None and channel.session_id == proof.session and not proof.fresh:
+        if channel is not None and channel.session_id == hello.session and not hello.fresh:
             return channel.detach("the peer opened a new connection")
-        if not proof.fresh:
+        if not hello.fresh:
             raise Rejected("session", "the session is not known here any more")
         fresh = self.make_channel(
             local,
@@ -159,7 +178,7 @@ class Peers:
             peer.record,
             outgoing=False,
             resumable=link.resumable,
-            session_id=proof.session,
+            session_id=hello.session,
             settings=local.settings.session,
             allocate=local.buffers.take,
         )

@@ -1,7 +1,7 @@
 """The identity and addresses of a worker, as exchanged at rendezvous.
 
-The rendezvous store is not trusted. Records are plain data, and a worker still has to prove its identity in the
-handshake.
+The rendezvous store is not trusted. Records are plain data, those of a group with a token are authenticated, and a
+worker still has to prove its identity in the handshake.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 _NAME = re.compile(r"[0-9A-Za-z_:-]+\Z")
 MAX_NAME = 127
 MAX_ID = 0xFFFF
+_MODES = {"any": "any function (accept='any')", "registered": "only registered ones (accept='registered')"}
 
 
 class WorkerRecord(msgspec.Struct, frozen=True):
@@ -44,3 +45,11 @@ def check_id(worker_id: int) -> int:
     if not 0 <= worker_id <= MAX_ID:
         raise ValueError(f"invalid worker id {worker_id}: ids are 0 to {MAX_ID}")
     return worker_id
+
+
+def modes_differ(me: WorkerRecord, other: str, accept: str) -> str:
+    """Return the sentence for a worker whose group accepts other calls than this worker's."""
+    return (
+        f"worker {me.name!r} accepts {_MODES.get(me.accept, repr(me.accept))}, and worker {other!r} "
+        f"{_MODES.get(accept, repr(accept))}: set Options(accept=...) or TELEGRAD_ACCEPT to the same on every worker"
+    )

@@ -17,6 +17,7 @@ from telegrad.agent.agent import Agent
 from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.bootstrap import check_token, start_agent
 from telegrad.calls.call import Served, current_served
+from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.worker_record import WorkerRecord, check_name
 from telegrad.default_agent import acting_as as acting_as  # documented as telegrad.rpc.api.acting_as
 from telegrad.default_agent import default_agent, process_agent, set_default_agent, unset_default_agent
@@ -69,8 +70,8 @@ def init_rpc(
     store, rank, world_size, address = open_store(options.init_method, rank, world_size, options.init_timeout)
     prefixed = PrefixStore(f"telegrad/{next(_init_counter)}", store)
 
-    def exchange_records(me: WorkerRecord) -> list[WorkerRecord]:
-        return assemble(prefixed, me, world_size, options.init_timeout)
+    def exchange_records(me: WorkerRecord, keys: GroupKeys | None) -> list[WorkerRecord]:
+        return assemble(prefixed, me, keys, world_size, options.init_timeout)
 
     join(f"worker{rank}" if name is None else name, rank, exchange_records, options, address)
 
@@ -78,7 +79,7 @@ def init_rpc(
 def join(
     name: str,
     rank: int,
-    exchange_records: Callable[[WorkerRecord], Sequence[WorkerRecord]],
+    exchange_records: Callable[[WorkerRecord, GroupKeys | None], Sequence[WorkerRecord]],
     options: Options,
     store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,

@@ -42,8 +42,10 @@ class Link(ABC):
     binding: bytes = b""
     """The SHA-256 of the listener's certificate, as this side sees it; empty if the connection is not encrypted.
 
-    It is part of both proofs of the handshake, so nobody can relay a handshake over two connections.
+    It is part of every proof of the handshake, so nobody can relay a handshake over two connections.
     """
+    peer_names: tuple[str, ...] | None = None
+    """The names in the verified certificate of the peer. None: the peer was not asked for a certificate."""
 
     @abstractmethod
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:

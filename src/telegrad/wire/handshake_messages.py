@@ -1,4 +1,7 @@
-"""Messages of the handshake, the only ones that are decoded before the peer is authenticated."""
+"""Messages of the handshake, the only ones that are decoded before the peer is authenticated.
+
+The `proof` of a message covers all its other fields, and all messages before it: see `telegrad.connection.handshake`.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +10,64 @@ import msgspec
 from telegrad.errors import ProtocolError
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11):
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11, forbid_unknown_fields=True):
     """The first frame on a connection, from the worker that opened it."""
 
     name: str
     id: int
     incarnation: int
     addresses: tuple[str, ...]
+    host: str
     main: str
+    accept: str
+    """Which calls the opener's group accepts; see `telegrad.settings.AgentSettings.accept`."""
     target: str
+    """The name of the worker that the opener wants to reach."""
+    dialled: str
+    """The address at which it expects that worker, as the worker itself announced it."""
     nonce: bytes
-    has_token: bool
+    session: int
+    """Chosen by the opener. A reconnect names the session that it resumes."""
+    received: tuple[int, int]
+    """How much of the session the opener has already received."""
+    fresh: bool
+    """The opener has no state for this session: a listener that has one must not resume it."""
+    proof: bytes
 
 
-class Challenge(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """The listener's response, with its proof."""
+class Challenge(msgspec.Struct, frozen=True, array_like=True, tag=12, forbid_unknown_fields=True):
+    """The listener's response to a Hello that was proved."""
 
     name: str
     id: int
     incarnation: int
+    accept: str
     nonce: bytes
     proof: bytes
 
 
-class Proof(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """The opener's proof, and how much of the session it has already received."""
+class Proof(msgspec.Struct, frozen=True, array_like=True, tag=13, forbid_unknown_fields=True):
+    """The opener proves itself for the listener's nonce, so its Hello was not a recorded one."""
 
     proof: bytes
-    session: int
-    """Chosen by the opener. A reconnect names the session that it resumes."""
-    received: tuple[int, int]
-    fresh: bool
-    """The opener has no state for this session: a listener that has one must not resume it."""
 
 
-class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=14, forbid_unknown_fields=True):
     """The listener accepts the opener, and tells how much of the session it has already received."""
 
     received: tuple[int, int]
+    proof: bytes
 
 
-class Reject(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """Either side aborts the handshake, with a reason."""
+class Reject(msgspec.Struct, frozen=True, array_like=True, tag=15, forbid_unknown_fields=True):
+    """A side to which the other has proved itself ends the handshake, and says who it is and why."""
 
+    name: str
+    id: int
+    incarnation: int
     code: str
     reason: str
+    proof: bytes
 
 
 HandshakeMessage = Hello | Challenge | Proof | Welcome | Reject

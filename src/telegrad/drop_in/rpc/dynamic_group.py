@@ -1,8 +1,13 @@
 """Dynamic groups, which workers may join and leave at any time: ``init_rpc`` without a world size.
 
-The store holds the list of members and a token, and only the worker that holds the token may change the list. A worker
+The store holds the list of members and a lock, and only the worker that holds the lock may change the list. A worker
 that joins reads the list, calls every member so that each learns about it, and adds itself. Whoever finds a member gone
 removes it from the list.
+
+The list is authenticated with the group's token, if it has one (`telegrad.rendezvous_records`). A hostile store can
+repeat an old list: then a newcomer does not learn about some members, or finds them gone. It can also show a newcomer
+the list of another group with the same token, which the newcomer then joins: nothing tells two such groups apart. The
+kind of the group and the lock are not authenticated: whoever changes them can only prevent workers from joining.
 """
 
 from __future__ import annotations
@@ -13,25 +18,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
 from telegrad.agent.agent import Agent
-from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
+from telegrad.bootstrap import check_token
+from telegrad.connection.group_keys import derive_keys
+from telegrad.connection.worker_record import MAX_NAME, WorkerRecord
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, WorkerLost
-from telegrad.rendezvous import MAX_RECORD
+from telegrad.rendezvous_records import MAX_RECORD, Records, check_record
 from telegrad.rpc import Options, default_agent
 from telegrad.rpc.api import join
 
 _log = logging.getLogger("telegrad")
 
-_KIND, _MEMBERS, _TOKEN = "kind", "members", "token"
+_KIND, _MEMBERS, _LOCK = "kind", "members", "lock"
 _POLL_INTERVAL = 0.02
-_MAX_MEMBERS = 1024
+_MAX_LIST = 1024 * MAX_RECORD  # bytes of a member list
 
 
 def check_kind(store: Any, kind: str) -> None:
     """Raise an error if other workers started a group of the other kind ("static" or "dynamic") with this store."""
-    if store.compare_set(_KIND, "", kind).decode() != kind:
+    if store.compare_set(_KIND, "", kind) != kind.encode():
         raise RuntimeError("RPC group mixes statically and dynamically initialized members which is not supported.")
 
 
@@ -49,22 +54,26 @@ def join_dynamic_group(
         agent.peers.allow_join = True
         prepare(agent)
 
+    token, _ = check_token(options)
+    records = Records(None if token is None else derive_keys(token), store)
     with membership_lock(store, name, options.init_timeout):
-        members = _read(store)
+        members = _read(store, records)
         for other in members:
             if name == other.name or rank == other.id:
                 raise DuplicateWorker(f"worker {other.name!r} (rank {other.id}) is already in the group")
-        join(name, rank, lambda me: [*members, me], options, store_address, prepare_open)
+        join(name, rank, lambda me, _: [*members, me], options, store_address, prepare_open)
         agent = default_agent()
         alive = [member for member in members if _announce(agent, member)]
-        _write(store, [*alive, agent.me])
+        _write(store, records, [*alive, agent.me])
 
 
 def leave_dynamic_group(store: Any, agent: Agent, timeout: float) -> None:
     """Remove this worker from the list of members."""
+    records = Records(agent.local.keys, store)
     try:
         with membership_lock(store, agent.me.name, timeout):
-            _write(store, [member for member in _read(store) if member.name != agent.me.name])
+            remaining = [member for member in _read(store, records) if member.name != agent.me.name]
+            _write(store, records, remaining)
     except RendezvousError:
         raise
     except RuntimeError as error:  # torch's stores raise nothing more specific when the process that hosts them is gone
@@ -87,36 +96,30 @@ def _announce(agent: Agent, member: WorkerRecord) -> bool:
 
 @contextmanager
 def membership_lock(store: Any, name: str, timeout: float) -> Iterator[None]:
-    """Hold the token of the group inside the block."""
+    """Hold the lock of the member list inside the block."""
     deadline = time.monotonic() + timeout
-    while (holder := store.compare_set(_TOKEN, "", name).decode()) != name:
+    while (holder := store.compare_set(_LOCK, "", name)) != name.encode():
         if time.monotonic() >= deadline:
             raise RendezvousTimeout(
-                f"worker {name!r} waited {timeout:g} s to join or leave the group while worker {holder!r} held its "
-                "membership token. If that worker is gone, restart the group with another store"
+                f"worker {name!r} waited {timeout:g} s to join or leave the group while worker "
+                f"{holder[:MAX_NAME].decode(errors='replace')!r} held its membership lock. If that worker is gone, "
+                "restart the group with another store"
             )
         time.sleep(_POLL_INTERVAL)
     try:
         yield
     finally:
-        store.set(_TOKEN, "")
+        store.set(_LOCK, "")
 
 
-def _read(store: Any) -> list[WorkerRecord]:
+def _read(store: Any, records: Records) -> list[WorkerRecord]:
     if not store.check([_MEMBERS]):
         return []
-    data = store.get(_MEMBERS)
-    try:
-        if len(data) > MAX_RECORD * _MAX_MEMBERS:
-            raise ValueError("it is too long")
-        members = msgspec.json.decode(data, type=list[WorkerRecord])
-        for member in members:
-            check_name(member.name)
-            check_id(member.id)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise RendezvousError(f"cannot read the member list in the store: {error}") from error
+    members = records.decode(_MEMBERS, store.get(_MEMBERS), list[WorkerRecord], "the member list", _MAX_LIST)
+    for member in members:
+        check_record(member, member.id)
     return members
 
 
-def _write(store: Any, members: list[WorkerRecord]) -> None:
-    store.set(_MEMBERS, msgspec.json.encode(members).decode())
+def _write(store: Any, records: Records, members: list[WorkerRecord]) -> None:
+    store.set(_MEMBERS, records.encode(_MEMBERS, members, _MAX_LIST))

@@ -1,0 +1,154 @@
+"""The entries of the rendezvous store, and their authentication.
+
+An entry is text: the protocol version, a MAC, and JSON. The MAC is an HMAC-SHA256 under the group's store key over the
+version, the entry's name in the store, and the JSON. So nobody without the token can write or change an entry, or move
+one to another name. What can be replayed, and why that does not help, is told in `telegrad.rendezvous`. Without a token
+there is no MAC.
+
+Everything that is read from the store is plain data, limited in size, and checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in __all__
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+
+from telegrad.connection.group_keys import GroupKeys, authenticate
+from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
+from telegrad.errors import RendezvousError, UnauthenticatedRecord
+from telegrad.transport.addresses import parse_address
+from telegrad.wire.frames import VERSION
+
+MAX_RECORD = 64 * 1024
+_NO_MAC = "-"
+
+Entry = TypeVar("Entry")
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """A worker's entry in the store: its record, and its process for error messages."""
+
+    record: WorkerRecord
+    world_size: int
+    pid: int
+    machine: str
+
+    def __str__(self) -> str:
+        return f"worker {self.record.name!r} (rank {self.record.id}, pid {self.pid} on {self.machine})"
+
+
+class Confirmation(msgspec.Struct, frozen=True):
+    """A worker has read the registrations of all workers, and found its own among them."""
+
+    digest: str
+    """The digest of all registrations; see `digest_of`."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Whether the group is complete, or why not."""
+
+    status: Literal["complete", "duplicate", "timeout", "error"]
+    message: str = ""
+
+
+def digest_of(registrations: Sequence[Registration]) -> str:
+    """Return a digest that is equal for two workers only if they have read the same registrations."""
+    return hashlib.sha256(msgspec.msgpack.encode(registrations)).hexdigest()
+
+
+def describe_store(store: Store) -> str:
+    """Return where a store is, for error messages."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return f"at {store.host}:{store.port}"
+    if isinstance(store, FileStore):
+        return f"in the file {store.path}"  # type: ignore[attr-defined]  # torch's stubs lack it
+    return "of this process"
+
+
+class Records:
+    """Reads and writes the entries of one store with the key of one group."""
+
+    def __init__(self, keys: GroupKeys | None, store: Store) -> None:
+        self._key = keys.store if keys is not None else None
+        self._where = describe_store(store)
+
+    def encode(self, name: str, entry: object, limit: int = MAX_RECORD) -> str:
+        """Return the text of an entry that will be stored as `name`."""
+        json = msgspec.json.encode(entry).decode()
+        if len(json) > limit:
+            raise RendezvousError(f"the entry {name!r} of the rendezvous store would have more than {limit} bytes")
+        return f"{VERSION} {self._mac(name, json)} {json}"
+
+    def decode(self, name: str, data: bytes, kind: type[Entry], what: str, limit: int = MAX_RECORD) -> Entry:
+        """Return the entry that is stored as `name`, and is called `what` in errors."""
+        what = f"{what} in the rendezvous store {self._where}"
+        if len(data) > limit + 256:
+            raise RendezvousError(f"{what} has more than {limit} bytes")
+        text = data.decode(errors="replace")
+        version, _, rest = text.partition(" ")
+        mac, _, json = rest.partition(" ")
+        if version != str(VERSION) and version.isdecimal() and len(version) < 4:
+            raise RendezvousError(
+                f"{what} was written by a worker with protocol version {version}, but this worker speaks {VERSION}: "
+                "install the same version of telegrad on every machine"
+            )
+        if not hmac.compare_digest(mac.encode(), self._mac(name, json).encode()):
+            raise UnauthenticatedRecord(self._unauthenticated(what, mac, json))
+        try:
+            return msgspec.json.decode(json, type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise RendezvousError(f"cannot read {what}: {error}") from error
+
+    def _mac(self, name: str, json: str) -> str:
+        if self._key is None:
+            return _NO_MAC
+        return authenticate(self._key, "telegrad rendezvous", VERSION, name, json).hex()
+
+    def _unauthenticated(self, what: str, mac: str, json: str) -> str:
+        remedy = "Start every worker with the same TELEGRAD_TOKEN"
+        claim = _claimed_author(json)
+        if self._key is None and len(mac) == 2 * hashlib.sha256().digest_size:
+            return f"{what} was written by a worker with a group token{claim}, but this worker has none. {remedy}"
+        if self._key is None:
+            return f"cannot read {what}: no worker of this version has written it"
+        if mac == _NO_MAC and claim:
+            return f"{what} was written by a worker without a group token{claim}, but this worker has one. {remedy}"
+        return (
+            f"{what} was not written with the token of this group{claim}: the tokens of the workers differ, or "
+            f"somebody without the token writes into the store. {remedy}, and let nobody else reach the store"
+        )
+
+
+def _claimed_author(json: str) -> str:
+    """Return who wrote an entry according to the entry, which may be a lie; empty if it does not say."""
+    try:
+        claimed = str(msgspec.json.decode(json, type=Registration))
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    return f" (it says: by {claimed})" if claimed.isprintable() and len(claimed) < 400 else ""
+
+
+def check_record(record: WorkerRecord, rank: int) -> None:
+    """Raise an error if a record is not valid for this rank."""
+    try:
+        if check_id(record.id) != rank:
+            raise ValueError(f"it belongs to rank {record.id}")
+        check_name(record.name)
+        if not 0 <= record.incarnation < 2**64:
+            raise ValueError(f"incarnation {record.incarnation} does not fit in 64 bits")
+        for address in record.addresses:
+            parse_address(address)
+    except ValueError as error:
+        raise RendezvousError(f"the record of rank {rank} is invalid: {error}") from error
