@@ -20,8 +20,9 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store
 from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
-from telegrad.rendezvous import assemble
+from telegrad.rendezvous import _Rendezvous, assemble
 from telegrad.rendezvous_records import MAX_RECORD, Confirmation, Records, Registration, digest_of
+from telegrad.wire.frames import VERSION
 
 LONG = 60.0
 """A timeout that no test reaches."""
@@ -196,21 +197,31 @@ def put_registration(store: Store, record: WorkerRecord, world_size: int) -> Non
     store.set(key, Records(KEYS, store).encode(key, Registration(record, world_size, 1, "elsewhere")))
 
 
+def put_confirmation(store: Store) -> None:
+    """Confirm as worker 1 that workers 0, which runs in this process, and 1 have registered."""
+    mine = Registration(record(0), 2, os.getpid(), socket.gethostname())
+    digest = digest_of([mine, Registration(record(1), 2, 1, "elsewhere")])
+    store.set("confirmed/1", Records(KEYS, store).encode("confirmed/1", Confirmation(digest)))
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
         ("not json", "cannot read"),
-        ("[]", "cannot read"),
-        ('{"record": null}', "cannot read"),
+        (f"{VERSION} - []", "cannot read"),
+        (f'{VERSION} - {{"record": null}}', "cannot read"),
+        (f"{VERSION} - " + "[" * 10_000, "cannot read"),
         ("\x00", "cannot read"),
-        ('"' + "x" * MAX_RECORD + '"', f"more than {MAX_RECORD} bytes"),
+        ("x" * (MAX_RECORD + 257), f"more than {MAX_RECORD} bytes"),
+        (f"{VERSION - 1} - {{}}", f"protocol version {VERSION - 1}, but this worker speaks {VERSION}"),
     ],
+    ids=["text", "list", "null", "depth", "zero", "size", "version"],
 )
 def test_a_malformed_record_is_reported_with_its_rank(bad: str, reason: str) -> None:
     store = HashStore()
     store.set("rank/0", bad)
     with pytest.raises(RendezvousError, match=rf"(?=.*\brank 0 ).*{reason}"):
-        assemble(store, record(1), KEYS, 2, LONG)
+        assemble(store, record(1), None, 2, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +243,7 @@ def test_an_invalid_record_is_reported_with_its_rank(change: dict[str, object], 
 
 def test_a_malformed_outcome_is_an_error() -> None:
     store = HashStore()
-    store.set("outcome", '{"status": "party"}')
+    store.set("outcome", Records(KEYS, store).encode("outcome", {"status": "party"}))
     with pytest.raises(RendezvousError, match="cannot read the outcome in the rendezvous store"):
         assemble(store, record(1), KEYS, 2, LONG)
 
@@ -243,6 +254,7 @@ def test_rank_0_waits_until_every_worker_has_signed_off() -> None:
     outcomes: list[list[WorkerRecord] | RendezvousError] = []
     host = threading.Thread(target=lambda: outcomes.extend(together(joining(store, record(0), 2))))
     host.start()
+    put_confirmation(store)
     store.wait(["left/0"])
     host.join(0.05)
     assert host.is_alive()
@@ -254,7 +266,22 @@ def test_rank_0_waits_until_every_worker_has_signed_off() -> None:
 def test_rank_0_waits_for_dead_workers_only_until_the_timeout() -> None:
     store = HashStore()
     put_registration(store, record(1), 2)
-    assert assemble(store, record(0), 2, 0.1) == [record(0), record(1)]
+    put_confirmation(store)
+    assert assemble(store, record(0), KEYS, 2, 0.1) == [record(0), record(1)]
+
+
+def test_a_worker_that_ends_after_its_registration_fails_the_group_at_the_timeout() -> None:
+    store = HashStore()
+    put_registration(store, record(1), 2)
+    with pytest.raises(RendezvousTimeout, match=r"all 2 workers registered, but some ended .*: rank 1\. Check"):
+        assemble(store, record(0), KEYS, 2, 0.1)
+
+
+def test_a_worker_that_ends_after_the_last_confirmation_does_not_fail_the_group() -> None:
+    store = HashStore()
+    assert together(*(joining(store, record(rank), 2) for rank in range(2))) == [[record(0), record(1)]] * 2
+    store.delete_key("outcome")  # as if the worker that sets it had died before
+    assert _Rendezvous(store, record(1), KEYS, 2, 0.0)._timed_out().status == "complete"
 
 
 def test_a_lost_store_is_an_error_that_names_its_host() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from telegrad.connection import accept
 from telegrad.connection.accept import PendingConnections
+from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.execution.timers import Timer
 from telegrad.settings import AgentSettings
@@ -26,7 +27,7 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.me = WorkerRecord("a", 0, 1, ())
-        self.token = b"x" * 32
+        self.keys = derive_keys(b"x" * 32)
         self.settings = AgentSettings(connect_timeout=30.0)
         self.runtime: Any = self
         self.executor: Any = SimpleNamespace(timers=self)

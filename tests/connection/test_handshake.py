@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.connection.handshake import NONCE_SIZE, Acceptor, Opener, Rejected
+from telegrad.connection.group_keys import derive_keys
+from telegrad.connection.handshake import NONCE_SIZE, Acceptor, AnotherWorker, Opener, Refused, Rejected
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, ProtocolError, TelegradError, WorkerLost
 from telegrad.wire.frames import HANDSHAKE_LIMITS
@@ -26,9 +27,22 @@ from telegrad.wire.handshake_messages import (
 
 TOKEN = b"a token of 128 bits, or a few more"
 OTHER = b"the token of quite another group.."
-ALICE = WorkerRecord("alice", 1, 111, ("tcp://10.0.0.1:1",), main="main-a")
-BOB = WorkerRecord("bob", 2, 222, ("tcp://10.0.0.2:2",))
+ALICE = WorkerRecord("alice", 1, 111, ("tcp://10.0.0.1:1",), host="host-a", main="main-a")
+BOB = WorkerRecord("bob", 2, 222, ("tcp://10.0.0.2:2", "tcp://10.0.0.3:2"))
+CAROL = WorkerRecord("carol", 3, 333, ("tcp://10.0.0.2:2",))
 NONCES = (b"o" * NONCE_SIZE, b"l" * NONCE_SIZE)
+
+
+@dataclass
+class Channel:
+    """What one side knows of the connection."""
+
+    binding: bytes = b""
+    peer_names: tuple[str, ...] | None = None
+
+
+def key_of(token: bytes | None) -> bytes | None:
+    return None if token is None else derive_keys(token).handshake
 
 
 @dataclass
@@ -40,8 +54,9 @@ class Handshake:
     opener_is: WorkerRecord = ALICE
     acceptor_is: WorkerRecord = BOB
     target: WorkerRecord = BOB
+    dialled: str = "tcp://10.0.0.2:2"
     nonces: tuple[bytes, bytes] = NONCES
-    channels: tuple[bytes, bytes] = (b"", b"")
+    channels: tuple[Channel, Channel] = field(default_factory=lambda: (Channel(), Channel()))
     callbacks: list[str] = field(default_factory=list)
     check_fails: Exception | None = None
     resume_fails: Exception | None = None
@@ -50,20 +65,21 @@ class Handshake:
         self.opener = Opener(
             self.opener_is,
             self.target,
-            self.opener_token,
+            key_of(self.opener_token),
             self.nonces[0],
+            dialled=self.dialled,
             session=77,
             received=(5, 6),
             fresh=False,
-            channel=self.channels[0],
+            link=self.channels[0],
         )
         self.acceptor = Acceptor(
             self.acceptor_is,
-            self.acceptor_token,
+            key_of(self.acceptor_token),
             self.nonces[1],
             check=self._check,
             resume=self._resume,
-            channel=self.channels[1],
+            link=self.channels[1],
         )
 
     def _check(self, hello: Hello) -> None:
@@ -71,20 +87,33 @@ class Handshake:
         if self.check_fails is not None:
             raise self.check_fails
 
-    def _resume(self, hello: Hello, proof: Proof) -> tuple[int, int]:
+    def _resume(self, hello: Hello) -> tuple[int, int]:
         self.callbacks.append("resume")
         if self.resume_fails is not None:
             raise self.resume_fails
         return (8, 9)
 
-    def run(self) -> tuple[int, int]:
-        """Exchange greetings, as bytes, until the handshake is complete."""
+    def run(self, relay: Callable[[HandshakeMessage], HandshakeMessage] = lambda greeting: greeting) -> tuple[int, int]:
+        """Exchange greetings, as bytes and through `relay`, until the handshake is complete."""
         greeting = self.opener.start()
         while True:
-            answer = self.opener.receive(reencoded(self.acceptor.receive(reencoded(greeting))))
+            response = self.acceptor.receive(relay(reencoded(greeting)))
+            answer = self.opener.receive(relay(reencoded(response)))
             if isinstance(answer, tuple):
                 return answer
             greeting = answer
+
+    def rejection(self) -> Reject:
+        """Return the Reject that Bob sends."""
+        with pytest.raises(Rejected) as caught:
+            self.run()
+        assert caught.value.greeting is not None
+        return caught.value.greeting
+
+    def hello(self) -> Hello:
+        hello = self.opener.start()
+        assert isinstance(hello, Hello)
+        return hello
 
     def challenge(self) -> Challenge:
         challenge = self.acceptor.receive(self.opener.start())
@@ -95,6 +124,11 @@ class Handshake:
         proof = self.opener.receive(self.challenge())
         assert isinstance(proof, Proof)
         return proof
+
+    def welcome(self) -> Welcome:
+        welcome = self.acceptor.receive(self.proof())
+        assert isinstance(welcome, Welcome)
+        return welcome
 
 
 def reencoded(greeting: HandshakeMessage) -> HandshakeMessage:
@@ -111,202 +145,307 @@ def test_workers_with_the_same_token_complete_the_handshake(token: bytes | None)
     handshake = Handshake(opener_token=token, acceptor_token=token)
     assert handshake.run() == (8, 9)
     assert handshake.callbacks == ["check", "resume"]
-    assert handshake.acceptor.hello is not None
+    hello = handshake.acceptor.hello
+    assert hello is not None
     assert handshake.acceptor.proof is not None
-    assert (handshake.acceptor.hello.name, handshake.acceptor.hello.incarnation) == ("alice", 111)
-    assert (handshake.acceptor.proof.session, handshake.acceptor.proof.received, handshake.acceptor.proof.fresh) == (
-        77,
-        (5, 6),
-        False,
-    )
+    assert (hello.name, hello.incarnation, hello.host, hello.main) == ("alice", 111, "host-a", "main-a")
+    assert (hello.session, hello.received, hello.fresh) == (77, (5, 6), False)
 
 
-def test_the_token_is_never_sent() -> None:
-    handshake = Handshake()
-    hello = handshake.opener.start()
-    challenge = handshake.acceptor.receive(hello)
-    proof = handshake.opener.receive(challenge)
-    assert not isinstance(proof, tuple)
-    for greeting in (hello, challenge, proof, handshake.acceptor.receive(proof)):
+def test_neither_the_token_nor_the_key_is_ever_sent() -> None:
+    greetings: list[HandshakeMessage] = []
+
+    def relay(greeting: HandshakeMessage) -> HandshakeMessage:
+        greetings.append(greeting)
+        return greeting
+
+    Handshake().run(relay)
+    assert [type(greeting) for greeting in greetings] == [Hello, Challenge, Proof, Welcome]
+    key = key_of(TOKEN)
+    assert key is not None
+    for greeting in greetings:
         assert TOKEN not in msgspec.msgpack.encode(greeting)
+        assert key not in msgspec.msgpack.encode(greeting)
 
 
-def test_the_hello_names_the_opener_and_its_target() -> None:
-    hello = Handshake().opener.start()
-    assert hello == Hello("alice", 1, 111, ("tcp://10.0.0.1:1",), "main-a", "bob", NONCES[0], True)
+def test_a_long_hello_fits_into_a_handshake_frame() -> None:
+    addresses = (
+        f"unix:///{'p' * 100}",
+        f"tcp://{'h' * 253}:65535",
+        "tcp://[2001:db8:1111:2222:3333:4444:5555:6666]:65535",
+    )
+    me = WorkerRecord("a" * 127, 65535, 2**64 - 1, addresses, host="h" * 64, main="m" * 16, accept="registered")
+    target = WorkerRecord("b" * 127, 65534, 2**64 - 1, (addresses[1],), accept="registered")
+    handshake = Handshake(opener_is=me, acceptor_is=target, target=target, dialled=addresses[1])
+    assert handshake.run() == (8, 9)
 
 
-# -- wrong token ----------------------------------------------------------------------------------------------
-
-
-def test_an_opener_detects_a_listener_with_another_token() -> None:
-    handshake = Handshake(opener_token=TOKEN, acceptor_token=OTHER)
-    with pytest.raises(
-        Rejected, match=r"'bob' could not prove that it belongs to this group.*TELEGRAD_TOKEN"
-    ) as caught:
-        handshake.run()
-    assert caught.value.greeting.code == "proof"
-    assert handshake.callbacks == []
-
-
-def test_a_listener_detects_an_opener_with_another_token() -> None:
-    handshake, other = Handshake(), Handshake(opener_token=OTHER, acceptor_token=OTHER)
-    challenge = handshake.challenge()
-    other_proof = other.proof()
-    assert challenge.nonce == NONCES[1]
-    with pytest.raises(Rejected, match=r"'alice' could not prove itself.*TELEGRAD_TOKEN") as caught:
-        handshake.acceptor.receive(other_proof)
-    assert caught.value.greeting.code == "proof"
-    assert handshake.callbacks == []
-    assert handshake.acceptor.proof is None
+# -- strangers are told nothing -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("opener", "listener", "message"),
+    ("opener", "listener", "reason"),
     [
-        (TOKEN, None, "'alice' has a group token and worker 'bob' has none"),
-        (None, TOKEN, "'bob' has .* 'alice' has none"),
+        (OTHER, TOKEN, "claims to be worker 'alice', but could not prove it; the group tokens differ"),
+        (None, TOKEN, "claims to be worker 'alice' and has no group token, but this worker has one"),
+        (TOKEN, None, "claims to be worker 'alice' and has a group token, but this worker has none"),
     ],
 )
-def test_the_error_names_the_side_without_a_token(opener: bytes | None, listener: bytes | None, message: str) -> None:
+def test_a_hello_with_another_token_is_not_answered(opener: bytes | None, listener: bytes | None, reason: str) -> None:
     handshake = Handshake(opener_token=opener, acceptor_token=listener)
-    with pytest.raises(Rejected, match=message) as caught:
+    with pytest.raises(AuthenticationError, match=reason) as caught:
         handshake.run()
-    assert caught.value.greeting.code == "token"
+    assert type(caught.value) is AuthenticationError, "there is no greeting to send"
     assert handshake.callbacks == []
+    assert handshake.acceptor.hello is None
 
 
-def test_an_opener_cannot_make_a_listener_skip_its_token() -> None:
-    handshake = Handshake(opener_token=None)
-    hello = handshake.opener.start()
-    assert isinstance(hello, Hello)
-    handshake.acceptor.receive(msgspec.structs.replace(hello, has_token=True))
-    with pytest.raises(Rejected):
-        handshake.acceptor.receive(Proof(b"", 77, (0, 0), True))
+def test_a_claimed_name_cannot_forge_a_log_line() -> None:
+    hello = msgspec.structs.replace(Handshake().hello(), name="x\nall is well" + "y" * 1000)
+    with pytest.raises(AuthenticationError) as caught:
+        Handshake().acceptor.receive(hello)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_guessed_proof_is_not_answered() -> None:
+    for proof in (b"", b"x", b"x" * 32, b"x" * 33):
+        with pytest.raises(AuthenticationError):
+            Handshake().acceptor.receive(msgspec.structs.replace(Handshake().hello(), proof=proof))
+
+
+@pytest.mark.parametrize("token", [OTHER, None])
+def test_an_opener_detects_a_listener_with_another_token(token: bytes | None) -> None:
+    # The stranger accepts any Hello, since it cannot check it, and answers with what it can make.
+    hello = Handshake().hello()
+    stranger = Acceptor(BOB, key_of(token), NONCES[1], check=print, resume=lambda hello: (0, 0), link=Channel())
+    stranger.hello = hello
+    challenge = stranger._transcript.prove("listener", Challenge("bob", 2, 222, "any", NONCES[1], b""))
+    with pytest.raises(AuthenticationError, match="the listener could not prove that it is worker 'bob' of this group"):
+        Handshake().opener.receive(challenge)
+
+
+# -- relayed, replayed and reflected messages -------------------------------------------------------------------
+
+
+def test_a_relay_between_two_connections_does_not_pass() -> None:
+    # Somebody in between has a certificate of its own, which the opener sees.
+    handshake = Handshake(channels=(Channel(b"certificate of mallory"), Channel(b"certificate of bob")))
+    with pytest.raises(AuthenticationError, match="or somebody relays the connection"):
+        handshake.run()
     assert handshake.callbacks == []
+    same = Handshake(channels=(Channel(b"certificate of bob"), Channel(b"certificate of bob")))
+    assert same.run() == (8, 9)
 
 
-def test_a_listener_cannot_make_an_opener_skip_its_token() -> None:
-    with pytest.raises(Rejected):
-        Handshake().opener.receive(Challenge("bob", 2, 222, NONCES[1], b""))
+def test_a_recorded_hello_gets_a_challenge_that_its_proof_does_not_answer() -> None:
+    recorded = Handshake()
+    hello, proof = recorded.hello(), Handshake().proof()
+    later = Handshake(nonces=(NONCES[0], b"m" * NONCE_SIZE))
+    assert isinstance(later.acceptor.receive(hello), Challenge)
+    with pytest.raises(AuthenticationError, match="its Proof is not proved: it repeats what it recorded"):
+        later.acceptor.receive(proof)
+    assert later.callbacks == []
+    assert later.acceptor.proof is None
 
 
-@given(proof=st.binary(max_size=64))
-def test_a_guessed_proof_is_rejected(proof: bytes) -> None:
-    handshake = Handshake()
-    handshake.challenge()
-    with pytest.raises(Rejected):
-        handshake.acceptor.receive(Proof(proof, 77, (0, 0), True))
-    with pytest.raises(Rejected):
-        Handshake().opener.receive(Challenge("bob", 2, 222, NONCES[1], proof))
-    assert handshake.callbacks == []
-
-
-# -- replayed and reflected proofs ----------------------------------------------------------------------------
+def test_a_challenge_from_an_earlier_connection_is_not_believed() -> None:
+    recorded = Handshake().challenge()
+    later = Handshake(nonces=(b"p" * NONCE_SIZE, NONCES[1]))
+    later.opener.start()
+    with pytest.raises(AuthenticationError, match="could not prove"):
+        later.opener.receive(recorded)
 
 
 def test_a_listeners_proof_is_not_accepted_from_an_opener() -> None:
     handshake = Handshake()
     challenge = handshake.challenge()
-    with pytest.raises(Rejected):
-        handshake.acceptor.receive(Proof(challenge.proof, 77, (5, 6), False))
+    with pytest.raises(AuthenticationError, match="its Proof is not proved"):
+        handshake.acceptor.receive(Proof(challenge.proof))
     assert handshake.callbacks == []
 
 
-def test_a_reflected_proof_is_rejected() -> None:
-    # The attacker opens a connection to Bob as "bob", and uses a proof that Bob gives on another connection.
-    acceptor = Acceptor(BOB, TOKEN, NONCES[1], check=lambda hello: None, resume=lambda hello, proof: (0, 0))
-    challenge = acceptor.receive(Hello("bob", 2, 222, (), "", "bob", NONCES[0], True))
-    assert isinstance(challenge, Challenge)
-    other_acceptor = Acceptor(BOB, TOKEN, NONCES[0], check=lambda hello: None, resume=lambda hello, proof: (0, 0))
-    reflected = other_acceptor.receive(Hello("bob", 2, 222, (), "", "bob", challenge.nonce, True))
-    assert isinstance(reflected, Challenge)
-    with pytest.raises(Rejected):
-        acceptor.receive(Proof(reflected.proof, 1, (0, 0), True))
+def test_a_reflected_handshake_does_not_pass() -> None:
+    # Bob opens a connection to himself. The attacker gives Bob the opener what Bob the opener said, and gives Bob the
+    # listener what Bob the listener said on another connection.
+    bob = Handshake(opener_is=BOB, acceptor_is=BOB, target=BOB)
+    hello, challenge = Handshake(opener_is=BOB, target=BOB).hello(), bob.challenge()
+    other = Handshake(opener_is=BOB, acceptor_is=BOB, target=BOB, nonces=(NONCES[0], challenge.nonce))
+    with pytest.raises(AuthenticationError, match="could not prove"):
+        Handshake(opener_is=BOB, target=BOB).opener.receive(hello)
+    for proof in (challenge.proof, other.challenge().proof, hello.proof):
+        with pytest.raises(AuthenticationError, match="its Proof is not proved"):
+            bob.acceptor.receive(Proof(proof))
+    assert bob.callbacks == other.callbacks == []
 
 
-def test_a_proof_from_an_earlier_connection_is_rejected() -> None:
-    recorded = Handshake().proof()
-    later = Handshake(nonces=(NONCES[0], b"m" * NONCE_SIZE))
-    later.challenge()
-    with pytest.raises(Rejected):
-        later.acceptor.receive(recorded)
+def changed_values(value: object) -> st.SearchStrategy[object]:
+    """Return strategies for other values of the same type."""
+    match value:
+        case bool():
+            return st.just(not value)
+        case int():
+            return st.integers(0, 2**64 - 1).filter(lambda other: other != value)
+        case str():
+            return st.text(max_size=30).filter(lambda other: other != value)
+        case bytes():
+            flipped = st.integers(0, len(value) * 8 - 1).map(lambda bit: flip(value, bit))
+            return flipped | st.binary(max_size=64).filter(lambda other: other != value)
+        case tuple() if all(isinstance(item, int) for item in value):
+            return st.tuples(*(st.integers(0, 2**64 - 1) for _ in value)).filter(lambda other: other != value)
+    return st.lists(st.text(max_size=30), max_size=3).map(tuple).filter(lambda other: other != value)
+
+
+def flip(value: bytes, bit: int) -> bytes:
+    changed = bytearray(value)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in (Hello, Challenge, Proof, Welcome) for name in kind.__struct_fields__]
+)
+@given(data=st.data())
+def test_no_field_of_any_message_can_be_changed(kind: type, name: str, data: st.DataObject) -> None:
+    def relay(greeting: HandshakeMessage) -> HandshakeMessage:
+        if type(greeting) is not kind:
+            return greeting
+        changed = data.draw(changed_values(getattr(greeting, name)))
+        return msgspec.structs.replace(greeting, **{name: changed})
+
+    handshake = Handshake()
+    with pytest.raises(AuthenticationError) as caught:
+        handshake.run(relay)
+    assert type(caught.value) is AuthenticationError
+    if kind is not Welcome:
+        assert handshake.callbacks == []
+
+
+@pytest.mark.parametrize("name", Reject.__struct_fields__)
+@given(data=st.data())
+def test_no_field_of_a_reject_can_be_changed(name: str, data: st.DataObject) -> None:
+    handshake = Handshake(resume_fails=Rejected("session", "the session is not known here any more"))
+    rejection = handshake.rejection()
+    changed = data.draw(changed_values(getattr(rejection, name)))
+    with pytest.raises(AuthenticationError, match="refused without proving itself") as caught:
+        handshake.opener.receive(msgspec.structs.replace(rejection, **{name: changed}))
+    assert type(caught.value) is AuthenticationError
+
+
+@given(order=st.lists(st.sampled_from(range(8)), max_size=6))
+def test_no_other_order_of_messages_passes(order: list[int]) -> None:
+    # What an attacker has recorded of two handshakes, and may say to Bob in any order.
+    recorded: list[HandshakeMessage] = []
+    for nonces in (NONCES, (b"p" * NONCE_SIZE, b"m" * NONCE_SIZE)):
+        earlier = Handshake(nonces=nonces)
+        earlier.run(lambda greeting: recorded.append(greeting) or greeting)  # type: ignore[func-returns-value]
+    later = Handshake(nonces=(b"q" * NONCE_SIZE, b"n" * NONCE_SIZE))
+    for index in order:
+        try:
+            later.acceptor.receive(recorded[index])
+        except TelegradError:
+            break
     assert later.callbacks == []
+    later = Handshake(nonces=(b"q" * NONCE_SIZE, b"n" * NONCE_SIZE))
+    later.opener.start()
+    for index in order:
+        with pytest.raises((AuthenticationError, ProtocolError)):
+            later.opener.receive(recorded[index])
 
 
-def test_a_challenge_from_an_earlier_connection_is_rejected() -> None:
-    recorded = Handshake().challenge()
-    with pytest.raises(Rejected):
-        Handshake(nonces=(b"p" * NONCE_SIZE, NONCES[1])).opener.receive(recorded)
+# -- modes, addresses and certificates ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"name": "mallory"}, {"id": 3}, {"incarnation": 112}, {"nonce": b"x" * NONCE_SIZE}],
-    ids=lambda change: next(iter(change)),
-)
-def test_both_sides_detect_a_modified_hello(change: dict[str, object]) -> None:
-    handshake = Handshake()
-    hello = handshake.opener.start()
-    assert isinstance(hello, Hello)
-    challenge = handshake.acceptor.receive(msgspec.structs.replace(hello, **change))
-    with pytest.raises(Rejected):
-        handshake.opener.receive(challenge)
-    with pytest.raises(Rejected):
-        handshake.acceptor.receive(Handshake().proof())
+def test_workers_that_accept_different_calls_refuse_each_other() -> None:
+    strict = msgspec.structs.replace(BOB, accept="registered")
+    handshake = Handshake(acceptor_is=strict, target=strict)
+    rejection = handshake.rejection()
+    sentence = (
+        "worker 'bob' accepts only registered ones (accept='registered'), and worker 'alice' any function "
+        "(accept='any'): set Options(accept=...) or TELEGRAD_ACCEPT to the same on every worker"
+    )
+    assert (rejection.code, rejection.reason) == ("mode", sentence)
+    with pytest.raises(Refused, match="TELEGRAD_ACCEPT to the same on every worker"):
+        handshake.opener.receive(rejection)
     assert handshake.callbacks == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"incarnation": 223}, {"nonce": b"x" * NONCE_SIZE}, {"proof": b"x" * 32}],
-    ids=lambda change: next(iter(change)),
-)
-def test_an_opener_detects_a_modified_challenge(change: dict[str, object]) -> None:
+def test_an_opener_does_not_accept_a_listener_with_another_mode() -> None:
+    # A listener that does not check the mode.
     handshake = Handshake()
-    with pytest.raises(Rejected):
-        handshake.opener.receive(msgspec.structs.replace(handshake.challenge(), **change))
+    handshake.acceptor._me = msgspec.structs.replace(BOB, accept="registered")
+    hello = handshake.opener.start()
+    assert handshake.acceptor._transcript.check("opener", hello)
+    challenge = Challenge("bob", 2, 222, "registered", NONCES[1], b"")
+    with pytest.raises(Rejected, match="accept='registered'") as caught:
+        handshake.opener.receive(handshake.acceptor._transcript.prove("listener", challenge))
+    assert caught.value.greeting is not None
 
 
-def test_a_handshake_is_bound_to_its_channel() -> None:
-    with pytest.raises(Rejected):
-        Handshake(channels=(b"certificate of mallory", b"certificate of bob")).run()
-    assert Handshake(channels=(b"certificate", b"certificate")).run() == (8, 9)
+def test_an_opener_that_was_redirected_is_refused() -> None:
+    handshake = Handshake(dialled="tcp://10.6.6.6:6")
+    rejection = handshake.rejection()
+    assert rejection.code == "address"
+    assert "dialled tcp://10.6.6.6:6, but worker 'bob' announces tcp://10.0.0.2:2, tcp://10.0.0.3:2" in rejection.reason
+    assert handshake.callbacks == []
+    assert Handshake(dialled="tcp://10.0.0.3:2").run() == (8, 9)
+
+
+def test_a_listener_checks_the_name_in_the_openers_certificate() -> None:
+    handshake = Handshake(channels=(Channel(), Channel(peer_names=("carol",))))
+    rejection = handshake.rejection()
+    assert (rejection.code, rejection.reason) == ("certificate", "the certificate of worker 'alice' is for 'carol'")
+    assert handshake.callbacks == []
+    assert Handshake(channels=(Channel(), Channel(peer_names=("x", "alice")))).run() == (8, 9)
+
+
+def test_an_opener_checks_the_name_in_the_listeners_certificate() -> None:
+    handshake = Handshake(channels=(Channel(peer_names=("carol",)), Channel()))
+    with pytest.raises(Rejected, match="the certificate of worker 'bob' is for 'carol'") as caught:
+        handshake.opener.receive(handshake.challenge())
+    assert caught.value.greeting is not None
+    with pytest.raises(AuthenticationError, match="it ended the handshake: the certificate of worker 'bob'"):
+        handshake.acceptor.receive(caught.value.greeting)
+    assert Handshake(channels=(Channel(peer_names=("bob",)), Channel())).run() == (8, 9)
 
 
 # -- the wrong worker -----------------------------------------------------------------------------------------
 
 
-def test_a_listener_that_is_not_the_target_says_who_it_is() -> None:
-    carol = WorkerRecord("carol", 3, 333, ())
-    handshake = Handshake(acceptor_is=carol)
-    with pytest.raises(Rejected, match="this is worker 'carol', not 'bob'") as caught:
-        handshake.run()
-    assert caught.value.greeting.code == "name"
+def test_an_opener_learns_that_another_worker_of_the_group_listens_there() -> None:
+    handshake = Handshake(acceptor_is=CAROL)
+    rejection = handshake.rejection()
+    assert (rejection.code, rejection.reason) == ("name", "this is worker 'carol', not 'bob'")
+    with pytest.raises(AnotherWorker, match=r"'bob' \(id 2\) was expected at tcp://10.0.0.2:2, but worker 'carol'"):
+        handshake.opener.receive(rejection)
     assert handshake.callbacks == []
 
 
 @pytest.mark.parametrize("there", [WorkerRecord("carol", 2, 222, ()), WorkerRecord("bob", 3, 222, ())])
 def test_an_opener_detects_that_it_reached_another_worker(there: WorkerRecord) -> None:
     handshake = Handshake()
-    listener = Handshake(acceptor_is=there, target=there)
-    with pytest.raises(
-        Rejected, match=f"'bob' \\(id 2\\) was expected here, but this is worker '{there.name}' \\(id {there.id}\\)"
-    ):
-        handshake.opener.receive(listener.challenge())
+    hello = handshake.opener.start()
+    assert handshake.acceptor._transcript.check("opener", hello)
+    challenge = Challenge(there.name, there.id, there.incarnation, "any", NONCES[1], b"")
+    with pytest.raises(AnotherWorker, match=f"but worker '{there.name}' \\(id {there.id}\\) of this group"):
+        handshake.opener.receive(handshake.acceptor._transcript.prove("listener", challenge))
+
+
+@pytest.mark.parametrize("code", ["incarnation", "session"])
+def test_only_the_worker_itself_can_say_that_it_forgot_our_session(code: str) -> None:
+    handshake = Handshake()
+    assert handshake.acceptor._transcript.check("opener", handshake.opener.start())
+    handshake.acceptor._me = CAROL
+    with pytest.raises(AnotherWorker):
+        handshake.opener.receive(handshake.acceptor.reject(code, "because"))
 
 
 def test_a_restarted_worker_is_lost() -> None:
-    handshake = Handshake(acceptor_is=WorkerRecord("bob", 2, 999, ()))
+    handshake = Handshake(acceptor_is=msgspec.structs.replace(BOB, incarnation=999))
     with pytest.raises(WorkerLost, match="'bob' was restarted") as caught:
         handshake.run()
     assert caught.value.worker == "bob"
     assert handshake.callbacks == []
-
-
-def test_an_unauthenticated_listener_cannot_make_a_worker_look_restarted() -> None:
-    with pytest.raises(Rejected):
-        Handshake(acceptor_is=WorkerRecord("bob", 2, 999, ()), acceptor_token=OTHER).run()
 
 
 # -- decisions of the listener's agent ------------------------------------------------------------------------
@@ -314,38 +453,45 @@ def test_an_unauthenticated_listener_cannot_make_a_worker_look_restarted() -> No
 
 def test_an_unknown_opener_is_rejected_after_its_proof() -> None:
     handshake = Handshake(check_fails=Rejected("name", "there is no worker 'alice' here"))
-    with pytest.raises(Rejected, match="no worker 'alice' here"):
-        handshake.run()
+    rejection = handshake.rejection()
     assert handshake.callbacks == ["check"]
     assert handshake.acceptor.proof is None
-
-
-def test_an_unknown_session_is_rejected() -> None:
-    handshake = Handshake(resume_fails=Rejected("session", "the session is not known here any more"))
-    with pytest.raises(Rejected, match="not known here"):
-        handshake.run()
-    assert handshake.callbacks == ["check", "resume"]
+    with pytest.raises(Refused, match="'bob' refused our connection: there is no worker 'alice' here"):
+        handshake.opener.receive(rejection)
 
 
 @pytest.mark.parametrize("code", ["incarnation", "session"])
-def test_a_worker_that_forgot_our_session_is_lost(code: str) -> None:
+@pytest.mark.parametrize("token", [TOKEN, None])
+def test_a_worker_that_forgot_our_session_is_lost(code: str, token: bytes | None) -> None:
+    handshake = Handshake(opener_token=token, acceptor_token=token, resume_fails=Rejected(code, "because"))
+    rejection = handshake.rejection()
+    assert handshake.callbacks == ["check", "resume"]
     with pytest.raises(WorkerLost, match="'bob' cannot resume our session: because") as caught:
-        Handshake().opener.receive(Reject(code, "because"))
+        handshake.opener.receive(rejection)
     assert caught.value.worker == "bob"
 
 
-def test_a_rejection_raises_an_authentication_error_with_the_reason() -> None:
-    with pytest.raises(AuthenticationError, match="'bob' refused our connection: because"):
-        Handshake().opener.receive(Reject("token", "because"))
-    with pytest.raises(AuthenticationError, match="it ended the handshake: because"):
-        Handshake().acceptor.receive(Reject("proof", "because"))
+@pytest.mark.parametrize("code", ["incarnation", "session", "name", "mode"])
+def test_a_reject_without_a_proof_says_nothing_about_the_worker(code: str) -> None:
+    for proof in (b"", b"x" * 32):
+        opener = Handshake().opener
+        opener.start()
+        with pytest.raises(AuthenticationError, match="refused without proving itself, and said: because") as caught:
+            opener.receive(Reject("bob", 2, 222, code, "because", proof))
+        assert type(caught.value) is AuthenticationError
 
 
-def test_a_rejection_reason_cannot_forge_a_log_line() -> None:
-    for side in (Handshake().opener, Handshake().acceptor):
+def test_a_rejection_reason_is_one_short_line() -> None:
+    handshake = Handshake(check_fails=Rejected("name", "no\nERROR everything is lost" + "é" * 5000))
+    rejection = handshake.rejection()
+    assert len(msgspec.msgpack.encode(rejection)) <= HANDSHAKE_LIMITS.frame
+    for greeting in (rejection, Reject("bob", 2, 222, "name", "no\nERROR" + "x" * 1000, b"")):
+        opener = Handshake().opener
+        opener.start()
         with pytest.raises(AuthenticationError) as caught:
-            side.receive(Reject("proof", "no\nERROR everything is lost"))
+            opener.receive(greeting)
         assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 600
 
 
 # -- out of order, and truncated ------------------------------------------------------------------------------
@@ -354,11 +500,12 @@ GREETINGS: dict[str, Callable[[], HandshakeMessage]] = {
     "Hello": lambda: Handshake().opener.start(),
     "Challenge": lambda: Handshake().challenge(),
     "Proof": lambda: Handshake().proof(),
-    "Welcome": lambda: Welcome((0, 0)),
+    "Welcome": lambda: Handshake().welcome(),
+    "Reject": lambda: Reject("alice", 1, 111, "name", "because", b""),
 }
 
 
-@pytest.mark.parametrize("name", ["Challenge", "Proof", "Welcome"])
+@pytest.mark.parametrize("name", ["Challenge", "Proof", "Welcome", "Reject"])
 def test_a_listener_expects_a_hello_first(name: str) -> None:
     handshake = Handshake()
     with pytest.raises(ProtocolError, match=f"a {name} out of turn"):
@@ -366,44 +513,57 @@ def test_a_listener_expects_a_hello_first(name: str) -> None:
     assert handshake.callbacks == []
 
 
-@pytest.mark.parametrize("name", ["Hello", "Challenge", "Welcome"])
+@pytest.mark.parametrize("name", ["Hello", "Challenge", "Welcome", "Reject"])
 def test_a_listener_expects_a_proof_after_the_challenge(name: str) -> None:
     handshake = Handshake()
     handshake.challenge()
-    with pytest.raises(ProtocolError, match=f"a {name} out of turn"):
+    with pytest.raises(AuthenticationError, match=f"its {name} is not proved"):
         handshake.acceptor.receive(GREETINGS[name]())
+    assert handshake.callbacks == []
+
+
+def without_token(name: str) -> HandshakeMessage:
+    return msgspec.structs.replace(GREETINGS[name](), proof=b"")
+
+
+@pytest.mark.parametrize("name", ["Hello", "Challenge", "Welcome"])
+def test_a_listener_without_a_token_expects_a_proof_after_the_challenge(name: str) -> None:
+    handshake = Handshake(opener_token=None, acceptor_token=None)
+    handshake.challenge()
+    with pytest.raises(ProtocolError, match=f"a {name} out of turn"):
+        handshake.acceptor.receive(without_token(name))
     assert handshake.callbacks == []
 
 
 @pytest.mark.parametrize("name", ["Hello", "Challenge", "Proof", "Welcome"])
 def test_a_listener_expects_nothing_after_the_handshake(name: str) -> None:
-    handshake = Handshake()
+    handshake = Handshake(opener_token=None, acceptor_token=None)
     handshake.run()
     with pytest.raises(ProtocolError, match=f"a {name} out of turn"):
-        handshake.acceptor.receive(GREETINGS[name]())
+        handshake.acceptor.receive(without_token(name))
     assert handshake.callbacks == ["check", "resume"]
 
 
 @pytest.mark.parametrize("name", ["Hello", "Proof", "Welcome"])
 def test_an_opener_expects_a_challenge_first(name: str) -> None:
     with pytest.raises(ProtocolError, match=f"'bob' sent a {name} out of turn"):
-        Handshake().opener.receive(GREETINGS[name]())
+        Handshake(opener_token=None).opener.receive(without_token(name))
 
 
 @pytest.mark.parametrize("name", ["Hello", "Challenge", "Proof"])
 def test_an_opener_expects_a_welcome_after_its_proof(name: str) -> None:
-    handshake = Handshake()
+    handshake = Handshake(opener_token=None, acceptor_token=None)
     handshake.proof()
     with pytest.raises(ProtocolError, match=f"'bob' sent a {name} out of turn"):
-        handshake.opener.receive(GREETINGS[name]())
+        handshake.opener.receive(without_token(name))
 
 
 @pytest.mark.parametrize("size", [0, NONCE_SIZE - 1, NONCE_SIZE + 1])
 def test_a_nonce_of_the_wrong_size_is_rejected(size: int) -> None:
     handshake = Handshake(nonces=(b"o" * size, NONCES[1]))
-    with pytest.raises(Rejected, match="a nonce has 32 bytes"):
+    with pytest.raises(ProtocolError, match=f"a nonce has 32 bytes, not {size}"):
         handshake.run()
-    with pytest.raises(Rejected):
+    with pytest.raises(ProtocolError, match=f"a nonce has 32 bytes, not {size}"):
         Handshake(nonces=(NONCES[0], b"l" * size)).run()
 
 
@@ -413,15 +573,6 @@ def test_a_truncated_greeting_cannot_be_decoded(name: str) -> None:
     for size in range(len(encoded)):
         with pytest.raises(ProtocolError, match="invalid handshake message"):
             decode_handshake(encoded[:size])
-
-
-@pytest.mark.parametrize("size", [0, 16, 31, 33])
-def test_a_proof_of_the_wrong_length_is_rejected(size: int) -> None:
-    handshake = Handshake()
-    proof = handshake.proof()
-    with pytest.raises(Rejected):
-        handshake.acceptor.receive(msgspec.structs.replace(proof, proof=(proof.proof + b"x")[:size]))
-    assert handshake.callbacks == []
 
 
 # -- secrets --------------------------------------------------------------------------------------------------
@@ -435,12 +586,13 @@ def failures() -> list[TelegradError]:
         lambda: Handshake(acceptor_token=OTHER).run(),
         lambda: Handshake(opener_token=None).run(),
         lambda: Handshake(acceptor_token=None).run(),
-        lambda: Handshake(acceptor_is=WorkerRecord("bob", 2, 999, ())).run(),
+        lambda: Handshake(acceptor_is=msgspec.structs.replace(BOB, incarnation=999)).run(),
         lambda: Handshake(nonces=(b"p" * NONCE_SIZE, NONCES[1])).opener.receive(challenge),
+        lambda: Handshake(check_fails=Rejected("name", "no")).run(),
         lambda: Handshake().acceptor.receive(proof),
         lambda: Handshake().acceptor.receive(challenge),
         lambda: Handshake().opener.receive(proof),
-        lambda: Handshake(channels=(b"a", b"b")).run(),
+        lambda: Handshake(channels=(Channel(b"a"), Channel(b"b"))).run(),
     ]
     for attempt in attempts:
         with pytest.raises(TelegradError) as caught:
@@ -449,8 +601,9 @@ def failures() -> list[TelegradError]:
     return found
 
 
-def test_errors_contain_neither_token_nor_proofs() -> None:
-    secrets = [TOKEN, OTHER, Handshake().challenge().proof, Handshake().proof().proof]
+def test_errors_contain_neither_token_nor_keys_nor_proofs() -> None:
+    secrets = [TOKEN, OTHER, *(key_of(token) or b"" for token in (TOKEN, OTHER))]
+    secrets += [Handshake().challenge().proof, Handshake().proof().proof]
     for error in failures():
         texts = [str(error), repr(error), repr(error.args)]
         if isinstance(error, Rejected):

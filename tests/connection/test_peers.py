@@ -14,7 +14,7 @@ from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import UnknownWorker
 from telegrad.settings import AgentSettings
-from telegrad.wire.handshake_messages import Hello, Proof
+from telegrad.wire.handshake_messages import Hello
 
 A = WorkerRecord("a", 0, 1, (), host="here")
 B = WorkerRecord("b", 1, 2, ("tcp://127.0.0.1:1",))
@@ -27,7 +27,7 @@ class PeersAgent(FakeAgent):
     def __init__(self) -> None:
         super().__init__()
         self.me = A
-        self.token = None
+        self.keys = None
         self.settings = AgentSettings()
         self.buffers: Any = SimpleNamespace(take=lambda size: memoryview(bytearray(size)))
 
@@ -54,7 +54,20 @@ def peers(agent: PeersAgent) -> Peers:
 
 def hello(record: WorkerRecord, **changes: object) -> Hello:
     greeting = Hello(
-        record.name, record.id, record.incarnation, record.addresses, record.main, "a", bytes(NONCE_SIZE), False
+        name=record.name,
+        id=record.id,
+        incarnation=record.incarnation,
+        addresses=record.addresses,
+        host=record.host,
+        main=record.main,
+        accept=record.accept,
+        target="a",
+        dialled="",
+        nonce=bytes(NONCE_SIZE),
+        session=77,
+        received=(0, 0),
+        fresh=True,
+        proof=b"",
     )
     return msgspec.structs.replace(greeting, **changes)
 
@@ -76,23 +89,39 @@ def test_the_error_for_an_unknown_worker_lists_the_known_ones(peers: Peers, unkn
 
 def test_a_known_incarnation_may_connect(peers: Peers, agent: PeersAgent) -> None:
     peer = peers.find("b")
-    peers.check(hello(B), LINK)
+    peers.check(hello(B))
     assert peers.find("b") is peer
     assert agent.events == []
 
 
 def test_a_new_incarnation_replaces_the_old_one_which_is_lost(peers: Peers, agent: PeersAgent) -> None:
-    peers.check(hello(B, incarnation=9, addresses=("tcp://127.0.0.1:2",)), LINK)
+    peers.check(hello(B, incarnation=9, addresses=("tcp://127.0.0.1:2",)))
     assert agent.events == [("peer lost", 2, "it was restarted")]
     record = peers.find("b").record
     assert (record.incarnation, record.addresses) == (9, ("tcp://127.0.0.1:2",))
 
 
+def test_an_incarnation_that_was_replaced_may_not_return(peers: Peers) -> None:
+    for incarnation in (9, 10):
+        peers.check(hello(B, incarnation=incarnation))
+    for incarnation in (2, 9):
+        with pytest.raises(Rejected, match="'b' was replaced by a later one: restart it") as caught:
+            peers.check(hello(B, incarnation=incarnation))
+        assert caught.value.code == "incarnation"
+    assert peers.find("b").record.incarnation == 10
+
+
+def test_the_memory_of_replaced_incarnations_is_bounded(peers: Peers) -> None:
+    for incarnation in range(100, 300):
+        peers.check(hello(B, incarnation=incarnation))
+    assert peers.find("b").predecessors == tuple(range(235, 299))
+
+
 def test_an_incarnation_that_was_given_up_may_not_return(peers: Peers) -> None:
     peers.find("b").gone = "it was silent"
     with pytest.raises(Rejected, match="this incarnation of worker 'b' was given up: it was silent") as caught:
-        peers.check(hello(B), LINK)
-    assert caught.value.greeting.code == "incarnation"
+        peers.check(hello(B))
+    assert caught.value.code == "incarnation"
 
 
 @pytest.mark.parametrize(
@@ -107,32 +136,33 @@ def test_an_incarnation_that_was_given_up_may_not_return(peers: Peers) -> None:
 )
 def test_other_identities_are_rejected(peers: Peers, changes: dict[str, object], reason: str) -> None:
     with pytest.raises(Rejected, match=reason):
-        peers.check(hello(B, **changes), LINK)
+        peers.check(hello(B, **changes))
 
 
 def test_unknown_workers_may_join_if_allowed(peers: Peers) -> None:
     peers.allow_join = True
-    peers.check(hello(B, name="c", id=2), LINK)
-    assert peers.find("c").record.id == 2
+    peers.check(hello(B, name="c", id=2, host="there", accept="registered"))
+    joined = peers.find("c").record
+    assert (joined.id, joined.host, joined.accept, joined.addresses) == (2, "there", "registered", B.addresses)
     with pytest.raises(Rejected):
-        peers.check(hello(B, name="d", id=2), LINK)
+        peers.check(hello(B, name="d", id=2))
 
 
 def test_a_fresh_session_gets_a_channel_and_replaces_the_previous_one(peers: Peers) -> None:
-    assert peers.resume(LINK, hello(B), Proof(b"", 77, (0, 0), True)) == (0, 0)
+    assert peers.resume(LINK, hello(B)) == (0, 0)
     first = peers.find("b").incoming
     assert first is not None
     assert (first.session_id, first.outgoing) == (77, False)
     assert peers.of(first) is peers.find("b")
-    peers.resume(LINK, hello(B), Proof(b"", 78, (0, 0), True))
+    peers.resume(LINK, hello(B, session=78))
     assert first.session.state.is_over
     assert peers.of(first) is None
 
 
 def test_an_unknown_session_cannot_be_resumed(peers: Peers) -> None:
     with pytest.raises(Rejected, match="the session is not known here") as caught:
-        peers.resume(LINK, hello(B), Proof(b"", 77, (0, 0), False))
-    assert caught.value.greeting.code == "session"
+        peers.resume(LINK, hello(B, fresh=False))
+    assert caught.value.code == "session"
 
 
 def test_traffic_adds_up_both_channels(agent: PeersAgent, peers: Peers) -> None:

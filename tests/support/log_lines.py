@@ -27,6 +27,10 @@ class LogLines(logging.Handler):
         """Return whether all messages have been read."""
         return self._lines.empty()
 
+    def count(self) -> int:
+        """Return how many messages have not been read."""
+        return self._lines.qsize()
+
     def clear(self) -> None:
         """Forget all messages."""
         while not self.is_empty():

@@ -25,20 +25,31 @@ numbers = st.integers(0, 2**64 - 1)
 texts = st.text(max_size=50)
 nonces = st.binary(max_size=64)
 pairs = st.tuples(numbers, numbers)
+addresses = st.lists(texts, max_size=3).map(tuple)
 handshake_messages = st.one_of(
     st.builds(
-        Hello, texts, numbers, numbers, st.lists(texts, max_size=3).map(tuple), texts, texts, nonces, st.booleans()
+        Hello,
+        *(texts, numbers, numbers, addresses, texts, texts, texts, texts, texts, nonces),
+        *(numbers, pairs, st.booleans(), nonces),
     ),
-    st.builds(Challenge, texts, numbers, numbers, nonces, nonces),
-    st.builds(Proof, nonces, numbers, pairs, st.booleans()),
-    st.builds(Welcome, pairs),
-    st.builds(Reject, texts, texts),
+    st.builds(Challenge, texts, numbers, numbers, texts, nonces, nonces),
+    st.builds(Proof, nonces),
+    st.builds(Welcome, pairs, nonces),
+    st.builds(Reject, texts, numbers, numbers, texts, texts, nonces),
 )
 
 
 @given(message=handshake_messages)
 def test_every_handshake_message_round_trips(message: HandshakeMessage) -> None:
     assert decode_handshake(msgspec.msgpack.encode(message)) == message
+
+
+@given(message=handshake_messages)
+def test_a_message_with_more_or_fewer_fields_is_not_accepted(message: HandshakeMessage) -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+    for other in ([*fields, None], fields[:-1]):
+        with pytest.raises(ProtocolError):
+            decode_handshake(msgspec.msgpack.encode(other))
 
 
 @given(noise=st.binary(max_size=100))
@@ -60,13 +71,13 @@ def test_a_head_is_not_a_handshake_message(head: Cancel | Reply) -> None:
 
 
 def test_deep_nesting_raises_a_protocol_error() -> None:
-    for start in (b"", b"\x94\x0f\xa1x\xa1x"):
+    for start in (b"", b"\x97\x0f\xa1x\x01\x01\xa1x\xa1x"):
         with pytest.raises(ProtocolError):
             decode_handshake(start + b"\x91" * 5000 + b"\x00")
 
 
 def test_false_lengths_allocate_nothing() -> None:
     # An array, and bytes, of 2**32 - 1 elements each, without the elements.
-    for lie in (b"\xdd\xff\xff\xff\xff", b"\x95\x0d\xc6\xff\xff\xff\xff"):
+    for lie in (b"\xdd\xff\xff\xff\xff", b"\x92\x0d\xc6\xff\xff\xff\xff"):
         with pytest.raises(ProtocolError):
             decode_handshake(lie)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.support.redirection import redirected
 
 import telegrad
 from telegrad import launch, rpc
@@ -238,13 +239,14 @@ def test_a_call_whose_connection_breaks_in_the_middle_runs_once_and_returns(
     host, port = record.addresses[0].removeprefix("tcp://").split(":")
     proxy = Proxy((host, int(port)), forward=forward, back=back)
     try:
-        agent.start([agent.me, msgspec.structs.replace(record, addresses=(f"tcp://127.0.0.1:{proxy.port}",))])
+        agent.start([agent.me, record])
         counter = directory / "counter"
         x = torch.arange(1_000_000.0)
-        assert torch.equal(agent.call("b", count_and_return, (str(counter), x), timeout=30), x + 1)
-        assert counter.read_text() == "x"
-        assert agent.call("b", operator.add, (1, 2)) == 3
-        assert proxy.connections >= 2
+        with redirected(agent, record.addresses[0], f"tcp://127.0.0.1:{proxy.port}"):
+            assert torch.equal(agent.call("b", count_and_return, (str(counter), x), timeout=30), x + 1)
+            assert counter.read_text() == "x"
+            assert agent.call("b", operator.add, (1, 2)) == 3
+            assert proxy.connections >= 2
     finally:
         proxy.close()
 

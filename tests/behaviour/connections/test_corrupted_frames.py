@@ -7,10 +7,10 @@ import socket
 import threading
 from collections.abc import Callable
 
-import msgspec
 import pytest
 import torch
 from tests.support.log_lines import PATIENCE, LogLines
+from tests.support.redirection import redirected
 
 from telegrad.testing.group import local_group
 from telegrad.transport.addresses import parse_address
@@ -99,10 +99,9 @@ def test_the_session_resumes_after_a_frame_was_corrupted_and_the_call_returns(
     with local_group(["a", "b"], transport="tcp") as agents:
         proxy = CorruptingProxy(agents["b"].me.addresses[0], kind, corrupt)
         try:
-            through_proxy = msgspec.structs.replace(agents["b"].me, addresses=(proxy.address,))
-            agents["a"].peers.set_group([agents["a"].me, through_proxy])
-            assert torch.equal(agents["a"].call("b", record_and_add_one, (1, x), timeout=PATIENCE), x + 1)
-            assert torch.equal(agents["a"].call("b", record_and_add_one, (2, x), timeout=PATIENCE), x + 1)
+            with redirected(agents["a"], agents["b"].me.addresses[0], proxy.address):
+                assert torch.equal(agents["a"].call("b", record_and_add_one, (1, x), timeout=PATIENCE), x + 1)
+                assert torch.equal(agents["a"].call("b", record_and_add_one, (2, x), timeout=PATIENCE), x + 1)
             assert times_run == [1, 2]
             assert (proxy.corrupted, proxy.connections) == (1, 2)
             assert "closed the connection with worker 'a'" in log.next()
