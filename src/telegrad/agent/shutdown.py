@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from telegrad.calls.collectives import SERVICE
+from telegrad.calls.collectives import SERVICE, SHUTDOWN
 from telegrad.calls.exit_cause import cause_of, error_in_flight
 from telegrad.connection.channel import Channel
 from telegrad.errors import DeadlineExceeded, ReferencesHeld, TelegradError
@@ -149,7 +149,10 @@ class Shutdown:
             traffic = self.references.message_counts() if self.references is not None else _NO_MESSAGES
             held = self.references.held() if self.references is not None else []
             mine = agent.me.id, bool(self.activity()), agent.client.made, traffic
-            values = list(agent.collectives.gather(mine, timeout=left, topic="shutdown").values())
+            values = list(agent.collectives.gather(mine, timeout=left, topic=SHUTDOWN).values())
+            if not values:  # the others are in a later round
+                before = -1
+                continue
             made = sum(count + sum(traffic.sent.values()) for _, _, count, traffic in values)
             if made == before and not any(busy for _, busy, _, _ in values):
                 # Messages about references are not calls, so they are counted at both ends. That is only for the list

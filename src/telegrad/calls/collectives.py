@@ -2,6 +2,11 @@
 
 The member with the lowest id is the root. Each member calls it with its value, and it answers all of them when the last
 value has arrived.
+
+A shutdown goes on without workers that are gone, in rounds with the same numbers on all workers. If the root itself
+leaves, the members ask the next one for the same round. The root may have answered some of them, who then are in the
+next round. So a root that is asked for a round when another worker has begun a later one answers that the round is
+over: nobody will complete it, and whoever asked goes on to the next round, too. A root that is closing answers nobody.
 """
 
 from __future__ import annotations
@@ -15,17 +20,23 @@ from typing import Any
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
-from telegrad.errors import DeadlineExceeded, TelegradError, WorkerLost
+from telegrad.errors import DeadlineExceeded, NotInitialized, TelegradError, WorkerLost
 from telegrad.execution.timers import Timer
 
 _log = logging.getLogger("telegrad")
 
 SERVICE = "@telegrad.gather"
+SHUTDOWN = "shutdown"
+"""The topic of the rounds of a graceful shutdown."""
 _PROBE_AFTER = 1.0  # seconds after which missing members are probed
 _PROBE = 10.0
 
 Respond = Callable[[object, Exception | None], None]
 CallWorker = Callable[..., Any]
+
+
+def _key(topic: str, number: int, everybody: tuple[str, ...]) -> str:
+    return f"{topic}/{number}/{','.join(everybody)}"
 
 
 class _Collective:
@@ -44,16 +55,18 @@ class Collectives:
         self._local = local
         self._peers = peers
         self._call = call
-        self._lock = threading.Lock()  # protects the two below
+        self._lock = threading.Lock()  # protects the three below
         self._rounds: dict[tuple[str, tuple[str, ...]], int] = {}
         self._pending: dict[str, _Collective] = {}
+        self._latest: dict[tuple[str, ...], int] = {}  # the latest round of a shutdown that a worker has begun here
 
     def gather(
         self, value: object, names: Sequence[str] | None = None, *, timeout: float | None, topic: str = "user"
     ) -> dict[str, Any]:
         """Contribute `value`, and return the values of all `names` (default: all workers), which must all call this.
 
-        With the topic "shutdown", workers that are gone are left out instead of failing the collective.
+        With the topic "shutdown", workers that are gone are left out instead of failing the collective. The result is
+        empty if the other workers are in a later round, because the root left before it had answered everybody.
         """
         members = [peer for peer in self._peers.all() if names is None or peer.record.name in names]
         unknown = set(names or ()) - {peer.record.name for peer in members}
@@ -65,13 +78,15 @@ class Collectives:
         everybody = tuple(peer.record.name for peer in members)
         with self._lock:
             number = self._rounds[topic, everybody] = self._rounds.get((topic, everybody), 0) + 1
-        key = f"{topic}/{number}/{','.join(everybody)}"
-        if topic != "shutdown":
+        key = _key(topic, number, everybody)
+        if topic != SHUTDOWN:
             root = everybody[0]
             values: dict[str, Any] = self._call(root, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
             return {name: values[name] for name in everybody}
         while True:
             present = [peer.record.name for peer in members if not peer.gone]
+            if not present:
+                raise NotInitialized(f"worker {mine!r} cannot take part in a shutdown: {self._local.closed}")
             try:
                 return dict(self._call(present[0], SERVICE, (key, everybody, mine, value, timeout), timeout=0.0))
             except WorkerLost:
@@ -83,6 +98,9 @@ class Collectives:
         self, answer: Respond, key: str, everybody: tuple[str, ...], name: str, value: object, timeout: float | None
     ) -> None:
         """Take the value of a member, and reply when all values have arrived."""
+        if key.startswith(f"{SHUTDOWN}/") and not self._begin_round(key, everybody):
+            answer({}, None)
+            return
         with self._lock:
             collective = self._pending.get(key)
             if collective is None:
@@ -97,6 +115,18 @@ class Collectives:
             collective.answers[name] = answer
         self._look(key)
 
+    def _begin_round(self, key: str, everybody: tuple[str, ...]) -> bool:
+        """Return whether a round of a shutdown is the latest one. If it is a new one, the round before is over."""
+        number = int(key.split("/")[1])
+        with self._lock:
+            latest = self._latest.get(everybody, 0)
+            self._latest[everybody] = max(latest, number)
+            missed = self._pending.pop(_key(SHUTDOWN, latest, everybody), None) if number > latest else None
+        if missed is not None:
+            missed.values = {}
+            self._answer(missed, None)
+        return number >= latest
+
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the collectives that wait for a worker which is gone."""
         with self._lock:
@@ -106,13 +136,15 @@ class Collectives:
 
     def _look(self, key: str) -> None:
         """Reply to all members if all values have arrived, or if one never will."""
+        if self._local.closed:  # the others find this worker gone, and ask the next root
+            return
         gone = {peer.record.name: peer.gone for peer in self._peers.all() if peer.gone}
         with self._lock:
             collective = self._pending.get(key)
             if collective is None:
                 return
             missing = collective.expected - set(collective.values)
-            if key.startswith("shutdown/"):
+            if key.startswith(f"{SHUTDOWN}/"):
                 missing -= set(gone)
             error: Exception | None = None
             lost = sorted(missing & set(gone))
@@ -146,7 +178,7 @@ class Collectives:
         if collective is not None:
             missing = sorted(collective.expected - set(collective.values))
             names = ", ".join(map(repr, missing))
-            what = "has not called shutdown()" if key.startswith("shutdown/") else "did not join the collective"
+            what = "has not called shutdown()" if key.startswith(f"{SHUTDOWN}/") else "did not join the collective"
             self._answer(
                 collective,
                 DeadlineExceeded(f"after {timeout:g} s worker {names} {what}", worker=missing[0], elapsed=timeout),
