@@ -320,4 +320,5 @@ class TlsLink(SocketLink):
 
     def close(self) -> None:
         super().close()
+        self._plain, self._early = [], []
         self._recv_into = self._socket.recv_into  # breaks a reference cycle; it raises, as the socket is closed
