@@ -34,8 +34,8 @@ MAX_UNAUTHENTICATED = 64 * 1024
 """How many bytes of an unauthenticated peer OpenSSL gets. Its hello, certificates and proof take 2 to 10 KB."""
 _MAX_WITHOUT_DATA = 64 * 1024  # then a peer sends records without data in them, such as key updates
 _MAX_ANSWERS = 64 * 1024  # bytes that OpenSSL wants to send by itself, while the peer reads nothing
-_PIECE = 256 * 1024  # encrypted at once: larger pieces fall out of the cache
-_SCRATCH = 256 * 1024  # read at once
+_PIECE = 64 * 1024  # encrypted at once: larger ones are allocated and freed in the kernel every time
+_SCRATCH = 128 * 1024  # read at once
 _UNAUTHENTICATED_SCRATCH = 8 * 1024
 _IN_BIO = [memoryview(b"")]  # as `_started`: encrypted bytes are still in the BIO, for want of memory
 
