@@ -52,6 +52,7 @@ class TlsLink(SocketLink):
         self._opens = opens
         self._verifies = credentials.verifies
         self._established = False
+        self._admitted = False
         self._early: list[tuple[int, bytes, bytes | bytearray | memoryview]] = []  # frames before the TLS handshake
         self._plain: list[memoryview] = []  # the rest of a frame of which a part is encrypted
         self._scratch = memoryview(bytearray(_UNAUTHENTICATED_SCRATCH))
@@ -64,6 +65,7 @@ class TlsLink(SocketLink):
 
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
         super().admit(limits, place)
+        self._admitted = self._established
         if not self._unfed:
             try:
                 self._scratch = memoryview(bytearray(_SCRATCH))
@@ -123,6 +125,17 @@ class TlsLink(SocketLink):
     def _recv_decrypted(self, buffer: memoryview) -> int:
         """Read into `buffer` as a non-blocking socket does: 0 at the end, and BlockingIOError if there is nothing."""
         total, more = 0, True
+        if self._admitted and not self._undecrypted:
+            # The usual case, written out: a read of the socket returns whole records, and they fit into the buffer.
+            received = self._socket.recv_into(self._scratch)
+            if not received:
+                return 0
+            self._unfed = received
+            self._undecrypted = True
+            with self._lock:
+                total = self._take_record(buffer, received)
+            if not self._undecrypted:
+                return total
         while more:
             if not self._undecrypted:
                 try:
@@ -156,6 +169,23 @@ class TlsLink(SocketLink):
             raise BlockingIOError
         return total
 
+    def _take_record(self, buffer: memoryview, received: int) -> int:
+        """Decrypt the first of the records that arrived. `_undecrypted` stays true unless that was all there is."""
+        try:
+            self._incoming.write(self._scratch[:received])
+            self._unfed = 0
+            self._fed += received
+            count = self._tls.read(len(buffer), buffer)
+        except (ssl.SSLError, MemoryError) as error:
+            if self._unfed or isinstance(error, ssl.SSLWantReadError | MemoryError):
+                return 0  # _take_records tries again
+            raise self._read_failed(error) from error
+        if count:
+            self._fed = 0
+            # A read that does not fill the buffer has taken the whole record.
+            self._undecrypted = count == len(buffer) or self._incoming.pending > 0 or self._outgoing.pending > 0
+        return count
+
     def _take_records(self, buffer: memoryview) -> int:
         """Decrypt what has arrived into `buffer`, and return how much; -1: the peer has ended the stream."""
         if self._error is not None:
@@ -171,16 +201,20 @@ class TlsLink(SocketLink):
                 self._transmit()
                 self._update_mask()
         except ssl.SSLError as error:
-            self._send_alert()
-            self._error = describe(error)
-            raise self._error from error
+            raise self._read_failed(error) from error
         if count:
-            if not self._reader.only_handshake:
+            if self._admitted:
                 self._fed = 0
         elif self._fed > _MAX_WITHOUT_DATA:
             raise ProtocolError(f"{self._fed:,} bytes of TLS records without data")
         self._undecrypted = self._error is not None or self._incoming.pending > 0 or self._tls.pending() > 0
         return -1 if ended and not count else count
+
+    def _read_failed(self, error: ssl.SSLError) -> Exception:
+        """Return the error that the link raises from now on."""
+        self._send_alert()
+        self._error = describe(error)
+        return self._error
 
     def _send_alert(self) -> None:
         """Tell the peer why OpenSSL ends the connection, if that is possible now."""
@@ -195,7 +229,7 @@ class TlsLink(SocketLink):
         data = self._scratch[: self._unfed]
         if not self._fed and not self._established:
             check_first_bytes(bytes(data[:6]), opens=self._opens)
-        if self._reader.only_handshake and self._fed + len(data) > MAX_UNAUTHENTICATED:
+        if not self._admitted and self._fed + len(data) > MAX_UNAUTHENTICATED:
             raise ProtocolError(f"more than {MAX_UNAUTHENTICATED:,} bytes before it was authenticated")
         try:
             self._incoming.write(data)
@@ -213,7 +247,7 @@ class TlsLink(SocketLink):
                 if not got:
                     return count, True
                 count += got
-                if not incoming.pending and not tls.pending():
+                if count < room and not incoming.pending:
                     break
         except ssl.SSLWantReadError:
             return count, False
@@ -241,6 +275,8 @@ class TlsLink(SocketLink):
                     return
                 if len(body) <= MAX_JOINED:
                     self._tls.write(header + body)
+                    if self._sent_at_once():
+                        return
                 else:
                     self._plain = [memoryview(header), memoryview(body)]
                 self._transmit()
@@ -266,6 +302,23 @@ class TlsLink(SocketLink):
 
     def _queue(self, kind: int) -> deque[list[memoryview]]:
         return self._bulk if kind in BEHIND_BULK else self._control
+
+    def _sent_at_once(self) -> bool:
+        """Send what has just been encrypted, and return whether that was all. Called with the lock held."""
+        try:
+            encrypted = self._outgoing.read()
+        except MemoryError:
+            return False
+        try:
+            sent = self._socket.send(encrypted)
+        except (OSError, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno is None:  # as in _transmit
+                raise
+            sent = 0
+        if sent == len(encrypted):
+            return True
+        self._started = [memoryview(encrypted)[sent:]]
+        return False
 
     def _transmit(self) -> None:
         """Encrypt and send what is queued, as far as there is room. Called with the lock held."""
