@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport, format_tcp
 from telegrad.transport.unix import UnixTransport
 from telegrad.waiting import RealRuntime
+
+_log = logging.getLogger("telegrad")
 
 _NEEDS_TOKEN = "Run `telegrad token` once and set TELEGRAD_TOKEN to its output on every worker."
 
@@ -94,7 +97,7 @@ def _make_agent(
             advertise=options.advertise,
             interface=options.interface,
         )
-        transports.append((TcpTransport(advertise=advertise), format_tcp(bind, 0)))
+        transports.append((_tcp_transport(name, options, advertise), format_tcp(bind, 0)))
     agent = Agent(
         name,
         rank,
@@ -110,6 +113,22 @@ def _make_agent(
     Autograd(agent)
     RRefManager(agent)
     return agent
+
+
+def _tcp_transport(name: str, options: Options, advertise: str) -> Transport:
+    files = options.certificate_files()
+    if not options.uses_tls():
+        _log.warning(
+            "worker %r runs without TLS (tls=False or TELEGRAD_TLS=0): anyone on the network path to another machine "
+            "can read and change its traffic, and run code on both workers",
+            name,
+        )
+        return TcpTransport(advertise=advertise)
+    # Imported here, because a group on one machine needs neither OpenSSL nor a certificate.
+    from telegrad.transport.certificates import load_credentials
+    from telegrad.transport.tls import TlsTransport
+
+    return TlsTransport(load_credentials(*files) if files is not None else None, advertise=advertise)
 
 
 def _main_program() -> str:
@@ -135,6 +154,12 @@ def _check_reachable(me: WorkerRecord, group: Sequence[WorkerRecord], token: byt
     mine = {address.partition("://")[0] for address in me.addresses}
     for record in group:
         theirs = {address.partition("://")[0] for address in record.addresses}
+        if "tcp" in mine & theirs and record.tls != me.tls:
+            plain, encrypted = (me, record) if record.tls else (record, me)
+            raise RendezvousError(
+                f"worker {plain.name!r} has TLS switched off and worker {encrypted.name!r} has not: start all workers "
+                "with the same option tls and the same TELEGRAD_TLS"
+            )
         if "tcp" in mine & theirs or ("unix" in mine & theirs and record.host == me.host):
             continue
         if token is None:

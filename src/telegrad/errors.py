@@ -23,6 +23,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   └── OtherVersion            ... by using another version of it
     ├── AuthenticationError         a peer or this worker could not prove that it knows the token
     ├── TokenError (ValueError)     the group token is missing or too short
+    ├── CertificateError (ValueError)  a certificate or key of the user cannot be used
     ├── RendezvousError             the group could not be formed
     │   ├── DuplicateWorker         two workers have the same name or rank
     │   ├── UnauthenticatedRecord   the store has an entry that was not written with this group's token (also an
@@ -168,6 +169,10 @@ class AuthenticationError(TelegradError):
 
 class TokenError(TelegradError, ValueError):
     """The group token is missing or too short."""
+
+
+class CertificateError(TelegradError, ValueError):
+    """A certificate or private key that the user gave to telegrad cannot be used."""
 
 
 class RendezvousError(TelegradError):

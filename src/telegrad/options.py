@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from telegrad.errors import CertificateError
 from telegrad.protocol.limits import SessionSettings
 from telegrad.settings import AgentSettings
 from telegrad.transport.spinning import SPIN
@@ -42,6 +44,16 @@ class Options:
     """The address that others connect to. Default: this host's address on the route to the rendezvous store."""
     interface: str | None = None
     """The network interface whose address to use, instead of `bind` and `advertise`."""
+    tls: bool | None = None
+    """Whether tcp connections are encrypted. Default: TELEGRAD_TLS, or else True. Without TLS, anyone on the network
+    path can read and change the traffic, and run code on the workers."""
+    tls_certificate: str | os.PathLike[str] | None = None
+    """The file of this worker's own certificate, whose DNS name is the worker's name, for mutual TLS. Default:
+    TELEGRAD_TLS_CERT, or else a certificate made on the spot. Needs `tls_key` and `tls_ca`."""
+    tls_key: str | os.PathLike[str] | None = None
+    """The file of the certificate's private key. Default: TELEGRAD_TLS_KEY."""
+    tls_ca: str | os.PathLike[str] | None = None
+    """The file of the CA that signed the certificates of all workers. Default: TELEGRAD_TLS_CA."""
     shared_memory: int | None = None
     """Bytes of memory to share with workers on this host for large messages. 0 means none. Default:
     TELEGRAD_SHARED_MEMORY, or else 1 GiB."""
@@ -88,6 +100,35 @@ class Options:
         if unknown or not names:
             raise ValueError(f"{source} contains {unknown or 'nothing'}; the transports are {', '.join(TRANSPORTS)}")
         return names
+
+    def uses_tls(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Return whether tcp connections are encrypted, from the option or the environment."""
+        if self.tls is not None:
+            return self.tls
+        text = environ.get("TELEGRAD_TLS", "").strip()
+        if text not in ("", "0", "1"):
+            raise ValueError(f"TELEGRAD_TLS is {text!r}: set it to 0 to switch TLS off, or to 1")
+        return text != "0"
+
+    def certificate_files(self, environ: Mapping[str, str] = os.environ) -> tuple[Path, Path, Path] | None:
+        """Return the user's certificate, key and CA, from the options or the environment; None if there are none."""
+        given = {
+            "tls_certificate (TELEGRAD_TLS_CERT)": self.tls_certificate or environ.get("TELEGRAD_TLS_CERT"),
+            "tls_key (TELEGRAD_TLS_KEY)": self.tls_key or environ.get("TELEGRAD_TLS_KEY"),
+            "tls_ca (TELEGRAD_TLS_CA)": self.tls_ca or environ.get("TELEGRAD_TLS_CA"),
+        }
+        missing = [name for name, path in given.items() if not path]
+        if len(missing) == len(given):
+            return None
+        if missing:
+            raise CertificateError(
+                f"mutual TLS needs a certificate, its key and a CA, but {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not set"
+            )
+        if not self.uses_tls(environ):
+            raise CertificateError("certificates are given, but TLS is switched off (tls=False or TELEGRAD_TLS=0)")
+        certificate, key, ca = (Path(path) for path in given.values() if path)
+        return certificate, key, ca
 
 
 def _number(name: str, given: int | None, default: int, what: str) -> int:

@@ -60,6 +60,7 @@ def hello(record: WorkerRecord, **changes: object) -> Hello:
         addresses=record.addresses,
         host=record.host,
         main=record.main,
+        tls=record.tls,
         accept=record.accept,
         target="a",
         dialled="",

@@ -14,6 +14,7 @@ from telegrad.testing.transport_contract import CHECKS, Check, Harness, NotAppli
 from telegrad.transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport
+from telegrad.transport.tls import TlsTransport
 from telegrad.transport.unix import UnixTransport
 from telegrad.wire.frames import Frame
 
@@ -45,6 +46,12 @@ def tcp6() -> Iterator[TransportUnderTest]:
         yield TransportUnderTest(TcpTransport(), poller, "tcp://[::1]:0")
 
 
+@contextmanager
+def tls() -> Iterator[TransportUnderTest]:
+    with closing(SocketPoller()) as poller:
+        yield TransportUnderTest(TlsTransport(), poller, "tcp://127.0.0.1:0")
+
+
 def has_ipv6() -> bool:
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
@@ -64,13 +71,14 @@ NOT_APPLICABLE = {
     },
     "unix": set[str](),
     "tcp": {"an_offered_descriptor_that_was_not_taken_is_closed_with_the_link"},
+    "tls": {"an_offered_descriptor_that_was_not_taken_is_closed_with_the_link"},
     "tcp6": {"an_offered_descriptor_that_was_not_taken_is_closed_with_the_link"},
 }
 """Checks of optional abilities, by the transport that lacks the ability."""
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("factory", [memory, unix, tcp, pytest.param(tcp6, marks=needs_ipv6)])
+@pytest.mark.parametrize("factory", [memory, unix, tcp, tls, pytest.param(tcp6, marks=needs_ipv6)])
 def test_transport_fulfills_the_contract(factory: Factory, check: Check) -> None:
     applies = True
     with factory() as under_test, closing(Harness(under_test)) as harness:

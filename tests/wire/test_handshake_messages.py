@@ -29,7 +29,7 @@ addresses = st.lists(texts, max_size=3).map(tuple)
 handshake_messages = st.one_of(
     st.builds(
         Hello,
-        *(texts, numbers, numbers, addresses, texts, texts, texts, texts, texts, nonces),
+        *(texts, numbers, numbers, addresses, texts, texts, st.booleans(), texts, texts, texts, nonces),
         *(numbers, pairs, st.booleans(), nonces),
     ),
     st.builds(Challenge, texts, numbers, numbers, texts, nonces, nonces),

@@ -103,6 +103,7 @@ class Agent:
             addresses=tuple(listener.address for listener in self.listeners),
             host=host,
             main=main,
+            tls=any(transport.encrypted for transport, _ in transports),
             accept=settings.accept,
         )
         _forget_in_children(self)

@@ -298,9 +298,9 @@ class UnprovedAttempts:
         name = self._target.name
         seen = f"it closed the connection ({failure})" if isinstance(failure, LinkClosed) else str(failure)
         raise AuthenticationError(
-            f"worker {name!r} did not prove that it belongs to this group, in {self._count} attempts: {seen}. Probably "
-            f"the group tokens differ: start every worker with the same TELEGRAD_TOKEN and the same version of "
-            f"telegrad. The log of worker {name!r} says why it refuses connections"
+            f"worker {name!r} did not prove that it belongs to this group, in {self._count} attempts: {seen}. Usually "
+            "the group tokens differ: start every worker with the same TELEGRAD_TOKEN and the same version of telegrad. "
+            f"The log of worker {name!r} says why it refuses connections"
         ) from failure
 
 

@@ -156,6 +156,7 @@ class Opener(_Side):
             addresses=me.addresses,
             host=me.host,
             main=me.main,
+            tls=me.tls,
             accept=me.accept,
             target=target.name,
             dialled=dialled,

@@ -27,6 +27,7 @@ def _record_of(hello: Hello) -> WorkerRecord:
         hello.addresses,
         host=hello.host,
         main=hello.main,
+        tls=hello.tls,
         accept=hello.accept,
     )
 

@@ -29,6 +29,8 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     """Equal on two workers only if they can reach each other's unix sockets."""
     main: str = ""
     """Identifies the program that runs as ``__main__``. Its functions are sent by name to workers that run the same."""
+    tls: bool = False
+    """Whether the worker encrypts tcp connections."""
     accept: str = "any"
     """Which calls the worker accepts, and so how values travel; see `telegrad.settings.AgentSettings.accept`."""
 

@@ -13,6 +13,7 @@ from telegrad.settings import AgentSettings
 from telegrad.transport.base import Transport
 from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport
+from telegrad.transport.tls import TlsTransport
 from telegrad.transport.unix import UnixTransport
 from telegrad.waiting import RealRuntime
 
@@ -29,6 +30,8 @@ def local_group(
 ) -> Iterator[dict[str, Agent]]:
     """Start agents, yield them by name, and close them at the end of the block.
 
+    `transport` is ``unix``, ``tcp`` (with TLS, as in a real group), or ``plain tcp``.
+
     >>> import operator
     >>> with local_group(["a", "b"]) as group:
     ...     group["a"].call("b", operator.add, (1, 2))
@@ -41,7 +44,10 @@ def local_group(
                 listening: tuple[Transport, str]
                 if transport == "unix":
                     listening = UnixTransport(), f"unix://{directory}/{name}.sock"
+                elif transport == "tcp":
+                    listening = TlsTransport(), "tcp://127.0.0.1:0"
                 else:
+                    assert transport == "plain tcp", transport
                     listening = TcpTransport(), "tcp://127.0.0.1:0"
                 agents[name] = Agent(
                     name,

@@ -45,7 +45,7 @@ class Link(ABC):
     It is part of every proof of the handshake, so nobody can relay a handshake over two connections.
     """
     peer_names: tuple[str, ...] | None = None
-    """The names in the verified certificate of the peer. None: the peer was not asked for a certificate."""
+    """The DNS names in the verified certificate of the other end; None if no certificate was verified."""
 
     @abstractmethod
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
@@ -167,6 +167,7 @@ class Transport(ABC):
 
     scheme: str
     resumable: bool
+    encrypted: bool = False
 
     @abstractmethod
     def listen(self, address: str) -> Listener:

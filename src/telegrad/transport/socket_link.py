@@ -29,6 +29,11 @@ _POLLIN, _POLLOUT, _EPOLLIN, _EPOLLOUT = select.POLLIN, select.POLLOUT, select.E
 class SocketLink(SocketWriter):
     """A connected stream socket."""
 
+    _undecrypted = False
+    """Whether there may be something to read that the socket does not report any more."""
+    _draining = False
+    """Whether only that is to be read, and no more from the socket."""
+
     def __init__(self, sock: socket.socket, *, peer: str, resumable: bool) -> None:
         super().__init__(sock)
         self.peer = peer
@@ -59,6 +64,7 @@ class SocketLink(SocketWriter):
         reader = self._reader
         if reader.unfinished:
             return self._receive(-1, 0)
+        self._draining = False
         buffer = reader.buffer()
         try:
             count = self._recv_into(buffer)
@@ -68,7 +74,7 @@ class SocketLink(SocketWriter):
             raise self._broken(error) from error
         if count == 0:
             raise LinkClosed(self._closed or self._failure or "end of file")
-        frame = reader.take_single(count)
+        frame = None if self._undecrypted else reader.take_single(count)
         return self._receive(count, len(buffer)) if frame is None else (frame,)
 
     def _receive(self, count: int, room: int) -> Iterator[Frame]:
@@ -79,8 +85,9 @@ class SocketLink(SocketWriter):
             count = room = 1  # there may be more
         else:
             yield from reader.advance(count)
-        while count == room and total < _MAX_READ:
+        while (count == room and total < _MAX_READ) or self._undecrypted:
             total += count
+            self._draining = total >= _MAX_READ
             buffer = reader.buffer()
             room = len(buffer)
             try:
@@ -105,7 +112,8 @@ class SocketLink(SocketWriter):
         waiter = self._waiter
         if waiter is None or waiter.poller is not poller:
             waiter = self._waiter = self._waiter_with(poller)
-        if self._closed or self._reader.unfinished:  # checked when there is already something that close() can wake
+        # Checked when there is already something that close() can wake.
+        if self._closed or self._reader.unfinished or self._undecrypted:
             return _READ
         writes = bool(self._started or self._control or self._bulk)
         if writes is not waiter.writes:

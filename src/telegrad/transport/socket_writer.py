@@ -12,8 +12,8 @@ from telegrad.transport.base import Link
 from telegrad.wire.frames import Kind, pack_header
 
 # PING and GOODBYE say how much was sent before them, so they must not overtake anything.
-_BEHIND_BULK = frozenset(int(kind) for kind in (Kind.BULK_HEAD, Kind.BULK_CHUNK, Kind.PING, Kind.GOODBYE))
-_MAX_JOINED = 16 * 1024  # up to here, joining header and body is cheaper than passing the kernel a list of two
+BEHIND_BULK = frozenset(int(kind) for kind in (Kind.BULK_HEAD, Kind.BULK_CHUNK, Kind.PING, Kind.GOODBYE))
+MAX_JOINED = 16 * 1024  # up to here, joining header and body is cheaper than passing the kernel a list of two
 
 
 class SocketWriter(Link):
@@ -43,11 +43,11 @@ class SocketWriter(Link):
                 if self._closed:
                     return
                 if self._started or self._control or self._bulk:
-                    queue = self._bulk if kind in _BEHIND_BULK else self._control
+                    queue = self._bulk if kind in BEHIND_BULK else self._control
                     queue.append([memoryview(header), memoryview(body)])
                     return
                 try:
-                    if len(body) <= _MAX_JOINED:
+                    if len(body) <= MAX_JOINED:
                         sent = self._socket.send(header + body)
                     else:
                         sent = self._socket.sendmsg((header, body))

@@ -1,4 +1,7 @@
-"""TCP, between hosts. A connection may break while both workers are alive; the session resumes on the next one."""
+"""TCP, between hosts. A connection may break while both workers are alive; the session resumes on the next one.
+
+`TlsTransport` encrypts it. Workers use plain TCP only if their user has switched TLS off.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class TcpTransport(Transport):
         except OSError:
             sock.close()
             raise
-        return SocketListener(sock, format_tcp(self._advertise or host, sock.getsockname()[1]), _accepted)
+        return SocketListener(sock, format_tcp(self._advertise or host, sock.getsockname()[1]), self._accepted)
 
     def connect(self, address: str, deadline: float) -> Link:
         host, port = _host_and_port(address)
@@ -49,7 +52,8 @@ class TcpTransport(Transport):
                 if sock.getsockname() == sock.getpeername():
                     # The kernel chose the target as the source port, so the socket is connected to itself.
                     raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {address}")
-                return _link(sock, f"{host}:{port}")
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return self._opened_link(sock, f"{host}:{port}", deadline)
             except OSError as error:
                 sock.close()
                 failure = error
@@ -58,24 +62,25 @@ class TcpTransport(Transport):
                 raise
         raise failure
 
+    def _accepted(self, sock: socket.socket) -> Link | None:
+        try:
+            host, port = sock.getpeername()[:2]
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:  # it was closed meanwhile
+            sock.close()
+            return None
+        return self._accepted_link(sock, f"{host}:{port}")
+
+    def _accepted_link(self, sock: socket.socket, peer: str) -> Link:
+        return SocketLink(sock, peer=peer, resumable=True)
+
+    def _opened_link(self, sock: socket.socket, peer: str, deadline: float) -> Link:
+        return SocketLink(sock, peer=peer, resumable=True)
+
 
 def format_tcp(host: str, port: int) -> str:
     """Return the address of a host and port, with brackets around IPv6."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def _accepted(sock: socket.socket) -> Link | None:
-    try:
-        host, port = sock.getpeername()[:2]
-    except OSError:  # it was closed meanwhile
-        sock.close()
-        return None
-    return _link(sock, f"{host}:{port}")
-
-
-def _link(sock: socket.socket, peer: str) -> Link:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return SocketLink(sock, peer=peer, resumable=True)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -19,6 +19,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11, forbid_unknown
     addresses: tuple[str, ...]
     host: str
     main: str
+    tls: bool
+    """Whether the opener encrypts tcp connections."""
     accept: str
     """Which calls the opener's group accepts; see `telegrad.settings.AgentSettings.accept`."""
     target: str

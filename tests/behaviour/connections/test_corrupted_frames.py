@@ -96,7 +96,7 @@ def test_the_session_resumes_after_a_frame_was_corrupted_and_the_call_returns(
 ) -> None:
     x = torch.arange(8.0 if kind == Kind.MESSAGE else 400_000.0)
     times_run.clear()
-    with local_group(["a", "b"], transport="tcp") as agents:
+    with local_group(["a", "b"], transport="plain tcp") as agents:
         proxy = CorruptingProxy(agents["b"].me.addresses[0], kind, corrupt)
         try:
             with redirected(agents["a"], agents["b"].me.addresses[0], proxy.address):

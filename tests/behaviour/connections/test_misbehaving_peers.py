@@ -6,6 +6,7 @@ import contextlib
 import operator
 import os
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support import tls_client
 from tests.support.log_lines import PATIENCE, LogLines
 
 from telegrad.agent.agent import Agent
@@ -26,7 +28,7 @@ from telegrad.settings import AgentSettings
 from telegrad.testing.group import TOKEN, local_group
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.sockets import SocketPoller
-from telegrad.transport.tcp import TcpTransport
+from telegrad.transport.tls import TlsTransport
 from telegrad.transport.unix import UnixTransport
 from telegrad.waiting import RealRuntime
 from telegrad.wire.frames import HEADER, HEADER_SIZE, MAGIC, VERSION, Kind
@@ -54,11 +56,14 @@ def frame(
     return HEADER.pack(magic, version, kind, len(body) if length is None else length, sequence, 0, 0) + body
 
 
-class PlainChannel:
-    """What a raw peer knows of its connection."""
+class RawChannel:
+    """What a raw peer knows of its connection to an agent."""
 
-    binding = b""
     peer_names = None
+
+    def __init__(self, agent: Agent) -> None:
+        transport = agent.peers.connector._transports.get("tcp")
+        self.binding = transport._credentials.binding if isinstance(transport, TlsTransport) else b""
 
 
 def opener(agent: Agent, record: WorkerRecord, token: bytes | None = TOKEN) -> Opener:
@@ -71,7 +76,7 @@ def opener(agent: Agent, record: WorkerRecord, token: bytes | None = TOKEN) -> O
         session=1,
         received=(0, 0),
         fresh=True,
-        link=PlainChannel(),
+        link=RawChannel(agent),
     )
 
 
@@ -93,7 +98,7 @@ def request(call: int, sequence: int) -> bytes:
 
 
 class RawPeer:
-    """A plain socket that is connected to an agent."""
+    """A socket that is connected to an agent, with TLS if the agent uses it."""
 
     def __init__(self, agent: Agent) -> None:
         address = parse_address(agent.me.addresses[0])
@@ -101,6 +106,8 @@ class RawPeer:
         self.socket = socket.socket(socket.AF_INET if address.scheme == "tcp" else socket.AF_UNIX)
         self.socket.settimeout(PATIENCE)
         self.socket.connect((address.host, address.port) if address.scheme == "tcp" else address.path)
+        if agent.me.tls:
+            self.socket = tls_client.wrap(self.socket)
 
     def __enter__(self) -> RawPeer:
         return self
@@ -109,7 +116,7 @@ class RawPeer:
         self.socket.close()
 
     def send(self, data: bytes) -> None:
-        with contextlib.suppress(ConnectionError):  # the agent may close the connection in the middle
+        with contextlib.suppress(ConnectionError, ssl.SSLError):  # the agent may close the connection in the middle
             self.socket.sendall(data)
 
     def read_greeting(self) -> object:
@@ -127,7 +134,7 @@ class RawPeer:
     def read_until_closed(self) -> bytes:
         """Return what the agent sends until it closes the connection."""
         data = b""
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionResetError, ssl.SSLError):
             while piece := self.socket.recv(65536):
                 data += piece
         return data
@@ -338,7 +345,7 @@ def test_only_a_few_kilobytes_are_read_from_an_unauthenticated_peer(
         peer.read_until_closed()
         monkeypatch.undo()
         group.assert_one_log_line("invalid handshake message")
-    assert 0 < sum(read) <= 16 * 1024
+    assert 0 < sum(read) <= 32 * 1024
 
 
 def test_many_unauthenticated_connections_leave_nothing_behind(group: LoggedGroup) -> None:
@@ -364,7 +371,7 @@ def test_many_unauthenticated_connections_leave_nothing_behind(group: LoggedGrou
 def test_a_worker_with_another_token_learns_that_the_tokens_differ(group: LoggedGroup) -> None:
     directory = os.environ["TELEGRAD_RUNTIME_DIR"]
     way = (
-        (TcpTransport(), "tcp://127.0.0.1:0")
+        (TlsTransport(), "tcp://127.0.0.1:0")
         if group.transport == "tcp"
         else (UnixTransport(), f"unix://{directory}/x.sock")
     )

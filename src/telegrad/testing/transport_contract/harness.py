@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from telegrad.errors import ProtocolError
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Ready, Transport
-from telegrad.wire.frames import BULK_CHUNK, CHUNK, Frame, Limits, lane_of
+from telegrad.wire.frames import BULK_CHUNK, CHUNK, Frame, Kind, Limits, lane_of
 
 PATIENCE = 20.0
 """Seconds for operations that should be instant: test machines are busy."""
@@ -85,6 +85,7 @@ class Harness:
         self._stack.close()
         for thread in self._tasks:
             thread.join(PATIENCE)
+        self._stack.close()  # what background threads opened meanwhile
 
     def listener(self) -> Listener:
         """Return the listener, opened on first use."""
@@ -93,15 +94,20 @@ class Harness:
             self._stack.callback(self._listener.close)
         return self._listener
 
-    def connect(self) -> Link:
-        """Connect to the listener."""
-        link = self.transport.connect(self.listener().address, time.monotonic() + PATIENCE)
-        self._stack.callback(link.close)
-        return link
+    def connect(self, listener: Listener | None = None) -> BackgroundTask[Link]:
+        """Connect on another thread: with some transports this ends only when the listener's side has received."""
+        address = (listener or self.listener()).address
 
-    def accept(self) -> Link:
+        def connect() -> Link:
+            link = self.transport.connect(address, time.monotonic() + PATIENCE)
+            self._stack.callback(link.close)
+            return link
+
+        return self.in_background(connect)
+
+    def accept(self, listener: Listener | None = None) -> Link:
         """Accept the next connection, which the poller has to report."""
-        listener = self.listener()
+        listener = listener or self.listener()
         self.poller.add(listener, read=True)
         deadline = time.monotonic() + PATIENCE
         while (link := listener.accept()) is None:
@@ -112,10 +118,16 @@ class Harness:
         self._stack.callback(link.close)
         return link
 
-    def pair(self, *, admitted: bool = True) -> tuple[Link, Link]:
+    def pair(self, *, admitted: bool = True, listener: Listener | None = None) -> tuple[Link, Link]:
         """Return the connecting and the accepting end of a connection, both admitted unless told otherwise."""
-        client = self.connect()
-        server = self.accept()
+        connecting = self.connect(listener)
+        server = self.accept(listener)
+        while connecting.thread.is_alive():
+            expect(not list(server.receive()), "a frame arrived before anything was sent")
+            connecting.thread.join(0.001)
+        client = connecting.result("connecting")
+        client.send(Kind.HANDSHAKE, b"", 0, 0, 0)  # now both ends know that they are connected
+        self.read(server, 1)
         if admitted:
             client.admit(Limits(), allocate)
             server.admit(Limits(), allocate)

@@ -1,0 +1,377 @@
+"""TLS 1.3 between the frames and the socket of a link.
+
+OpenSSL works on memory (`ssl.MemoryBIO`), and this module moves the encrypted bytes. An SSL object is not safe for a
+reader and a writer at once, and Python releases the GIL in it, so the link's lock covers it.
+
+- Sending: a frame is encrypted when its turn comes, in pieces, and the next piece when the kernel has taken the one
+  before. So a control frame overtakes queued bulk at frame boundaries, as without TLS. Nothing is encrypted twice: if
+  a piece cannot be sent, it is kept, and if that fails, the link ends.
+- Receiving: a read of the socket may contain many records, and a record many frames. What OpenSSL already holds is not
+  reported by the socket any more (`_undecrypted`).
+- The opener performs the TLS handshake in `connect`; the listener in `receive`, without blocking. Until the peer is
+  authenticated, OpenSSL gets at most MAX_UNAUTHENTICATED bytes of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+from telegrad.errors import ProtocolError, is_shortage
+from telegrad.transport.base import LinkClosed, Ready
+from telegrad.transport.certificates import Credentials
+from telegrad.transport.socket_link import SocketLink
+from telegrad.transport.socket_writer import BEHIND_BULK, MAX_JOINED
+from telegrad.transport.tls_errors import check_first_bytes, describe
+from telegrad.wire.frames import Limits, pack_header
+
+MAX_UNAUTHENTICATED = 64 * 1024
+"""How many bytes of an unauthenticated peer OpenSSL gets. Its hello, certificates and proof take 2 to 10 KB."""
+_MAX_WITHOUT_DATA = 64 * 1024  # then a peer sends records without data in them, such as key updates
+_MAX_ANSWERS = 64 * 1024  # bytes that OpenSSL wants to send by itself, while the peer reads nothing
+_PIECE = 64 * 1024  # encrypted at once: larger ones are allocated and freed in the kernel every time
+_SCRATCH = 128 * 1024  # read at once
+_UNAUTHENTICATED_SCRATCH = 8 * 1024
+_IN_BIO = [memoryview(b"")]  # as `_started`: encrypted bytes are still in the BIO, for want of memory
+
+
+class TlsLink(SocketLink):
+    """A connected socket with TLS. In `_started` are encrypted bytes, which leave before anything else."""
+
+    def __init__(self, sock: socket.socket, *, peer: str, credentials: Credentials, opens: bool) -> None:
+        super().__init__(sock, peer=peer, resumable=True)
+        # The lock of the link protects all of these, except that only the reader uses _scratch, _unfed and _fed.
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = credentials.opener if opens else credentials.listener
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not opens)
+        self._opens = opens
+        self._verifies = credentials.verifies
+        self._established = False
+        self._admitted = False
+        self._early: list[tuple[int, bytes, bytes | bytearray | memoryview]] = []  # frames before the TLS handshake
+        self._plain: list[memoryview] = []  # the rest of a frame of which a part is encrypted
+        self._scratch = memoryview(bytearray(_UNAUTHENTICATED_SCRATCH))
+        self._unfed = 0  # bytes in _scratch that OpenSSL has not got yet
+        self._fed = 0  # bytes that OpenSSL got in all; since the last data, if the peer is admitted
+        self._error: Exception | None = None  # to be raised after the data before it
+        self._recv_into = self._recv_decrypted
+        if not opens:
+            self.binding = credentials.binding
+
+    def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
+        super().admit(limits, place)
+        self._admitted = self._established
+        if not self._unfed:
+            try:
+                self._scratch = memoryview(bytearray(_SCRATCH))
+            except MemoryError:
+                return  # the small buffer works too
+
+    # -- the TLS handshake --------------------------------------------------------------------------------------
+
+    def open(self, deadline: float) -> None:
+        """Perform the TLS handshake as the side that connects. Raises LinkClosed or TimeoutError."""
+        with self._lock:
+            self._advance_handshake()
+        while not self._established:
+            ready = self.wait(deadline)
+            if not ready & Ready.READ:
+                if monotonic() >= deadline:
+                    raise TimeoutError(f"{self.peer} did not answer the TLS hello in time")
+                continue
+            try:
+                self._recv_decrypted(memoryview(b""))
+                ended: ConnectionError | None = ConnectionResetError("end of file")
+            except BlockingIOError:
+                continue
+            except ProtocolError as error:
+                raise LinkClosed(f"the TLS handshake with {self.peer} failed: {error}") from error
+            except (ConnectionResetError, BrokenPipeError) as error:
+                ended = error
+            if not self._established:
+                raise LinkClosed(
+                    f"{self.peer} ended the connection during the TLS handshake: a worker without TLS does that "
+                    "(tls=False, TELEGRAD_TLS=0), and a program that is not telegrad"
+                ) from ended
+
+    def _advance_handshake(self) -> None:
+        """Continue the TLS handshake with what has arrived. Called with the lock held."""
+        try:
+            self._tls.do_handshake()
+            self._handshake_done()
+        except ssl.SSLWantReadError:
+            pass  # there is more to come
+        self._transmit()
+        self._update_mask()
+
+    def _handshake_done(self) -> None:
+        if self._opens:
+            self.binding = hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
+        if self._verifies:
+            names = (self._tls.getpeercert() or {}).get("subjectAltName", ())
+            self.peer_names = tuple(str(name) for kind, name in names if kind == "DNS")
+        for kind, header, body in self._early:
+            self._queue(kind).append([memoryview(header), memoryview(body)])
+        self._early = []
+        self._established = True
+
+    # -- receiving ----------------------------------------------------------------------------------------------
+
+    def _recv_decrypted(self, buffer: memoryview) -> int:
+        """Read into `buffer` as a non-blocking socket does: 0 at the end, and BlockingIOError if there is nothing."""
+        total, more = 0, True
+        if self._admitted and not self._undecrypted:
+            # The usual case, written out: a read of the socket returns whole records, and they fit into the buffer.
+            received = self._socket.recv_into(self._scratch)
+            if not received:
+                return 0
+            self._unfed = received
+            self._undecrypted = True
+            with self._lock:
+                total = self._take_record(buffer, received)
+            if not self._undecrypted:
+                return total
+        while more:
+            if not self._undecrypted:
+                try:
+                    received = self._socket.recv_into(self._scratch)
+                except OSError:  # including that there is nothing to read
+                    if total:
+                        return total
+                    raise
+                if not received:
+                    return total  # the next read returns 0 again
+                self._unfed = received
+                self._undecrypted = True
+                more = received == len(self._scratch)
+            else:
+                more = not self._draining
+            try:
+                with self._lock:
+                    count = self._take_records(buffer[total:] if total else buffer)
+            except (LinkClosed, ProtocolError, MemoryError) as error:
+                if not total:
+                    raise
+                if not isinstance(error, MemoryError):
+                    self._error = error
+                self._undecrypted = True  # the data before the error comes first
+                return total
+            if count < 0:
+                return total
+            total += count
+            more = more and not self._undecrypted and total < len(buffer)
+        if not total:
+            raise BlockingIOError
+        return total
+
+    def _take_record(self, buffer: memoryview, received: int) -> int:
+        """Decrypt the first of the records that arrived. `_undecrypted` stays true unless that was all there is."""
+        try:
+            self._incoming.write(self._scratch[:received])
+            self._unfed = 0
+            self._fed += received
+            count = self._tls.read(len(buffer), buffer)
+        except (ssl.SSLError, MemoryError) as error:
+            if self._unfed or isinstance(error, ssl.SSLWantReadError | MemoryError):
+                return 0  # _take_records tries again
+            raise self._read_failed(error) from error
+        if count:
+            self._fed = 0
+            # A read that does not fill the buffer has taken the whole record.
+            self._undecrypted = count == len(buffer) or self._incoming.pending > 0 or self._outgoing.pending > 0
+        return count
+
+    def _take_records(self, buffer: memoryview) -> int:
+        """Decrypt what has arrived into `buffer`, and return how much; -1: the peer has ended the stream."""
+        if self._error is not None:
+            raise self._error
+        self._feed()
+        try:
+            if not self._established:
+                self._advance_handshake()
+            count, ended = self._decrypt(buffer)
+            if self._outgoing.pending:  # an answer to a key update
+                if self._outgoing.pending > _MAX_ANSWERS:
+                    raise ProtocolError("it asks for new TLS keys and does not read the answers")
+                self._transmit()
+                self._update_mask()
+        except ssl.SSLError as error:
+            raise self._read_failed(error) from error
+        if count:
+            if self._admitted:
+                self._fed = 0
+        elif self._fed > _MAX_WITHOUT_DATA:
+            raise ProtocolError(f"{self._fed:,} bytes of TLS records without data")
+        self._undecrypted = self._error is not None or self._incoming.pending > 0 or self._tls.pending() > 0
+        return -1 if ended and not count else count
+
+    def _read_failed(self, error: ssl.SSLError) -> Exception:
+        """Return the error that the link raises from now on."""
+        self._send_alert()
+        self._error = describe(error)
+        return self._error
+
+    def _send_alert(self) -> None:
+        """Tell the peer why OpenSSL ends the connection, if that is possible now."""
+        if not self._started and not self._plain:
+            with suppress(OSError, MemoryError):
+                self._socket.send(self._outgoing.read())
+
+    def _feed(self) -> None:
+        """Give OpenSSL what the socket returned. After a MemoryError nothing is lost."""
+        if not self._unfed:
+            return
+        data = self._scratch[: self._unfed]
+        if not self._fed and not self._established:
+            check_first_bytes(bytes(data[:6]), opens=self._opens)
+        if not self._admitted and self._fed + len(data) > MAX_UNAUTHENTICATED:
+            raise ProtocolError(f"more than {MAX_UNAUTHENTICATED:,} bytes before it was authenticated")
+        try:
+            self._incoming.write(data)
+        except ssl.SSLError as error:
+            raise MemoryError("no memory for received TLS records") from error
+        self._fed += len(data)
+        self._unfed = 0
+
+    def _decrypt(self, buffer: memoryview) -> tuple[int, bool]:
+        """Return how many bytes were decrypted into `buffer`, and whether the peer has ended the stream."""
+        tls, incoming, count, room = self._tls, self._incoming, 0, len(buffer)
+        try:
+            while count < room:
+                got = tls.read(room - count, buffer[count:] if count else buffer)
+                if not got:
+                    return count, True
+                count += got
+                if count < room and not incoming.pending:
+                    break
+        except ssl.SSLWantReadError:
+            return count, False
+        except (ssl.SSLError, MemoryError) as error:
+            if not count:
+                raise
+            self._error = describe(error) if isinstance(error, ssl.SSLError) else None
+        return count, False
+
+    # -- sending ------------------------------------------------------------------------------------------------
+
+    def send(
+        self, kind: int, body: bytes | bytearray | memoryview, sequence: int, ack_control: int, ack_bulk: int
+    ) -> None:
+        header = pack_header(kind, len(body), sequence, ack_control, ack_bulk)
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                if not self._established:
+                    self._early.append((kind, header, body))
+                    return
+                if self._started or self._control or self._bulk:
+                    self._queue(kind).append([memoryview(header), memoryview(body)])
+                    return
+                if len(body) <= MAX_JOINED:
+                    self._tls.write(header + body)
+                    if self._sent_at_once():
+                        return
+                else:
+                    self._plain = [memoryview(header), memoryview(body)]
+                self._transmit()
+                if self._started:
+                    self._update_mask()
+        except ssl.SSLError as error:
+            self._fail(error)  # receive() will raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def flush(self) -> None:
+        try:
+            with self._lock:
+                if not self._closed:
+                    self._transmit()
+                    self._update_mask()
+        except ssl.SSLError as error:
+            self._fail(error)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _queue(self, kind: int) -> deque[list[memoryview]]:
+        return self._bulk if kind in BEHIND_BULK else self._control
+
+    def _sent_at_once(self) -> bool:
+        """Send what has just been encrypted, and return whether that was all. Called with the lock held."""
+        try:
+            encrypted = self._outgoing.read()
+        except MemoryError:
+            return False
+        try:
+            sent = self._socket.send(encrypted)
+        except (OSError, MemoryError) as error:
+            if isinstance(error, OSError) and error.errno is None:  # as in _transmit
+                raise
+            sent = 0
+        if sent == len(encrypted):
+            return True
+        self._started = [memoryview(encrypted)[sent:]]
+        return False
+
+    def _transmit(self) -> None:
+        """Encrypt and send what is queued, as far as there is room. Called with the lock held."""
+        while True:
+            started = self._started
+            if not started or started is _IN_BIO:
+                try:
+                    encrypted = self._encrypt()
+                except MemoryError:
+                    self._started = _IN_BIO
+                    return
+                if not encrypted:
+                    self._started = []
+                    return
+                self._started = started = [memoryview(encrypted)]
+            try:
+                sent = self._socket.send(started[0])
+            except (BlockingIOError, MemoryError):
+                return
+            except OSError as error:
+                if error.errno is None:  # raised by a signal handler, not by the system
+                    raise
+                if not is_shortage(error):  # receive() will raise
+                    self._started, self._plain = [], []
+                    self._control.clear()
+                    self._bulk.clear()
+                return
+            if sent < len(started[0]):
+                self._started = [started[0][sent:]]
+                return
+            self._started = []
+
+    def _encrypt(self) -> bytes:
+        """Return the next encrypted bytes to send. After a MemoryError they are in the BIO, or not encrypted yet."""
+        outgoing = self._outgoing
+        while outgoing.pending < _PIECE:
+            if not self._plain:
+                queue = self._control or self._bulk
+                if not queue:
+                    break
+                self._plain = queue.popleft()
+            part = self._plain[0]
+            if len(part) > _PIECE:
+                piece, rest = part[:_PIECE], part[_PIECE:]
+                self._tls.write(piece)
+                self._plain[0] = rest
+            else:
+                if len(part):
+                    self._tls.write(part)
+                del self._plain[0]
+        return outgoing.read()
+
+    def close(self) -> None:
+        super().close()
+        self._plain, self._early = [], []
+        self._recv_into = self._socket.recv_into  # breaks a reference cycle; it raises, as the socket is closed

@@ -1,0 +1,116 @@
+"""Whatever connects without TLS 1.3 is refused, logged in one line, and does not disturb the group."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import socket
+import ssl
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.log_lines import PATIENCE, LogLines
+
+from telegrad.agent.agent import Agent
+from telegrad.settings import AgentSettings
+from telegrad.testing.group import local_group
+from telegrad.transport.addresses import parse_address
+from telegrad.transport.tls_link import MAX_UNAUTHENTICATED
+from telegrad.wire.frames import Kind, pack_header
+
+
+def hello_of(version: ssl.TLSVersion) -> bytes:
+    """Return the first bytes of a client that speaks no newer TLS than `version`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.maximum_version = version
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing, server_hostname="x").do_handshake()
+    return outgoing.read()
+
+
+class Stranger:
+    """A plain socket that is connected to worker a."""
+
+    def __init__(self, agents: dict[str, Agent], log: LogLines) -> None:
+        self._agents, self._log = agents, log
+
+    def says(self, data: bytes) -> bytes:
+        """Send `data`, and return what the worker sends before it closes the connection."""
+        address = parse_address(self._agents["a"].me.addresses[0])
+        answer = b""
+        with socket.create_connection((address.host, address.port), timeout=PATIENCE) as sock:
+            with contextlib.suppress(ConnectionError):  # the worker may close the connection in the middle
+                sock.sendall(data)
+                while piece := sock.recv(65536):
+                    answer += piece
+        return answer
+
+    def is_refused_because(self, reason: str) -> None:
+        """Check that one line was logged, and that the group works."""
+        line = self._log.next()
+        assert "worker 'a' refused a connection from an unknown peer" in line
+        assert reason in line
+        assert "\n" not in line
+        assert self._agents["b"].call("a", operator.add, (1, 2), timeout=PATIENCE) == 3
+        assert self._log.is_empty(), f"a second line was logged: {self._log.next()}"
+        assert not self._agents["a"].pending.all()
+
+
+@pytest.fixture
+def stranger(log: LogLines) -> Iterator[Stranger]:
+    with local_group(transport="tcp") as agents:
+        agents["b"].call("a", operator.add, (1, 2), timeout=PATIENCE)
+        yield Stranger(agents, log)
+    log.clear()
+
+
+with_one_group = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@with_one_group
+@given(data=st.binary(min_size=1, max_size=5000).filter(lambda data: data[0] != 22 and data[:2] != b"tg"))
+def test_random_bytes_get_no_answer(stranger: Stranger, data: bytes) -> None:
+    assert stranger.says(data) == b""
+    stranger.is_refused_because("not a TLS client hello: it starts with")
+
+
+@with_one_group
+@given(data=st.binary(max_size=5000))
+def test_random_bytes_in_a_client_hello_are_refused(stranger: Stranger, data: bytes) -> None:
+    record = b"\x01" + len(data).to_bytes(3, "big") + data
+    stranger.says(b"\x16\3\1" + len(record).to_bytes(2, "big") + record + b"\x16\3\3\0\0")
+    stranger.is_refused_because("invalid TLS")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "not a TLS client hello: it starts with b'GE'"),
+        (b"\x16\3\1\0\5\2\0\0\1\0", "not a TLS client hello: it starts with b'\\x16\\x03'"),
+        (
+            pack_header(Kind.HANDSHAKE, 0, 0, 0, 0),
+            "it is a worker without TLS, and this worker requires TLS: start all workers with TLS, or none (tls=False)",
+        ),
+        (hello_of(ssl.TLSVersion.TLSv1_2), "it offers no TLS 1.3"),
+        (hello_of(ssl.TLSVersion.TLSv1_3) + bytes(2 * MAX_UNAUTHENTICATED), "invalid TLS"),
+    ],
+    ids=["http", "server hello", "plain worker", "tls 1.2", "hello and zeros"],
+)
+def test_anything_but_tls_1_3_is_refused_and_logged_with_the_reason(
+    stranger: Stranger, data: bytes, reason: str
+) -> None:
+    stranger.says(data)
+    stranger.is_refused_because(reason)
+
+
+def test_half_a_client_hello_is_refused_after_the_timeout(log: LogLines) -> None:
+    with local_group(transport="tcp") as agents:
+        agents["b"].call("a", operator.add, (1, 2), timeout=PATIENCE)
+        agents["a"].local.settings = AgentSettings(connect_timeout=1.5)
+        stranger = Stranger(agents, log)
+        assert stranger.says(b"\x16\3\1\x40\0\1\0\x3f\xfc" + bytes(8000)) == b""
+        stranger.is_refused_because("no proof within 1.5 s")
+    log.clear()
