@@ -176,7 +176,9 @@ class Server:
     def serve_message(self, channel: Channel, call: int, what: str, run: Callable[[], None], done: Any) -> None:
         """Serve a call that is a message of its own kind: `run` it, and reply with the head `done`, or the error."""
         served = Served(self._agent, channel, call, channel.worker, what, self._local.runtime.now(), None, 0)
-        self.active[channel, call] = served
+        if self.active.setdefault((channel, call), served) is not served:
+            _log.warning("dropped %s from worker %r: call %d is in progress already", what, channel.peer, call)
+            return
         token = current_served.set(served)
         try:
             run()
