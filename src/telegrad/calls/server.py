@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _is_grad_enabled = torch.is_grad_enabled
+_FOREVER = 1e9
+"""Seconds. A peer may send any number as a timeout, also infinity, or one that is not a number."""
 _EARLY = 256
 """How many cancellations of unknown calls are remembered: those calls may still arrive, or were answered."""
 AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
@@ -76,7 +78,7 @@ class Server:
             channel.worker,
             request.function,
             now,
-            now + request.timeout if request.timeout else None,
+            now + request.timeout if 0.0 < request.timeout < _FOREVER else None,
             0 if request.nested else message.size,
         )
         references = request.creation is not None or bool(request.references)
