@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz.corpus import CRASHES, ROOT, WORK, inputs, minimize, write_seeds
+from fuzz.corpus import CRASHES, ROOT, inputs, minimize, write_seeds
 from fuzz.targets import TARGETS
 
 TIMEOUT = 20
@@ -64,7 +64,9 @@ def fuzz(name: str, seconds: int, *, verbose: bool) -> Result:
     while (left := seconds - int(time.monotonic() - start)) > 0:
         output = _run(name, left, verbose=verbose)
         for found in _STATUS.findall(output):
-            coverage, features, corpus = (max(old, int(value)) for old, value in zip((coverage, features, corpus), found, strict=True))
+            coverage, features, corpus = (
+                max(old, int(value)) for old, value in zip((coverage, features, corpus), found, strict=True)
+            )
         executions += sum(map(int, _EXECUTIONS.findall(output)))
         new += sum(map(int, _NEW.findall(output)))
         found_now = set(crashes.iterdir()) - known

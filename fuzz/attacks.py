@@ -17,6 +17,7 @@ from telegrad.rref.ids import incarnation_of
 from telegrad.transport.base import Link
 from telegrad.transport.memory_map import make_memory
 from telegrad.wire.frames import BULK, BULK_CHUNK, CHUNK, CONTROL, MESSAGE, PREFIX, Kind, pack_ping
+from telegrad.wire.packing import OutgoingFrame
 from telegrad.wire.slab_messages import pack_location, pack_region_free, pack_slab_offer, pack_slab_reply
 
 PATIENCE = 10.0
@@ -42,7 +43,6 @@ class Attacker:
         """Whether it reads what the agent sends back."""
         self._agent: Agent | None = None
         self._channel: Channel | None = None
-        self._sequence = [0, 0]
         self.messages: HostileMember
 
     def connect(self) -> Channel:
@@ -57,7 +57,6 @@ class Attacker:
         agent.call(self._target.name, divmod, (1, 1), timeout=30.0)
         channel = self._channel = agent.peers.find(self._target.name).outgoing
         assert channel is not None
-        self._sequence = list(channel.session.sent_up_to())
         if self.reads:
             channel.readers.leave_to_poller()
         self.messages = HostileMember(
@@ -66,7 +65,15 @@ class Attacker:
         )
         return channel
 
-    def send(self, kind: int, body: bytes, *, lane: int | None = None, sequence: int | None = None, acks: tuple[int, int] = (0, 0)) -> None:
+    def send(
+        self,
+        kind: int,
+        body: bytes,
+        *,
+        lane: int | None = None,
+        sequence: int | None = None,
+        acks: tuple[int, int] = (0, 0),
+    ) -> None:
         """Send one frame, with the next sequence number of `lane` unless one is given."""
         channel = self.connect()
         link = channel.link
@@ -75,8 +82,11 @@ class Attacker:
         if sequence is None:
             sequence = 0
             if lane is not None:
-                self._sequence[lane] += 1
-                sequence = self._sequence[lane]
+                with channel.lock:
+                    if channel.session.state.is_over:
+                        return
+                    # By the session, which checks what the agent acknowledges.
+                    sequence = channel.session.send(lane, OutgoingFrame(kind, body, None), len(body))
         link.send(int(kind), body, sequence, *acks)
         if link.unsent():
             self._drain(link)
@@ -84,7 +94,9 @@ class Attacker:
     def _drain(self, link: Link) -> None:
         """Wait until the agent has taken what is queued here, or takes no more: it is its memory that counts."""
         deadline = time.monotonic() + PATIENCE
-        while link.unsent() and time.monotonic() < deadline and self._channel is not None and self._channel.link is link:
+        while (
+            link.unsent() and time.monotonic() < deadline and self._channel is not None and self._channel.link is link
+        ):
             time.sleep(0.0005)
 
     def choices(self, size: int = 120) -> Choices:
@@ -169,7 +181,6 @@ def slabs(attacker: Attacker, count: int) -> None:
         elif action == 6 and choices.rarely():
             attacker.send(Kind.REGION_FREE, pack_region_free([number]))
         else:
-            head, data, region = attacker.messages.message(choices)
             body = PREFIX.pack(4, 0, 4096) + pack_location(number, 4096 * choices.below(4), index + 1) + b"head"
             attacker.send(Kind.SHARED_MESSAGE, body, lane=CONTROL)
 
@@ -184,7 +195,13 @@ def pings(attacker: Attacker, count: int) -> None:
 def mixed(attacker: Attacker, count: int) -> None:
     """Do all of it in turn."""
     shared = attacker.connect().memory is not None
-    for attack, part in ((messages, 0.55), (garbage, 0.3), (pings, 0.1), (bulk, 0.0005), (slabs if shared else pings, 0.05)):
+    for attack, part in (
+        (messages, 0.55),
+        (garbage, 0.3),
+        (pings, 0.1),
+        (bulk, 0.0005),
+        (slabs if shared else pings, 0.05),
+    ):
         try:
             attack(attacker, max(1, int(count * part)))
         except (TelegradError, AuthenticationError):

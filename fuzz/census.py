@@ -24,7 +24,12 @@ def census() -> dict[str, int]:
 def memory() -> dict[str, int]:
     """Return resident memory in MB, and the number of objects of Python's allocator and collector."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
-    return {"MB": resident >> 20, "threads": threading.active_count(), "blocks": sys.getallocatedblocks(), "objects": len(gc.get_objects())}
+    return {
+        "MB": resident >> 20,
+        "threads": threading.active_count(),
+        "blocks": sys.getallocatedblocks(),
+        "objects": len(gc.get_objects()),
+    }
 
 
 def held(agent: Agent) -> dict[str, int]:

@@ -11,7 +11,25 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-EXTREMES = (0, 1, 2, -1, 3, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**48, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
+EXTREMES = (
+    0,
+    1,
+    2,
+    -1,
+    3,
+    255,
+    2**15,
+    2**16,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**40,
+    2**48,
+    2**53,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
 """Integers at which sizes, ids and counters overflow. All fit in msgpack, as does -2**63."""
 
 

@@ -1,11 +1,12 @@
 """Messages that a member of the group could send, valid and invalid ones: heads, data, regions, and the frames of both.
 
-Ids come from small pools, so that messages refer to each other, to nothing, and to what other workers own. Functions and
-pickles come from lists: a member may run any code anyway, so what its pickles do is not a question of parsing.
+Ids come from small pools, so that messages refer to each other, to nothing, and to what other workers own. Functions
+and pickles come from lists: a member may run any code anyway, so what its pickles do is not a question of parsing.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -63,10 +64,20 @@ FUNCTIONS = (
     ":",
     "operator:add\nworker 'a' lost worker 'c'",
 )
-DATA = tuple(
+PICKLES = tuple(
     pickle.dumps(value, 5)
-    for value in (((), {}), ((1, 2), {}), (("x",), {}), (len, ((),), {}), None, "text", ((1,), {"missing": 2}), [[]] * 40)
-) + (b"", b"\x80\x05.", b"\x80\x05N", b"garbage")
+    for value in (
+        ((), {}),
+        ((1, 2), {}),
+        (("x",), {}),
+        (len, ((),), {}),
+        None,
+        "text",
+        ((1,), {"missing": 2}),
+        [[]] * 40,
+    )
+)
+DATA = (*PICKLES, b"", b"\x80\x05.", b"\x80\x05N", b"garbage")
 TEXTS = ("", "text", "x" * 300, "two\nlines", "\x1b[2J", "\u202e", "x" * 5000)
 TIMEOUTS = (0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e308, 1e-308)
 
@@ -118,6 +129,7 @@ class HostileMember:
             self._skip,
             self._backward,
         )
+        self._calls = itertools.count(2)
         self._replies = (self._reply, self._failure, self._backward_response)
 
     def message(self, choices: Choices, *, is_reply: bool = False) -> tuple[Any, bytes, bytes]:
@@ -175,6 +187,9 @@ class HostileMember:
     def _position(self, choices: Choices) -> StreamPosition:
         return StreamPosition(self._rref(choices), self._fork_id(choices)[1], choices.number(8))
 
+    def _new_call(self, choices: Choices) -> int:
+        return choices.number(64) if choices.rarely() else next(self._calls)
+
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def _request(self, choices: Choices) -> tuple[Any, bytes, bytes]:
@@ -186,7 +201,7 @@ class HostileMember:
             position = self._position(choices) if choices.flag() else None
             access = RRefAccess(self._rref(choices), choices.pick(("", "append", "__class__", "x\n")), position)
         fields = (
-            choices.number(64),
+            self._new_call(choices),
             choices.pick(FUNCTIONS),
             choices.pick(TIMEOUTS) if choices.rarely() else 0.0,
             choices.flag(),
@@ -233,9 +248,7 @@ class HostileMember:
         return head, b"", region
 
     def _reports(self, choices: Choices) -> tuple[WorkerReport, ...]:
-        return tuple(
-            WorkerReport(choices.number(), choices.number(), choices.flag()) for _ in range(choices.below(3))
-        )
+        return tuple(WorkerReport(choices.number(), choices.number(), choices.flag()) for _ in range(choices.below(3)))
 
     def _pass_failure(self, choices: Choices) -> PassFailure:
         return PassFailure(choices.number(), choices.pick(TEXTS), choices.pick(TEXTS))
@@ -292,7 +305,7 @@ class HostileMember:
 
     def _backward(self, choices: Choices) -> tuple[Any, bytes, bytes]:
         context = -1 if choices.flag() else self._context_id(choices)
-        return RRefBackwardReq(choices.number(64), self._rref(choices), context, choices.flag()), b"", b""
+        return RRefBackwardReq(self._new_call(choices), self._rref(choices), context, choices.flag()), b"", b""
 
 
 def _autocast(choices: Choices) -> Autocast | None:

@@ -1,4 +1,4 @@
-"""``python -m fuzz.live``: a hostile member of the group attacks a running agent, while another member keeps calling it.
+"""``python -m fuzz.live``: a hostile member of the group attacks a running agent, and another member keeps calling it.
 
 The agent under attack, worker a, is a process of its own. Worker b knows the token and sends hostile frames over real
 connections. Worker c calls a all the time. Printed: how long c's calls took, and what a held before, during and after.
@@ -72,8 +72,8 @@ def _serve(transport: str, directory: str) -> None:
 
 
 @contextmanager
-def victim(transport: str, directory: str) -> Iterator[tuple[WorkerRecord, int]]:
-    """Start worker a in a process of its own, and yield its record and process id."""
+def victim(transport: str, directory: str) -> Iterator[WorkerRecord]:
+    """Start worker a in a process of its own, and yield its record."""
     command = [sys.executable, "-m", "fuzz.live", "--serve", directory, "--transport", transport]
     log = Path(directory) / "log"
     with log.open("w") as errors:
@@ -86,7 +86,7 @@ def victim(transport: str, directory: str) -> Iterator[tuple[WorkerRecord, int]]
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"worker a did not start:\n{log.read_text()}")
-        yield msgspec.json.decode(line, type=WorkerRecord), process.pid
+        yield msgspec.json.decode(line, type=WorkerRecord)
     finally:
         process.stdin.close()
         process.stdout.close()
@@ -132,13 +132,11 @@ def quantiles(times: list[float]) -> str:
 
 def run(transport: str, attack: str, frames: int, seed: int, steps: int = 5) -> None:
     """Attack, and print the figures."""
-    with tempfile.TemporaryDirectory(prefix="tg-") as directory, victim(transport, directory) as (record, pid):
+    with tempfile.TemporaryDirectory(prefix="tg-") as directory, victim(transport, directory) as record:
         agent = make_agent("c", 2, transport, directory)
         agent.start([agent.me, record])
         caller = Caller(agent)
-        attacker = Attacker(
-            lambda: make_agent("b", 1, transport, directory), record, (agent.me,), random.Random(seed)
-        )
+        attacker = Attacker(lambda: make_agent("b", 1, transport, directory), record, (agent.me,), random.Random(seed))
         try:
             print(f"before: {_text(agent.call('a', census))}", flush=True)
             for step in range(steps):

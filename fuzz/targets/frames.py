@@ -1,7 +1,7 @@
 """Streams of bytes: cut into frames, numbered by a session, joined into messages.
 
-An input is a program that builds a stream: raw bytes, headers with any field wrong, and valid frames. The stream is read
-twice, in different pieces. What comes out must not depend on the pieces.
+An input is a program that builds a stream: raw bytes, headers with any field wrong, and valid frames. The stream is
+read twice, in different pieces. What comes out must not depend on the pieces.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _step(choices: Choices, link: Any, memory: SharedMemory, assembler: Assemble
             body = body[: choices.below(len(body))]
         message = assembler.read(Frame(Kind.SHARED_MESSAGE, 1, 0, 0, body))
         assert message is not None
-        message.region[:1], message.region[-1:]  # noqa: B018 - touches both ends of the mapping
+        message.region[:1], message.region[-1:]
         kept.append(message.region)
     elif action == 6:
         kept.clear()

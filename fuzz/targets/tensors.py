@@ -35,13 +35,18 @@ def _check(attachment: torch.Tensor | memoryview, region: bytearray) -> None:
     if isinstance(attachment, memoryview):
         assert attachment.nbytes <= len(region)
         return
-    if attachment.is_meta or attachment.is_quantized or attachment.layout is not torch.strided or not attachment.numel():
+    if (
+        attachment.is_meta
+        or attachment.is_quantized
+        or attachment.layout is not torch.strided
+        or not attachment.numel()
+    ):
         return
     strides: Sequence[int] = attachment.stride()
     last = sum((size - 1) * step for size, step in zip(attachment.shape, strides, strict=True))
     assert last >= 0
     start = attachment.data_ptr() - torch.frombuffer(region, dtype=torch.uint8).data_ptr()
-    assert 0 <= start
+    assert start >= 0
     assert start + (last + 1) * attachment.itemsize <= len(region)
 
 

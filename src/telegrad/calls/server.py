@@ -293,6 +293,8 @@ class Server:
         served = self.active.get((channel, call))
         if served is None:
             with self._lock:
+                if channel.session.state.is_over:
+                    return []  # the call was just answered, and no other will come: `cancel_all` removes no more
                 self._early[channel, call] = reason
                 if len(self._early) > _EARLY:
                     del self._early[next(iter(self._early))]
