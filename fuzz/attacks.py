@@ -16,7 +16,8 @@ from telegrad.errors import AuthenticationError, TelegradError
 from telegrad.rref.ids import incarnation_of
 from telegrad.transport.base import Link
 from telegrad.transport.memory_map import make_memory
-from telegrad.wire.frames import BULK, BULK_CHUNK, CHUNK, CONTROL, MESSAGE, PREFIX, Kind, pack_ping
+from telegrad.wire.frames import BULK, BULK_CHUNK, CHUNK, CONTROL, MESSAGE, PREFIX, Kind, aligned, next_chunk, pack_ping
+from telegrad.wire.messages import Request, encode_head
 from telegrad.wire.packing import OutgoingFrame
 from telegrad.wire.slab_messages import pack_location, pack_region_free, pack_slab_offer, pack_slab_reply
 
@@ -164,6 +165,19 @@ def bulk(attacker: Attacker, count: int) -> None:
             attacker.close()
 
 
+def large(attacker: Attacker, count: int) -> None:
+    """Send large messages of many sizes, whole ones: calls that fail, because their data is no pickle."""
+    for index in range(count):
+        attacker.connect()
+        size = attacker.random.randrange(100_000, 8 << 20)
+        head = encode_head(Request(1000 + index, "builtins:len", 0.0, True))
+        attacker.send(Kind.BULK_HEAD, PREFIX.pack(len(head), aligned(size), 0) + head, lane=BULK)
+        left = aligned(size)
+        while left:
+            attacker.send(BULK_CHUNK, bytes(next_chunk(left)), lane=BULK)
+            left -= next_chunk(left)
+
+
 def slabs(attacker: Attacker, count: int) -> None:
     """Send hostile frames about shared memory."""
     for index in range(count):
@@ -213,6 +227,7 @@ ATTACKS: dict[str, Callable[[Attacker, int], None]] = {
     "unread": unread,
     "garbage": garbage,
     "bulk": bulk,
+    "large": large,
     "slabs": slabs,
     "pings": pings,
     "mixed": mixed,

@@ -64,7 +64,7 @@ def test_the_target_of_frames_finds_a_reader_that_drops_a_byte(monkeypatch: pyte
     advance = FrameReader.advance
 
     def careless(self: FrameReader, count: int):  # type: ignore[no-untyped-def]
-        yield from advance(self, count - (count == 7))
+        yield from advance(self, count - (1 < count < 250))
 
     monkeypatch.setattr(FrameReader, "advance", careless)
     assert finds_something("frames")

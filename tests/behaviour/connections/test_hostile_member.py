@@ -22,7 +22,7 @@ from telegrad.wire.frames import CONTROL, MESSAGE
 from telegrad.wire.messages import Request, encode_head
 from telegrad.wire.payload import encode
 
-SIZES = {"messages": 3000, "garbage": 150, "pings": 2000, "slabs": 400, "unread": 1500, "bulk": 16}
+SIZES = {"messages": 3000, "garbage": 150, "pings": 2000, "slabs": 400, "unread": 1500, "bulk": 16, "large": 12}
 
 
 def kept(agent: Agent) -> dict[str, int]:
