@@ -1,11 +1,12 @@
 # `make demo` and `make test` set up everything they need.
 PYTHON ?= python3.11
 SEEDS ?= 5000
+SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test lint coverage conformance soak bench bench-check clean
+.PHONY: setup demo test lint coverage conformance soak fuzz bench bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -43,6 +44,15 @@ conformance: setup
 soak: setup
 	$(BIN)/python -m telegrad.testing.soak --seeds $(SEEDS)
 
+# Atheris is not part of `make setup`: it is large, and the tests replay the corpus without it.
+$(VENV)/.atheris: $(VENV)/.ready
+	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[fuzz]"
+	touch $@
+
+# SECONDS in all, shared equally by the targets. TARGETS names some of them.
+fuzz: $(VENV)/.atheris
+	$(BIN)/python -m fuzz $(TARGETS) --seconds $(SECONDS)
+
 bench: setup
 	$(BIN)/python benchmarks/everything.py
 
@@ -50,4 +60,4 @@ bench-check: setup
 	$(BIN)/python benchmarks/check.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf $(VENV) .fuzz .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

@@ -12,6 +12,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.lost_workers import LostWorkers
 from telegrad.connection.peers import Peer
 from telegrad.connection.worker_record import WorkerRecord
+from telegrad.testing.group import local_group
 
 B = WorkerRecord("b", 1, 2, ())
 
@@ -124,3 +125,14 @@ def test_a_socket_that_cannot_be_removed_keeps_nobody_from_hearing_of_the_loss(
     monkeypatch.setattr(group, "remove_traces", fail)
     group.lost_workers.peer_lost(group.peer, "killed")
     assert len(group.lost) == 1
+
+
+def test_the_buffers_of_large_messages_are_freed_when_a_worker_is_lost() -> None:
+    with local_group(["a", "b"]) as agents:
+        a = agents["a"]
+        a.call("b", divmod, (1, 1))
+        a.local.buffers.take(8 << 20)
+        in_use = a.local.buffers.take(1 << 20)
+        assert a.local.buffers.held() == 9 << 20
+        a.peers.lost_workers.peer_lost(a.peers.find("b"), "the test lost it")
+        assert a.local.buffers.held() == len(in_use)

@@ -29,6 +29,23 @@ from telegrad.protocol.rref_ids import COUNTER_BITS, ForkData, ForkId, RRefId
 # One rule at a time
 
 
+def test_a_worker_cannot_drop_the_fork_of_another() -> None:
+    owner = Ownership(0)
+    owner.own((0, 0, 0))
+    owner.prepare_fork((0, 0, 0), None, to=1, fork=(0, 1))
+    owner.release_handle((0, 0, 0))
+    assert owner.fork_deleted(2, (0, 0, 0), (0, 1)) == []
+    assert owner.owned() == {(0, 0, 0): [1]}
+    assert owner.fork_deleted(1, (0, 0, 0), (0, 1)) == [ValueFreed((0, 0, 0))]
+
+
+def test_a_value_of_a_worker_that_is_gone_is_not_expected() -> None:
+    owner = Ownership(0, lambda worker: worker == 7)
+    assert not owner.is_pending((7, 0, 0))
+    assert owner.fork_requested(1, (7, 0, 0), (1, 1)) == [AcceptFork(1, (1, 1), True)]
+    assert owner.owned() == {}
+
+
 def test_a_value_is_freed_with_its_last_handle_on_the_owner() -> None:
     owner = Ownership(0)
     owner.own((0, 0, 0))

@@ -48,6 +48,18 @@ def test_skipped_calls_are_not_waited_for() -> None:
     assert log == ["third"]
 
 
+def test_a_number_that_is_used_again_neither_blocks_nor_loses_a_call() -> None:
+    queue, log = OrderedQueue(), []
+    queue.put(1, StreamPosition(REF, 0, 0), log_to(log, "first"))
+    queue.put(1, StreamPosition(REF, 0, 0), log_to(log, "first again"))
+    queue.put(1, StreamPosition(REF, 0, -5), log_to(log, "before the first"))
+    queue.put(1, StreamPosition(REF, 0, 2), log_to(log, "third"))
+    queue.put(1, StreamPosition(REF, 0, 2), log_to(log, "third again"))
+    queue.skip(1, StreamPosition(REF, 0, 2))
+    queue.put(1, StreamPosition(REF, 0, 1), log_to(log, "second"))
+    assert log == ["first", "first again", "before the first", "third again", "second", "third"]
+
+
 def test_a_sequence_is_discarded_when_it_is_complete() -> None:
     queue, log = OrderedQueue(), []
     queue.put(1, StreamPosition(REF, 0, 1), log_to(log, "second"))

@@ -9,6 +9,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.execution.timers import Timer
 from telegrad.protocol.limits import SessionSettings
+from telegrad.transport.buffers import BufferPool
 from telegrad.wire.frames import Frame, Limits, Message
 
 
@@ -62,6 +63,7 @@ class FakeAgent:
         self.leaving = False
         self.limits = Limits()
         self.slabs: Any = None
+        self.buffers = BufferPool()
         self.time = 0.0
         self.set_timers: list[Timer] = []
         self.events: list[tuple[Any, ...]] = []

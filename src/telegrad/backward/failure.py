@@ -7,7 +7,7 @@ import logging
 from telegrad.agent.agent import Agent
 from telegrad.backward.contexts import DistAutogradContext
 from telegrad.calls.exceptions import RemoteTraceback, pickle_exception, text_of, traceback_of, unpickle_exception
-from telegrad.errors import BackwardError, DeadlineExceeded, TelegradError, WorkerLost
+from telegrad.errors import BackwardError, DeadlineExceeded, TelegradError, UnknownWorker, WorkerLost
 from telegrad.wire.messages import AbortPass, PassFailure, PassInfo
 
 _log = logging.getLogger("telegrad")
@@ -15,6 +15,14 @@ _log = logging.getLogger("telegrad")
 
 class PassAborted(TelegradError):
     """Unwinds an island of a pass that has failed. The failure itself is reported by `PassRun.fail`."""
+
+
+def name_of(agent: Agent, worker: int) -> str:
+    """Return the name of a worker, or its number if there is none with that id: a peer may have made it up."""
+    try:
+        return agent.peers.find(worker).record.name
+    except UnknownWorker:
+        return f"number {worker}"
 
 
 def deadline_exceeded(agent: Agent, info: PassInfo, unanswered: int) -> DeadlineExceeded:
@@ -32,7 +40,7 @@ def as_failure(agent: Agent, error: BaseException, worker: int | None) -> Except
     if isinstance(error, WorkerLost | DeadlineExceeded | BackwardError):
         return error
     worker = agent.me.id if worker is None else worker
-    name = agent.peers.find(worker).record.name
+    name = name_of(agent, worker)
     failure = BackwardError(
         f"Error on Node {worker}: {text_of(error)}\n(worker {name!r}, {type(error).__name__})", worker=name
     )
@@ -63,7 +71,7 @@ def unpack_failure(agent: Agent, packed: PassFailure, data: memoryview) -> Excep
     failure, reason = unpickle_exception(data)
     if data and failure is None:
         _log.debug("cannot unpickle the error of a pass: %s", reason)
-    name = agent.peers.find(packed.worker).record.name
+    name = name_of(agent, packed.worker)
     if not isinstance(failure, TelegradError):
         failure = BackwardError(packed.text, worker=name)
     if packed.traceback:

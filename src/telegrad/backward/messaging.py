@@ -11,7 +11,7 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.backward.accumulate import AccumulateThrough
 from telegrad.backward.contexts import DistAutogradContext
-from telegrad.backward.failure import pack_failure
+from telegrad.backward.failure import name_of, pack_failure
 from telegrad.backward.grad_slots import Slots
 from telegrad.calls.extension import OutgoingMessage
 from telegrad.connection.channel import Channel
@@ -49,8 +49,8 @@ class PassMessaging:
         return self.agent.executor.wait(event, deadline)
 
     def name_of(self, worker: int) -> str:
-        """Return the name of a worker."""
-        return self.agent.peers.find(worker).record.name
+        """Return the name of a worker, or its number if it is not known."""
+        return name_of(self.agent, worker)
 
     def count(self, what: str) -> None:
         """Add one to a counter of `Autograd.debug_info`."""

@@ -11,6 +11,10 @@ from telegrad.errors import TelegradError
 from telegrad.wire.messages import PassInfo, PropagateGradientsResp
 
 
+_MOST_PASSES = 16
+"""How many passes a context keeps on one worker: those that failed must answer late messages, but not for ever."""
+
+
 class Passes:
     """Finds the pass that a message belongs to, and refuses a second pass in a context."""
 
@@ -75,6 +79,7 @@ class Passes:
             run = context.passes.get(info.number)
             if run is None:
                 # Messages of the pass that are still under way are replied to, and change nothing.
+                _forget_oldest(context.passes)
                 run = PassRun(self._messaging, context, info)
                 context.passes[info.number] = run
         return run
@@ -83,3 +88,12 @@ class Passes:
         self._messaging.count("late gradient messages")
         head = PropagateGradientsResp(info.context, info.number, call, 0, (), refusal)
         self._messaging.agent.oneway.tell(sender, head)
+
+
+def _forget_oldest(passes: dict[int, PassRun]) -> None:
+    """Make room for one more pass: a peer may report the failure of any number of them."""
+    for number, other in list(passes.items()):
+        if len(passes) < _MOST_PASSES:
+            return
+        if not other.busy:
+            del passes[number]

@@ -18,7 +18,7 @@ from telegrad.calls.pipeline import Descriptors, Pipeline, pack_head
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
-from telegrad.errors import AuthenticationError, NotInitialized, WorkerLost, is_shortage
+from telegrad.errors import AuthenticationError, NotInitialized, UnknownWorker, WorkerLost, is_shortage
 from telegrad.execution.timers import RETRY_DELAY
 from telegrad.wire.frames import Message
 
@@ -71,7 +71,11 @@ class OneWay:
 
     def tell(self, to: int, head: Any, data: bytes = b"", *, back: Channel | None = None) -> None:
         """Send a message that a worker which is gone need not get: that is no error."""
-        channel = back or self._peers.find(to).outgoing
+        try:
+            channel = back or self._peers.find(to).outgoing
+        except UnknownWorker as error:  # a peer named it, and may have made it up
+            self._not_told(to, head, data, None, error)
+            return
         if channel is None:
             # Whoever calls this may be the thread that polls, and connecting waits for the poller of the other side:
             # workers in a ring that tell each other something for the first time would wait for each other.
@@ -92,7 +96,7 @@ class OneWay:
 
     def _not_told(self, to: int, head: Any, data: bytes, channel: Channel | None, error: Exception) -> None:
         kind = type(head).__name__
-        if isinstance(error, WorkerLost | NotInitialized | AuthenticationError):
+        if isinstance(error, WorkerLost | NotInitialized | AuthenticationError | UnknownWorker):
             _log.debug("%s for worker %d was not sent: %s", kind, to, error)
             return
         if not is_shortage(error):

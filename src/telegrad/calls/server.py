@@ -17,8 +17,9 @@ from telegrad.calls.extension import IncomingMessage, PlacedReference
 from telegrad.calls.pipeline import Pipeline, pack_head
 from telegrad.calls.replier import Replier
 from telegrad.connection.channel import Channel
+from telegrad.connection.goodbye import shortened
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
+from telegrad.errors import CallCancelled, FunctionNotFound, ProtocolError, TelegradError
 from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.torch_private import FutureBase
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _is_grad_enabled = torch.is_grad_enabled
+_FOREVER = 1e9
+"""Seconds. A peer may send any number as a timeout, also infinity, or one that is not a number."""
 _EARLY = 256
 """How many cancellations of unknown calls are remembered: those calls may still arrive, or were answered."""
 AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
@@ -75,7 +78,7 @@ class Server:
             channel.worker,
             request.function,
             now,
-            now + request.timeout if request.timeout else None,
+            now + request.timeout if 0.0 < request.timeout < _FOREVER else None,
             0 if request.nested else message.size,
         )
         references = request.creation is not None or bool(request.references)
@@ -84,10 +87,13 @@ class Server:
             references = references or served.stream_position is not None
         if request.autocast is not None:
             served.autocast = request.autocast
-        self.active[channel, request.call] = served
+        key = channel, request.call
+        if key in self.active:
+            raise ProtocolError(f"worker {channel.peer!r} sent call {request.call} twice")
+        self.active[key] = served
         if self._early:
             with self._lock:
-                served.cancelled = self._early.pop((channel, request.call), "")
+                served.cancelled = self._early.pop(key, "")
         served.extensions = self._pipeline.concerned[(request.autograd is not None) + (2 if references else 0)]
         # The message is in a list that is emptied when it is decoded, and nobody else holds it: its memory can go back
         # to the sender when the function is done with it.
@@ -122,12 +128,25 @@ class Server:
         try:
             for extension in served.extensions:
                 held_back = not extension.arrived(arrived) or held_back
-        except Exception as error:  # noqa: BLE001 - a bug in telegrad, and the caller must not wait forever
-            _log.exception("worker %r failed to admit %s", self._local.name, request.function)
+        except Exception as error:  # noqa: BLE001 - the caller must not wait forever
+            if not isinstance(error, ProtocolError):  # a bug in telegrad
+                _log.exception("worker %r failed to admit %r", self._local.name, request.function)
             self._answer(served, None, error)
             return
         if not held_back:
             self._serve(served, request, holder, arrived.references)
+            return
+
+        def give_up() -> None:
+            arrived.references.clear()  # what waits for their owners refers to this call
+            try:
+                served.check()
+            except CallCancelled as error:
+                self._answer(served, None, error)
+
+        served.on_cancel = give_up
+        if served.cancelled:
+            give_up()
 
     def _serve(
         self,
@@ -159,7 +178,9 @@ class Server:
     def serve_message(self, channel: Channel, call: int, what: str, run: Callable[[], None], done: Any) -> None:
         """Serve a call that is a message of its own kind: `run` it, and reply with the head `done`, or the error."""
         served = Served(self._agent, channel, call, channel.worker, what, self._local.runtime.now(), None, 0)
-        self.active[channel, call] = served
+        if self.active.setdefault((channel, call), served) is not served:
+            _log.warning("dropped %s from worker %r: call %d is in progress already", what, channel.peer, call)
+            return
         token = current_served.set(served)
         try:
             run()
@@ -268,9 +289,12 @@ class Server:
 
     def cancel(self, channel: Channel, call: int, reason: str) -> list[Served]:
         """Cancel a call that its caller gave up. Returns what was cancelled, if it was still running."""
+        reason = shortened(reason) or "the caller gave no reason"  # an empty one would not count as cancelled
         served = self.active.get((channel, call))
         if served is None:
             with self._lock:
+                if channel.session.state.is_over:
+                    return []  # the call was just answered, and no other will come: `cancel_all` removes no more
                 self._early[channel, call] = reason
                 if len(self._early) > _EARLY:
                     del self._early[next(iter(self._early))]

@@ -86,7 +86,10 @@ class Ownership:
         self._held: dict[ForkId, _HeldFork] = {}
         self._parents: dict[ForkId, ForkId] = {}  # fork that we sent -> the fork of ours that it was made from
         self._early: dict[tuple[RRefId, ForkId], WorkerId] = {}  # deletions that arrived before their fork
-        self.is_pending = self.creations.is_pending
+
+    def is_pending(self, rref: RRefId) -> bool:
+        """Return whether the call that creates `rref` here has not arrived, and still may."""
+        return self.creations.is_pending(rref) and not self._is_lost(rref[0])
 
     # -- values owned here --------------------------------------------------------------------------------------
 
@@ -131,7 +134,7 @@ class Ownership:
     def fork_deleted(self, sender: WorkerId, rref: RRefId, fork: ForkId) -> list[OwnershipEffect]:
         """Record that a user has dropped its fork."""
         owned = self._owned.get(rref)
-        if owned is not None and fork in owned.forks:
+        if owned is not None and owned.forks.get(fork) == sender:  # nobody may drop the forks of another
             del owned.forks[fork]
             return self._settle(rref, owned)
         if not self._is_lost(sender) and self.is_pending(rref):

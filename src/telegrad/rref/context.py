@@ -54,7 +54,7 @@ class RRefContext:
         self._on_message(RRefForkRequest, self._fork_requested)
         self._on_message(RRefForkAccept, lambda _, head: self.rules.fork_accepted(head.fork, refused=head.refused))
         self._on_message(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
-        self._on_message(RRefUserDelete, lambda sender, head: self.rules.fork_deleted(sender, head.rref, head.fork))
+        self._on_message(RRefUserDelete, self._fork_deleted)
         agent.on_lost(self._on_lost)
 
     def _is_gone(self, worker: int) -> bool:
@@ -106,8 +106,10 @@ class RRefContext:
         """Return the value that `caller` asks for. Its creator may ask before the call that computes it arrives."""
         with self.lock:
             value = self.values.get(rref)
-            if value is None and rref[0] == caller and self.rules.is_pending(rref):
-                value = self.values[rref] = OwnerValue()
+            if (value is None or not value.ready) and rref[0] == caller and self.rules.is_pending(rref):
+                if value is None:
+                    value = self.values[rref] = OwnerValue()
+                value.awaited = True
         if value is None:
             raise self._no_value(rref)
         return value
@@ -207,14 +209,32 @@ class RRefContext:
             self.values.setdefault(head.rref, OwnerValue())
         return effects
 
+    def _fork_deleted(self, sender: int, head: RRefUserDelete) -> list[OwnershipEffect]:
+        effects = self.rules.fork_deleted(sender, head.rref, head.fork)
+        self.forget_unexpected(head.rref)
+        return effects
+
+    def forget_unexpected(self, rref: RRefId) -> None:
+        """Drop the entry of a value that is not computed, and that nobody refers to. Call with the lock held.
+
+        The call that computes it may still come, and makes another. But if its creator waits for it, it is kept.
+        """
+        value = self.values.get(rref)
+        if value is not None and not (value.ready or value.awaited or self.rules.owns(rref)):
+            del self.values[rref]
+
     def _on_lost(self, record: WorkerRecord, reason: str) -> None:
         incarnation = incarnation_of(record)
         with self.lock:
             effects = self.rules.worker_lost(record.id, incarnation)
             expected = [
                 rref
-                for rref in self.values
-                if not self.rules.owns(rref) and (rref[0], rref[1] >> COUNTER_BITS) == (record.id, incarnation)
+                for rref, value in self.values.items()
+                if not self.rules.owns(rref)
+                and (
+                    (rref[0], rref[1] >> COUNTER_BITS) == (record.id, incarnation)
+                    or not (value.ready or value.awaited)  # the lost worker was the last that referred to it
+                )
             ]
             queues = [value.queue for value in self.values.values() if value.queue is not None]
             self._latest.pop((record.id, incarnation), None)

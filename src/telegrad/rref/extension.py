@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from telegrad.calls.call import Served
 from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
-from telegrad.errors import ReferenceGone
+from telegrad.connection.worker_record import WorkerRecord
+from telegrad.errors import ProtocolError, ReferenceGone
+from telegrad.protocol.creations import creator_of
 from telegrad.protocol.rref_ids import ForkData
 from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import RRef, UserRRef
+from telegrad.rref.ids import describe, incarnation_of
 from telegrad.rref.ordered import OrderedQueue
 from telegrad.rref.owner import OwnerValue, storable_error
 from telegrad.wire.messages import Creation, ForkInfo, StreamPosition
@@ -68,6 +71,7 @@ class RRefExtension(Extension):
         A request is held back until the owners of all its references have confirmed them.
         """
         if message.creation is not None:
+            self._check_creator(message.creation, message.peer)
             self._register(message.creation, message.peer.id)
             if message.served is not None:
                 message.served.on_result = partial(self._store, message.creation)
@@ -93,6 +97,11 @@ class RRefExtension(Extension):
                     user.confirmed = user.settled = sender == info.owner
             message.references.append((info.position, handle))
             context.perform(effects)
+
+    def _check_creator(self, creation: Creation, caller: WorkerRecord) -> None:
+        rref, context = creation.rref, self._context
+        if creator_of(rref) != (caller.id, incarnation_of(caller)) or rref[2] != context.incarnation:
+            raise ProtocolError(f"worker {caller.name!r} created {describe(rref)}, which is not one of its references")
 
     def _register(self, creation: Creation, caller: int) -> None:
         """Expect the value of a reference that a call creates."""

@@ -161,6 +161,7 @@ class RRefManager:
         with context.lock:
             if fork is None:
                 effects = context.rules.release_handle(rref)
+                context.forget_unexpected(rref)
             else:
                 effects = context.rules.drop_fork(fork)
                 context.users.pop(fork, None)

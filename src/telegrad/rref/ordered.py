@@ -89,6 +89,10 @@ class OrderedQueue:
                 self._ready.append(task)
             return
         sequence = self._sequences.setdefault((caller, position.stream), _IncomingSequence())
+        if position.number < sequence.next_number or position.number in sequence.early:
+            if task is not None:  # the caller used a number twice: each call must end, and the order is its own concern
+                self._ready.append(task)
+            return
         sequence.early[position.number] = task
         while sequence.next_number in sequence.early:
             ready = sequence.early.pop(sequence.next_number)

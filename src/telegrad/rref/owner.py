@@ -16,12 +16,14 @@ from telegrad.rref.ordered import OrderedQueue
 class OwnerValue:
     """A value, the error raised instead of it, or the callbacks that wait for either."""
 
-    __slots__ = ("_lock", "_waiters", "call_error", "error", "queue", "ready", "value")
+    __slots__ = ("_lock", "_waiters", "awaited", "call_error", "error", "queue", "ready", "value")
 
     def __init__(self, ordered: bool = False) -> None:
         self._lock = threading.Lock()  # protects the five below
         self._waiters: list[Callable[[], None]] = []
         self.ready = False
+        self.awaited = False
+        """Its creator has asked for it before the call that computes it arrived. Protected by the context's lock."""
         self.value: Any = None
         self.error: Exception | None = None
         self.call_error: CallError | None = None

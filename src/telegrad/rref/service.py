@@ -12,7 +12,7 @@ import torch
 from telegrad.calls.call import Served, current_served
 from telegrad.calls.server import AT_ONCE, DEFERRED
 from telegrad.connection.channel import Channel
-from telegrad.errors import ProtocolError, TelegradError
+from telegrad.errors import CallCancelled, ProtocolError, ReferenceGone, TelegradError
 from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.protocol.rref_ids import RRefId
 from telegrad.rref.context import RRefContext
@@ -62,13 +62,37 @@ class RRefService:
     # -- fetch --------------------------------------------------------------------------------------------------------
 
     def _fetch(self, respond: Respond) -> None:
-        _, _, owned = self._accessed()
+        served, _, owned = self._accessed()
 
         def run() -> None:
             respond(owned.value, owned.error)
 
-        if owned.ready or owned.when_ready(_in_current_state(partial(self._submit, run))):
+        if owned.ready:
             run()
+        else:
+            self._run_when_ready(served, owned, respond, run)
+
+    def _run_when_ready(
+        self, served: Served, owned: OwnerValue, respond: Respond, action: Callable[[], None]
+    ) -> None:
+        """Run `action` once the value is computed. A call that is given up first ends: the value may never come."""
+
+        def give_up() -> None:
+            try:
+                served.check()
+            except CallCancelled as error:
+                respond(None, error)
+
+        def start() -> None:
+            served.on_cancel = None
+            if not served.answered:
+                action()
+
+        served.on_cancel = give_up
+        if owned.when_ready(_in_current_state(partial(self._submit, start))):
+            start()
+        elif served.cancelled:  # before on_cancel was set
+            give_up()
 
     # -- methods ------------------------------------------------------------------------------------------------------
 
@@ -91,8 +115,10 @@ class RRefService:
             else:
                 run(None)
 
-        if owned.ready or owned.when_ready(_in_current_state(partial(self._submit, start))):
+        if owned.ready:
             start()
+        else:
+            self._run_when_ready(served, owned, respond, start)
 
     def _run(
         self,
@@ -137,13 +163,22 @@ class RRefService:
 
     def _backward(self, channel: Channel, head: RRefBackwardReq, message: Message) -> None:
         caller = channel.worker.id
-        self._agent.server.serve_message(
+        serve = partial(
+            self._agent.server.serve_message,
             channel,
             head.call,
             f"backward of {describe(head.rref)}",
             lambda: self.run_backward(caller, head.rref, head.context, head.retain_graph),
             RRefBackwardResp(head.call),
         )
+        try:
+            owned = self._context.find_for(caller, head.rref)
+        except ReferenceGone:  # raised again below, for the caller
+            serve()
+            return
+        # No thread waits for the value, which may never come.
+        if owned.when_ready(partial(self._agent.executor.submit, serve)):
+            serve()
 
     def run_backward(self, caller: int, rref: RRefId, context: int, retain_graph: bool) -> None:
         """Run a backward pass from a value owned here: a distributed one, or with context -1 a local one."""

@@ -204,6 +204,10 @@ class SocketLink(SocketWriter):
                 return
             self._closed = "closed by this worker"
             poller, self._poller = self._poller, None
+            # Or they would live as long as whatever still refers to the link: a call that is running, for example.
+            self._started = []
+            self._control.clear()
+            self._bulk.clear()
         if poller is not None:
             poller.remove(self)
         try:
