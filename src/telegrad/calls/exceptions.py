@@ -18,9 +18,9 @@ import torch
 from telegrad.calls.call import Call
 from telegrad.errors import FunctionNotFound, PayloadError, RemoteError
 from telegrad.wire import payload
+from telegrad.wire.encoded import Encoded
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Failure
-from telegrad.wire.payload import Encoded
 from telegrad.wire.tensors import TensorDescriptor, decode_tensors
 
 _log = logging.getLogger("telegrad")

@@ -15,10 +15,10 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.interrupts import shielded
 from telegrad.wire import payload
+from telegrad.wire.encoded import Encoded
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import AutogradMetadata, encode_head
 from telegrad.wire.packing import OutgoingFrame, pack
-from telegrad.wire.payload import Encoded
 from telegrad.wire.tensors import TensorDescriptor, decode_tensors, encode_tensors
 
 _log = logging.getLogger("telegrad")
