@@ -9,6 +9,7 @@ from pathlib import Path
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
+from telegrad.calls.registry import Registry
 from telegrad.connection.token_source import find_token
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import RendezvousError, TokenError
@@ -37,14 +38,16 @@ def start_agent(
     options: Options,
     store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
+    registry: Registry | None = None,
 ) -> Agent:
     """Create an agent and join a group.
 
     `exchange_records` receives this worker's record and returns those of all workers. `store_address` is the host and
-    port of the rendezvous store, if it has any. `prepare` is called with the agent before it serves calls.
+    port of the rendezvous store, if it has any. `prepare` is called with the agent before it serves calls. `registry`
+    is what other workers may call in registered mode.
     """
     token, allowed = check_token(options)
-    agent = _make_agent(name, rank, token, allowed, options, store_address)
+    agent = _make_agent(name, rank, token, allowed, options, store_address, registry)
     try:
         group = exchange_records(agent.me)
         _check_reachable(agent.me, group, token)
@@ -73,6 +76,7 @@ def _make_agent(
     allowed: Sequence[str],
     options: Options,
     store_address: tuple[str, int] | None,
+    registry: Registry | None,
 ) -> Agent:
     runtime = RealRuntime()
     incarnation = runtime.random_bits(63)
@@ -103,6 +107,7 @@ def _make_agent(
         main=_main_program(),
         incarnation=incarnation,
         settings=options.settings(),
+        registry=registry,
     )
     Autograd(agent)
     RRefManager(agent)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from telegrad.calls.call import current_served
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
-from telegrad.errors import DeadlineExceeded, TelegradError, WorkerLost
+from telegrad.errors import DeadlineExceeded, ProtocolError, TelegradError, WorkerLost
 from telegrad.execution.timers import Timer
 
 _log = logging.getLogger("telegrad")
@@ -68,7 +69,9 @@ class Collectives:
         key = f"{topic}/{number}/{','.join(everybody)}"
         if topic != "shutdown":
             root = everybody[0]
-            values: dict[str, Any] = self._call(root, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
+            values = self._call(root, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
+            if type(values) is not dict or not values.keys() >= set(everybody):
+                raise ProtocolError(f"worker {root!r} did not send the values of all workers of a collective")
             return {name: values[name] for name in everybody}
         while True:
             present = [peer.record.name for peer in members if not peer.gone]
@@ -83,6 +86,7 @@ class Collectives:
         self, answer: Respond, key: str, everybody: tuple[str, ...], name: str, value: object, timeout: float | None
     ) -> None:
         """Take the value of a member, and reply when all values have arrived."""
+        self._check_arrival(key, everybody, name, timeout)
         with self._lock:
             collective = self._pending.get(key)
             if collective is None:
@@ -96,6 +100,24 @@ class Collectives:
             collective.values[name] = value
             collective.answers[name] = answer
         self._look(key)
+
+    def _check_arrival(self, key: object, everybody: object, name: object, timeout: object) -> None:
+        """Raise unless these are what the worker `name`, which sends them, may say."""
+        served = current_served.get()
+        if served is None:
+            return  # no request: called on this worker
+        members = everybody if type(everybody) is tuple and {str}.issuperset(map(type, everybody)) else ()
+        parts = key.split("/") if type(key) is str else []
+        known = {peer.record.name for peer in self._peers.all()}
+        if (
+            name != served.caller
+            or name not in members
+            or not known.issuperset(members)
+            or len(parts) != 3
+            or parts[2] != ",".join(members)
+            or not (timeout is None or type(timeout) in (int, float))
+        ):
+            raise ProtocolError(f"worker {served.caller!r} sent a malformed message of a collective")
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the collectives that wait for a worker which is gone."""

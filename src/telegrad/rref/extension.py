@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from telegrad.calls.call import Served
 from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
-from telegrad.errors import ReferenceGone
+from telegrad.errors import ProtocolError, ReferenceGone
 from telegrad.protocol.rref_ids import ForkData
+from telegrad.rref.authorization import check_creation, check_received, check_sent
 from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import RRef, UserRRef
+from telegrad.rref.ids import incarnation_of
 from telegrad.rref.ordered import OrderedQueue
 from telegrad.rref.owner import OwnerValue, storable_error
 from telegrad.wire.messages import Creation, ForkInfo, StreamPosition
@@ -34,6 +36,8 @@ class RRefExtension(Extension):
         try:
             for position, reference in message.encoded.references:
                 handle = self._own(reference)
+                if context.strict:
+                    check_sent(handle._owner, context.me, to, handle)
                 from_fork = handle._user.fork if handle._user else None
                 with context.lock:
                     if not context.rules.has_handle(handle._id, from_fork):  # another thread has just released it
@@ -67,6 +71,8 @@ class RRefExtension(Extension):
 
         A request is held back until the owners of all its references have confirmed them.
         """
+        if self._context.strict:
+            self._check(message)
         if message.creation is not None:
             self._register(message.creation, message.peer.id)
             if message.served is not None:
@@ -77,6 +83,17 @@ class RRefExtension(Extension):
                 users = [h._user for _, h in message.references if isinstance(h, RRef) and h._user is not None]
                 return self._context.when_settled(users, message.proceed)
         return True
+
+    def _check(self, message: IncomingMessage) -> None:
+        """Raise if the message says of references what its sender may not say."""
+        context, sender = self._context, message.peer
+        with context.lock:
+            if message.creation is not None and sender.id != context.me:
+                check_creation(context.rules, sender.id, incarnation_of(sender), message.creation)
+            for fork in message.forks:
+                check_received(context.rules, context.me, sender.id, fork)
+            if len({fork.fork for fork in message.forks}) < len(message.forks):
+                raise ProtocolError(f"worker {sender.name!r} sent one reference twice in a message")
 
     def _receive(self, message: IncomingMessage) -> None:
         context, sender = self._context, message.peer.id

@@ -27,8 +27,3 @@ ANY = Codec(payload.encode, payload.decode)
 """Pickle: any value. Decoding runs code that the sender chooses, so all workers must trust each other."""
 REGISTERED = Codec(plain_encode.encode, plain_decode.decode)
 """Plain data and tensors: decoding runs no code that the sender chooses."""
-
-
-def codec_for(accept: str) -> Codec:
-    """Return the codec of a group by its mode (`AgentSettings.accept`)."""
-    return {"any": ANY, "registered": REGISTERED}[accept]

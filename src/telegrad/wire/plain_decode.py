@@ -65,7 +65,7 @@ def decode(
     if references:
         attachments = list(attachments)
         for position, reference in references:
-            attachments.insert(position, reference)
+            attachments.insert(min(position, len(attachments)), reference)
     if len(data) <= _MOST_IN_TABLE:
         key = bytes(data)
         count = _COUNTS.get(key)

@@ -166,10 +166,12 @@ class _RefusedError(Exception):
 
     def path(self, root: str | tuple[str, ...]) -> str:
         steps = list(reversed(self.steps))
+        first = steps[0] if steps else None
         if isinstance(root, str):
             name = root
-        elif steps and isinstance(steps[0], int):
-            name = root[steps.pop(0)]
+        elif isinstance(first, int):
+            name = root[first]
+            del steps[0]
         else:
             name = " or ".join(root)
         return name + "".join(f"[{step}]" for step in steps)
@@ -251,16 +253,16 @@ class _Writer:
             refused.steps.append(number)
             raise
 
-    def tuple(self, value: tuple[Any, ...], depth: int) -> None:
+    def write_tuple(self, value: tuple[Any, ...], depth: int) -> None:
         self._elements(value, depth)
         self.add(TUPLE, len(value))
 
-    def list(self, value: list[Any], depth: int) -> None:
+    def write_list(self, value: list[Any], depth: int) -> None:
         items = value[:]  # another thread may change it
         self._elements(items, depth)
         self.add(LIST, len(items))
 
-    def dict(self, value: dict[Any, Any], depth: int) -> None:
+    def write_dict(self, value: dict[Any, Any], depth: int) -> None:
         items = list(value.items())  # as above
         _check_keys([key for key, _ in items])
         for key, item in items:
@@ -276,10 +278,10 @@ class _Writer:
                 raise
         self.add(DICT, len(items))
 
-    def set(self, value: set[Any], depth: int) -> None:
+    def write_set(self, value: set[Any], depth: int) -> None:
         self._set(value, depth, SET)
 
-    def frozenset(self, value: frozenset[Any], depth: int) -> None:
+    def write_frozenset(self, value: frozenset[Any], depth: int) -> None:
         self._set(value, depth, FROZENSET)
 
     def _set(self, value: set[Any] | frozenset[Any], depth: int, code: int) -> None:
@@ -288,51 +290,51 @@ class _Writer:
         self._elements(items, depth)
         self.add(code, len(items))
 
-    def slice(self, value: slice, depth: int) -> None:
+    def write_slice(self, value: slice, depth: int) -> None:
         self._elements((value.start, value.stop, value.step), depth)
         self.add(SLICE)
 
     # -- others -----------------------------------------------------------------------------------------------
 
-    def range(self, value: range, depth: int) -> None:
+    def write_range(self, value: range, depth: int) -> None:
         self._elements((value.start, value.stop, value.step), depth)
         self.add(RANGE)
 
-    def complex(self, value: complex, depth: int) -> None:
+    def write_complex(self, value: complex, depth: int) -> None:
         self._elements((value.real, value.imag), depth)
         self.add(COMPLEX)
 
-    def size(self, value: torch.Size, depth: int) -> None:
+    def write_size(self, value: torch.Size, depth: int) -> None:
         self._elements(tuple(value), depth)
         self.add(SIZE, len(value))
 
-    def bytes(self, value: bytes, depth: int) -> None:
+    def write_bytes(self, value: bytes, depth: int) -> None:
         self.blobs.append(value)
         self.add(BYTES, 1)
 
-    def bytearray(self, value: bytearray, depth: int) -> None:
+    def write_bytearray(self, value: bytearray, depth: int) -> None:
         self.blobs.append(bytes(value))
         self.add(BYTEARRAY)
 
-    def dtype(self, value: torch.dtype, depth: int) -> None:
+    def write_dtype(self, value: torch.dtype, depth: int) -> None:
         if value not in CODES:
             raise _RefusedError(f"{value} has no number in the protocol")
         self.add(DTYPE, CODES[value])
 
-    def device(self, value: torch.device, depth: int) -> None:
+    def write_device(self, value: torch.device, depth: int) -> None:
         self._elements((str(value),), depth)
         self.add(DEVICE)
 
-    def layout(self, value: torch.layout, depth: int) -> None:
+    def write_layout(self, value: torch.layout, depth: int) -> None:
         self.add(LAYOUT, LAYOUTS.index(value))
 
-    def sent_as_int(self, value: int, depth: int) -> None:
+    def write_sent_as_int(self, value: int, depth: int) -> None:
         self._elements((int.__int__(value),), depth)
 
-    def tensor(self, value: torch.Tensor, depth: int) -> None:
+    def write_tensor(self, value: torch.Tensor, depth: int) -> None:
         self._attach(value, TENSOR)
 
-    def parameter(self, value: torch.Tensor, depth: int) -> None:
+    def write_parameter(self, value: torch.Tensor, depth: int) -> None:
         self._attach(value, PARAMETER)
 
     def _attach(self, value: torch.Tensor, code: int) -> None:
@@ -347,7 +349,7 @@ class _Writer:
             self.attachments.append(value)
         self.add(code, index)
 
-    def reference(self, value: Reference, depth: int) -> None:
+    def write_reference(self, value: Reference, depth: int) -> None:
         index = len(self.attachments) + len(self.references)
         self.references.append((index, value))
         self.add(REFERENCE, index)
@@ -356,30 +358,30 @@ class _Writer:
 _Write = Callable[[_Writer, Any, int], None]
 
 _WRITERS: dict[type, _Write] = {
-    tuple: _Writer.tuple,
-    list: _Writer.list,
-    dict: _Writer.dict,
-    set: _Writer.set,
-    frozenset: _Writer.frozenset,
-    slice: _Writer.slice,
-    range: _Writer.range,
-    complex: _Writer.complex,
-    bytes: _Writer.bytes,
-    bytearray: _Writer.bytearray,
-    torch.Size: _Writer.size,
-    torch.dtype: _Writer.dtype,
-    torch.device: _Writer.device,
-    torch.layout: _Writer.layout,
-    torch.Tensor: _Writer.tensor,
-    torch.nn.Parameter: _Writer.parameter,
+    tuple: _Writer.write_tuple,
+    list: _Writer.write_list,
+    dict: _Writer.write_dict,
+    set: _Writer.write_set,
+    frozenset: _Writer.write_frozenset,
+    slice: _Writer.write_slice,
+    range: _Writer.write_range,
+    complex: _Writer.write_complex,
+    bytes: _Writer.write_bytes,
+    bytearray: _Writer.write_bytearray,
+    torch.Size: _Writer.write_size,
+    torch.dtype: _Writer.write_dtype,
+    torch.device: _Writer.write_device,
+    torch.layout: _Writer.write_layout,
+    torch.Tensor: _Writer.write_tensor,
+    torch.nn.Parameter: _Writer.write_parameter,
 }
 
 
 def _writer_of(kind: type) -> _Write:
     if issubclass(kind, Reference):
-        return _Writer.reference
+        return _Writer.write_reference
     if issubclass(kind, int) and getattr(kind, SENT_AS_INT, False):
-        return _Writer.sent_as_int
+        return _Writer.write_sent_as_int
     raise _RefusedError(_why_not(kind))
 
 
