@@ -126,7 +126,7 @@ class AutogradExtension(Extension):
                 have_views = have_views or base_of(tensor) is not None
         except (AttributeError, IndexError, RuntimeError) as error:
             raise ProtocolError(f"worker {peer.name!r} named tensors that cannot have gradients: {error}") from error
-        if metadata.message >> 48 != peer.id or not bare or len(set(metadata.tensors)) < len(bare):
+        if metadata.message >> 48 != peer.id or not bare or (len(bare) > 1 and len(set(metadata.tensors)) < len(bare)):
             raise ProtocolError(f"worker {peer.name!r} sent a message with a wrong number, or without tensors")
         anchor = ANCHOR
         if context is not None:

@@ -94,6 +94,11 @@ class Registry:
         """Add a function of telegrad, which validates its arguments."""
         self._add(Exposed(RESERVED + name, function))
 
+    def add_methods(self, kind: type, methods: Iterable[str]) -> None:
+        """Let other workers call methods of instances of a class of telegrad, and not create instances."""
+        with self._lock:
+            self._classes[kind] = Exposed("", kind, (), _find_methods(kind, tuple(methods)))
+
     def add_operation(self, name: str, function: Callable[..., Any], *, method: str = "") -> None:
         """Add a function of telegrad that takes the value of an RRef first."""
         with self._lock:

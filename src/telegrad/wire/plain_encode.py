@@ -391,7 +391,7 @@ def _why_not(kind: type) -> str:
         remedy = "Expose its class, and create the module on the worker that shall have it"
     elif issubclass(kind, torch.Tensor):
         remedy = "Of tensors, only torch.Tensor and Parameter are plain: convert it with as_subclass(torch.Tensor)"
-    elif issubclass(kind, type) or callable(getattr(kind, "__call__", None)):  # noqa: B004 - of the class, not the value
+    elif issubclass(kind, type) or any("__call__" in base.__dict__ for base in kind.__mro__):
         remedy = "Functions and classes are never sent: expose it on the other worker, and name it there"
     else:
         remedy = "Send the plain data that it is made of"
