@@ -237,7 +237,7 @@ def test_the_name_to_send_is_that_of_the_exposed_or_importable_function(registry
     assert registry.name_of(double) == "twice"
     assert registry.name_of(halve) == f"{__name__}:halve"
     assert registry.name_of(Account) == f"{__name__}:Account"
-    for target in (lambda: None, functools.partial(double, 1), torch.jit.script(halve), 5):
+    for target in (lambda: None, functools.partial(double, 1), 5, None):
         with pytest.raises(PayloadError, match="never sent by value"):
             registry.name_of(target)
 
