@@ -34,6 +34,7 @@ class ContextId(int):
     """The id of a context: an int that can be sent to other workers, with shortcuts for the context's functions."""
 
     _autograd: Autograd
+    _telegrad_sent_as_int = True  # also in registered mode: see telegrad.wire.plain_encode
 
     def backward(self, roots: Sequence[torch.Tensor] | torch.Tensor, retain_graph: bool = False, **kwargs: Any) -> None:
         """Run a pass in this context; see `telegrad.autograd.backward`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
+from telegrad.calls.registry import Registry
 from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.token_source import find_token
 from telegrad.connection.worker_record import WorkerRecord, modes_differ
@@ -41,15 +42,16 @@ def start_agent(
     options: Options,
     store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
+    registry: Registry | None = None,
 ) -> Agent:
     """Create an agent and join a group.
 
     `exchange_records` receives this worker's record and the group's keys, and returns the records of all workers.
     `store_address` is the host and port of the rendezvous store, if it has any. `prepare` is called with the agent
-    before it serves calls.
+    before it serves calls. `registry` is what other workers may call in registered mode.
     """
     token, allowed = check_token(options)
-    agent = _make_agent(name, rank, token, allowed, options, store_address)
+    agent = _make_agent(name, rank, token, allowed, options, store_address, registry)
     try:
         group = exchange_records(agent.me, agent.local.keys)
         _check_modes(agent.me, group)
@@ -79,6 +81,7 @@ def _make_agent(
     allowed: Sequence[str],
     options: Options,
     store_address: tuple[str, int] | None,
+    registry: Registry | None,
 ) -> Agent:
     runtime = RealRuntime()
     incarnation = runtime.random_bits(63)
@@ -109,6 +112,7 @@ def _make_agent(
         main=_main_program(),
         incarnation=incarnation,
         settings=options.settings(),
+        registry=registry,
     )
     Autograd(agent)
     RRefManager(agent)

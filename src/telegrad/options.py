@@ -18,6 +18,7 @@ UNSET_RPC_TIMEOUT = -1.0
 DEFAULT_SHUTDOWN_TIMEOUT = 0.0
 DEFAULT_NUM_WORKER_THREADS = 16
 TRANSPORTS = ("unix", "tcp")
+MODES = ("any", "registered")
 
 
 @dataclass
@@ -60,6 +61,9 @@ class Options:
     spin: int | None = None
     """Microseconds for which a waiting thread spins before it sleeps. 0 means none. Default: TELEGRAD_SPIN, or else
     400."""
+    accept: str | None = None
+    """``any``, or ``registered``: other workers may call only what is exposed, with plain data. One mode per group.
+    Default: TELEGRAD_ACCEPT, or else any."""
     init_timeout: float = 300.0
     """Seconds to wait for all workers to join."""
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -75,9 +79,19 @@ class Options:
             rpc_timeout=self.rpc_timeout,
             running=self.num_worker_threads,
             shared_memory=self._shared_memory(),
+            accept=self.accepted(),
             session=self.session,
             limits=self.limits,
         )
+
+    def accepted(self, environ: Mapping[str, str] = os.environ) -> str:
+        """Return which calls and values the group accepts, from the option or the environment."""
+        accept, source = self.accept, "the option accept"
+        if accept is None:
+            accept, source = environ.get("TELEGRAD_ACCEPT", "").strip() or "any", "TELEGRAD_ACCEPT"
+        if accept not in MODES:
+            raise ValueError(f"{source} must be {' or '.join(map(repr, MODES))}, not {accept!r}")
+        return accept
 
     def _shared_memory(self) -> int:
         what = "bytes, or 0 to share none"

@@ -19,6 +19,8 @@ from telegrad.calls.dispatch import Dispatcher
 from telegrad.calls.incoming_replies import IncomingReplies
 from telegrad.calls.oneway import Handler, OneWay
 from telegrad.calls.pipeline import Pipeline
+from telegrad.calls.plain_exceptions import PLAIN
+from telegrad.calls.registry import Registry
 from telegrad.calls.server import Server
 from telegrad.calls.undelivered import Undeliverable
 from telegrad.connection.accept import PendingConnections
@@ -32,6 +34,7 @@ from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.waiting import Runtime
+from telegrad.wire.codec import REGISTERED
 from telegrad.wire.messages import Creation, RRefAccess
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class Agent:
         main: str = "",
         incarnation: int | None = None,
         settings: AgentSettings | None = None,
+        registry: Registry | None = None,
     ) -> None:
         check_name(name)
         check_id(worker_id)
@@ -70,9 +74,14 @@ class Agent:
         self.runtime, self.poller = runtime, poller
         self.peers = Peers(local, [transport for transport, _ in transports])
         self.pending = PendingConnections(local, self.peers)
+        self.registry: Registry | None = None
+        """What other workers may call, in registered mode."""
         self.pipeline = Pipeline()
-        self.client = Client(local, self.peers, self.pipeline)
-        self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor))
+        if settings.accept == "registered":
+            self.registry = registry or Registry()
+            self.pipeline = Pipeline(REGISTERED, PLAIN)
+        self.client = Client(local, self.peers, self.pipeline, self.registry)
+        self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor), self.registry)
         self.oneway = OneWay(local, self.peers, self.pipeline)
         replies = IncomingReplies(self.client.completion, self.pipeline)
         dispatcher = Dispatcher(self.client.completion, replies, self.server, self.oneway)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from telegrad.calls.collectives import SERVICE, SHUTDOWN
 from telegrad.calls.exit_cause import cause_of, error_in_flight
 from telegrad.connection.channel import Channel
-from telegrad.errors import DeadlineExceeded, ReferencesHeld, TelegradError
+from telegrad.errors import DeadlineExceeded, ProtocolError, ReferencesHeld, TelegradError
 from telegrad.interrupts import shielded
 from telegrad.waiting import Event
 
@@ -49,6 +49,21 @@ def _settled(group: Mapping[int, RRefMessageCounts]) -> bool:
     )
 
 
+def _rounds(values: Mapping[str, Any]) -> list[tuple[int, bool, int, RRefMessageCounts]]:
+    """Return what the workers said of themselves in a round. Raises if one of them, or the root, sent nonsense."""
+    try:
+        return [
+            (int(worker), bool(busy), int(made), RRefMessageCounts(bool(pending), _counts(sent), _counts(received)))
+            for worker, busy, made, (pending, sent, received) in values.values()
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ProtocolError(f"a peer sent a malformed message about its shutdown: {error}") from error
+
+
+def _counts(counts: Mapping[int, int]) -> dict[int, int]:
+    return {int(worker): int(count) for worker, count in counts.items()}
+
+
 class Shutdown:
     """Shuts one agent down."""
 
@@ -66,7 +81,9 @@ class Shutdown:
 
     def note_cause(self, error: BaseException | None) -> None:
         """Record that this worker exits with `error`, if any. The other workers get the first one."""
-        self._cause = self._cause or cause_of(error, self.first_cause)
+        # In registered mode the others are no friends, and learn nothing of this program's source.
+        place = self._agent.registry is None
+        self._cause = self._cause or cause_of(error, self.first_cause, place=place)
 
     def heard(self, worker: str, cause: str) -> None:
         """Record that another worker exited with an error."""
@@ -148,8 +165,8 @@ class Shutdown:
             # the traffic first: what arrives between the two is then neither settled nor held.
             traffic = self.references.message_counts() if self.references is not None else _NO_MESSAGES
             held = self.references.held() if self.references is not None else []
-            mine = agent.me.id, bool(self.activity()), agent.client.made, traffic
-            values = list(agent.collectives.gather(mine, timeout=left, topic=SHUTDOWN).values())
+            mine = agent.me.id, bool(self.activity()), agent.client.made, tuple(traffic)
+            values = _rounds(agent.collectives.gather(mine, timeout=left, topic=SHUTDOWN))
             if not values:  # the others are in a later round
                 before = -1
                 continue

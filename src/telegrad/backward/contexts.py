@@ -106,7 +106,12 @@ class Contexts:
         first: int,
         on_release: Callable[[DistAutogradContext], None],
         ask_owner: Callable[[DistAutogradContext], None],
+        random_id: Callable[[int], int] | None = None,
     ) -> None:
+        """`random_id` is for registered mode. It makes numbers of so many bits, which nobody can guess: whoever knows
+        the id of a context may take part in it.
+        """
+        self._random_id = random_id
         self._worker = worker
         self._ids = itertools.count(first)
         self._messages = itertools.count(first)
@@ -125,7 +130,8 @@ class Contexts:
 
     def new(self) -> DistAutogradContext:
         """Make a context that begins here."""
-        context = DistAutogradContext(self._worker << _COUNTER_BITS | next(self._ids) & _COUNTER)
+        number = next(self._ids) if self._random_id is None else self._random_id(_COUNTER_BITS)
+        context = DistAutogradContext(self._worker << _COUNTER_BITS | number & _COUNTER)
         with self._lock:
             self._alive[context.id] = context
         return context
@@ -179,7 +185,7 @@ class Contexts:
             if caller not in context.callers:
                 return  # the caller is lost
             context.served[caller] = context.served.get(caller, 0) + 1
-            due = bool(context.cleanups) and _is_due(context)
+            due = bool(context.cleanups) and self._is_due(context)
         if due:
             self.release(context)
 
@@ -190,9 +196,21 @@ class Contexts:
             return
         with context.lock:
             context.cleanups[caller] = calls
-            due = _is_due(context)
+            due = self._is_due(context)
         if due:
             self.release(context)
+
+    def _is_due(self, context: DistAutogradContext) -> bool:
+        """Return whether the context has ended here: a worker that called us in it says so, and all its calls have
+        been replied to. In registered mode: its owner says so, or all workers that called us in it.
+        """
+        ended = 0
+        for caller, calls in context.cleanups.items():
+            if context.served.get(caller, 0) >= calls:
+                if self._random_id is None or caller == context.owner:
+                    return True
+                ended += caller in context.callers
+        return 0 < ended == len(context.callers)
 
     def adopt(self, context_id: int, worker: int) -> bool:
         """Tell `worker`, too, when a context of this worker ends. Returns False if it has ended."""
@@ -233,13 +251,6 @@ class Contexts:
         """Return the contexts that are alive here."""
         with self._lock:
             return list(self._alive.values())
-
-
-def _is_due(context: DistAutogradContext) -> bool:
-    for caller, calls in context.cleanups.items():  # noqa: SIM110 - any() would make a generator, in every context
-        if context.served.get(caller, 0) >= calls:
-            return True
-    return False
 
 
 keep_uncompiled(__name__)

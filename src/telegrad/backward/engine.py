@@ -48,7 +48,8 @@ class Autograd:
         self._agent = agent
         # Differs between incarnations, so a restarted worker never repeats an id.
         first = agent.me.incarnation & ((1 << 40) - 1)
-        self.contexts = Contexts(agent.me.id, first, self._released, self._ask_owner)
+        random_id = agent.runtime.random_bits if agent.registry is not None else None
+        self.contexts = Contexts(agent.me.id, first, self._released, self._ask_owner, random_id)
         agent.pipeline.add(AutogradExtension(self.contexts, propagate), Concern.CONTEXT)
         self.messaging = PassMessaging(agent)
         self.grad_swap = GradSwap(agent, self.contexts, self.messaging.slots)

@@ -23,6 +23,7 @@ from telegrad.backward.nodes import (
 )
 from telegrad.calls.call import Served
 from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
+from telegrad.errors import ProtocolError
 from telegrad.torch_private import base_of
 from telegrad.wire.messages import AutogradMetadata
 
@@ -118,10 +119,15 @@ class AutogradExtension(Extension):
         context = self._contexts.get(metadata.context)  # it is there, unless it has ended
         recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name)
         bare, have_views = [], False
-        for index in metadata.tensors:
-            tensor = attachments[index].requires_grad_(False)  # a comprehension would be one call more
-            bare.append(tensor)
-            have_views = have_views or base_of(tensor) is not None
+        try:
+            for index in metadata.tensors:
+                tensor = attachments[index].requires_grad_(False)  # a comprehension would be one call more
+                bare.append(tensor)
+                have_views = have_views or base_of(tensor) is not None
+        except (AttributeError, IndexError, RuntimeError) as error:
+            raise ProtocolError(f"worker {peer.name!r} named tensors that cannot have gradients: {error}") from error
+        if metadata.message >> 48 != peer.id or not bare or (len(bare) > 1 and len(set(metadata.tensors)) < len(bare)):
+            raise ProtocolError(f"worker {peer.name!r} sent a message with a wrong number, or without tensors")
         anchor = ANCHOR
         if context is not None:
             number = next(context.recv_numbers)

@@ -6,7 +6,7 @@ import logging
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.contexts import DistAutogradContext
-from telegrad.calls.exceptions import RemoteTraceback, pickle_exception, text_of, traceback_of, unpickle_exception
+from telegrad.calls.exceptions import RemoteTraceback, text_of, traceback_of
 from telegrad.errors import BackwardError, DeadlineExceeded, TelegradError, UnknownWorker, WorkerLost
 from telegrad.wire.messages import AbortPass, PassFailure, PassInfo
 
@@ -58,19 +58,24 @@ def broadcast(agent: Agent, context: DistAutogradContext, info: PassInfo, failur
 
 
 def pack_failure(agent: Agent, failure: Exception) -> tuple[PassFailure, bytes]:
-    """Return a failure for the wire: its text, and the pickled exception if it can be pickled."""
-    cause = failure.__cause__
-    text = traceback_of(cause, cause.__traceback__) if isinstance(cause, Exception) else ""
-    pickled = pickle_exception(failure)
-    data = b"" if pickled.value.attachments else pickled.value.data  # tensors do not travel with a failure
-    return PassFailure(agent.me.id, pickled.text, text), data
+    """Return a failure for the wire: its text, and the encoded exception if it can be sent."""
+    cause, codec = failure.__cause__, agent.pipeline.exceptions
+    text = ""
+    if isinstance(cause, Exception):
+        if codec.tracebacks:
+            text = traceback_of(cause, cause.__traceback__)
+        elif _log.isEnabledFor(logging.INFO):
+            _log.info("a backward pass failed\n%s", traceback_of(cause, cause.__traceback__))
+    encoded = codec.encode(failure)
+    data = b"" if encoded.value.attachments else encoded.value.data  # tensors do not travel with a failure
+    return PassFailure(agent.me.id, encoded.text, text), data
 
 
 def unpack_failure(agent: Agent, packed: PassFailure, data: memoryview) -> Exception:
     """Return the failure that another worker reported."""
-    failure, reason = unpickle_exception(data)
+    failure, reason = agent.pipeline.exceptions.decode(data)
     if data and failure is None:
-        _log.debug("cannot unpickle the error of a pass: %s", reason)
+        _log.debug("cannot decode the error of a pass: %s", reason)
     name = name_of(agent, packed.worker)
     if not isinstance(failure, TelegradError):
         failure = BackwardError(packed.text, worker=name)

@@ -97,6 +97,8 @@ def probed(run: PassRun, reply_to: ReplyTo, request: ProbeReq) -> None:
     carry_out(run, effects)
     with run.context.lock:
         send = run.context.sends.get(request.message)
+    if send is not None and send.target != reply_to[0]:
+        send = None  # only the worker that received the tensors can tell that they were used
     walk(run, lambda: run.graph.mark_live(send, request.tensors) if send is not None else Found())
 
 
@@ -106,6 +108,10 @@ def leads_to_inputs(run: PassRun, reply_to: ReplyTo, request: LeadsToInputReq) -
         effects = run.rules.probe_received(reply_to)
     carry_out(run, effects)
     needs = run.graph.needs
+    with run.context.lock:
+        recv = run.context.recvs.get(request.message)
+    if recv is not None and recv.source != reply_to[0]:
+        needs = None  # as above
     walk(run, lambda: needs.mark_leading(request.message, request.tensors) if needs is not None else Found())
 
 

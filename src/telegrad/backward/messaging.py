@@ -17,8 +17,8 @@ from telegrad.calls.extension import OutgoingMessage
 from telegrad.connection.channel import Channel
 from telegrad.protocol.backward import IdleReport
 from telegrad.waiting import Event, Runtime
+from telegrad.wire.encoded import Encoded
 from telegrad.wire.messages import AutogradMetadata, PassInfo, PropagateGradientsResp, WorkerReport
-from telegrad.wire.payload import Encoded
 
 ReplyTo = tuple[int, int, Channel | None]
 """Where the reply to a message of a pass goes: its sender, the sender's number for it, and the channel if the sender

@@ -116,7 +116,9 @@ class SendRpcBackward:
         self, grads: Sequence[torch.Tensor | None], sender: int, receiver: int, name_of: Callable[[int], str]
     ) -> None:
         """Raise if these cannot be the gradients of what was sent."""
-        if len(grads) != len(self.tokens):
+        if sender != self.target:
+            fault = f"are refused, because it was sent to worker {name_of(self.target)!r}"
+        elif len(grads) != len(self.tokens):
             fault = f"are {len(grads)}, but {len(self.tokens)} tensors were sent"
         else:
             for index, (grad, (shape, dtype)) in enumerate(zip(grads, self._expected, strict=True)):

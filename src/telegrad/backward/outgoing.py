@@ -73,7 +73,7 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
         number = 0
         if run.rules.sent(recv.source):
             number = next(outbox.numbers)
-            outbox.unanswered[number] = run.rules.acknowledged
+            outbox.unanswered[number] = recv.source, run.rules.acknowledged
         known = run.rules.liveness_known
         # After the probe there may be gates, which need what comes while the driver runs an island and reads nothing.
         back = None if known else outbox.back.get(recv.source)
@@ -131,17 +131,18 @@ def send(run: PassRun, worker: int, head: ProbeReq | LeadsToInputReq | ResumeReq
         run.fail(error)
 
 
-def expect_reply(run: PassRun, on_reply: OnReply) -> int:
-    """Return a number for a message; `on_reply` is called with the reply to it."""
+def expect_reply(run: PassRun, worker: int, on_reply: OnReply) -> int:
+    """Return a number for a message to a worker; `on_reply` is called with the reply to it."""
     with run.lock:
         number = next(run.outbox.numbers)
-        run.outbox.unanswered[number] = on_reply
+        run.outbox.unanswered[number] = worker, on_reply
     return number
 
 
 def settle(run: PassRun, sender: int, reply: PropagateGradientsResp | PiggybackedResp) -> list[PassEffect[ReplyTo]]:
     """Pass a reply to the rules. Called with the lock held."""
-    on_reply = run.outbox.unanswered.pop(reply.call, None)
-    if on_reply is None:
+    expected = run.outbox.unanswered.get(reply.call)
+    if expected is None or expected[0] != sender:  # a second reply, or one of a worker that was not asked
         return []
-    return on_reply(unpack_reports(reply.reports), sender, reply.count)
+    del run.outbox.unanswered[reply.call]
+    return expected[1](unpack_reports(reply.reports), sender, reply.count)

@@ -61,7 +61,8 @@ class Outbox(msgspec.Struct, eq=False):
 
     numbers: itertools.count[int]
     """Numbers of messages that are replied to."""
-    unanswered: dict[int, OnReply] = msgspec.field(default_factory=dict)
+    unanswered: dict[int, tuple[int, OnReply]] = msgspec.field(default_factory=dict)
+    """By number: the worker that replies, and what to do then."""
     read_from: int | None = None
     """The worker whose replies the driver reads itself."""
     driver_channel: Channel | None = None

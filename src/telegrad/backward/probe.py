@@ -30,10 +30,10 @@ def walk(run: PassRun, step: Callable[[], Found]) -> None:
         for _ in range(len(found.ask) + len(found.tell)):
             rules.probe_sent()
     for recv, indices in found.ask.items():
-        number = expect_reply(run, rules.probe_acknowledged)
+        number = expect_reply(run, recv.source, rules.probe_acknowledged)
         send(run, recv.source, ProbeReq(number, run.info, recv.message, tuple(sorted(indices))))
     for sent, indices in found.tell.items():
-        number = expect_reply(run, rules.probe_acknowledged)
+        number = expect_reply(run, sent.target, rules.probe_acknowledged)
         send(run, sent.target, LeadsToInputReq(number, run.info, sent.message, tuple(sorted(indices))))
     with run.lock:
         effects = rules.probe_walked()
@@ -53,7 +53,7 @@ def end_probe(run: PassRun, workers: Sequence[int]) -> None:
         for _ in workers:
             run.rules.sent()
     for worker in workers:
-        send(run, worker, ResumeReq(expect_reply(run, run.rules.acknowledged), run.info))
+        send(run, worker, ResumeReq(expect_reply(run, worker, run.rules.acknowledged), run.info))
     carry_out(run, effects)
     with run.lock:
         effects = run.rules.resume_sent()

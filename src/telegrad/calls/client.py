@@ -16,13 +16,14 @@ from telegrad.calls.exceptions import exception_of
 from telegrad.calls.extension import current_context
 from telegrad.calls.link_reader import LinkReader, Waiter
 from telegrad.calls.pipeline import Frames, Pipeline, pack_head
+from telegrad.calls.registry import Registry
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
 from telegrad.errors import DeadlineExceeded, NotInitialized
 from telegrad.execution.autocast import current_autocast
 from telegrad.interrupts import shielded
 from telegrad.torch_private import autocast_is_enabled
-from telegrad.wire import function_names, payload
+from telegrad.wire import function_names
 from telegrad.wire.messages import Creation, Failure, Reply, Request, RequestInAutocast, RRefAccess
 
 _log = logging.getLogger("telegrad")
@@ -32,10 +33,12 @@ _ROOT = ("args", "kwargs")
 class Client:
     """The calls that one agent makes."""
 
-    def __init__(self, local: LocalWorker, peers: Peers, pipeline: Pipeline) -> None:
+    def __init__(self, local: LocalWorker, peers: Peers, pipeline: Pipeline, registry: Registry | None = None) -> None:
         self._local = local
         self._peers = peers
         self._pipeline = pipeline
+        self._encode = pipeline.encode
+        self._registry = registry  # in registered mode
         self._call_ids = itertools.count(1)
         self.completion = Completion(local)
         self.cancel = self.completion.cancel
@@ -160,13 +163,15 @@ class Client:
         root: tuple[str, ...] = _ROOT
         if isinstance(function, str):
             name = function
+        elif self._registry is not None:
+            name = self._registry.name_of(function)
         else:
             name = function_names.function_name(function, main_by_name=by_name) or ""
             if not name:
                 values, root = (function, *values), ("function", *root)
         call.function = name
         context = current_context.get()
-        encoded = payload.encode(values, root=root, main_by_name=by_name, edges=context is not None)
+        encoded = self._encode(values, root=root, main_by_name=by_name, edges=context is not None)
         left = 0.0
         if call.deadline is not None:
             # The deadline travels as the time that is left: clocks differ between hosts.
@@ -253,7 +258,7 @@ class Client:
             references, call.references = call.references, ()
             return self._pipeline.unpack(call.channel.worker, answer, message, references)
         if isinstance(answer, Failure):
-            raise exception_of(call, answer, message)
+            raise exception_of(call, answer, message, self._pipeline.exceptions)
         return None
 
     def failure(self, call: Call) -> Exception | None:
@@ -262,7 +267,7 @@ class Client:
             return call.error
         if not isinstance(call.answer, Failure) or call.message is None:
             return None
-        return exception_of(call, call.answer, call.message)
+        return exception_of(call, call.answer, call.message, self._pipeline.exceptions)
 
     @shielded
     def _forget(self, call: Call) -> None:

@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from telegrad.calls.call import current_served
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
-from telegrad.errors import DeadlineExceeded, NotInitialized, TelegradError, WorkerLost
+from telegrad.errors import DeadlineExceeded, NotInitialized, ProtocolError, TelegradError, WorkerLost
 from telegrad.execution.timers import Timer
 
 _log = logging.getLogger("telegrad")
@@ -81,7 +82,9 @@ class Collectives:
         key = _key(topic, number, everybody)
         if topic != SHUTDOWN:
             root = everybody[0]
-            values: dict[str, Any] = self._call(root, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
+            values = self._call(root, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
+            if type(values) is not dict or not values.keys() >= set(everybody):
+                raise ProtocolError(f"worker {root!r} did not send the values of all workers of a collective")
             return {name: values[name] for name in everybody}
         while True:
             present = [peer.record.name for peer in members if not peer.gone]
@@ -98,6 +101,7 @@ class Collectives:
         self, answer: Respond, key: str, everybody: tuple[str, ...], name: str, value: object, timeout: float | None
     ) -> None:
         """Take the value of a member, and reply when all values have arrived."""
+        self._check_arrival(key, everybody, name, timeout)
         if key.startswith(f"{SHUTDOWN}/") and not self._begin_round(key, everybody):
             answer({}, None)
             return
@@ -126,6 +130,25 @@ class Collectives:
             missed.values = {}
             self._answer(missed, None)
         return number >= latest
+
+    def _check_arrival(self, key: object, everybody: object, name: object, timeout: object) -> None:
+        """Raise unless these are what the worker `name`, which sends them, may say."""
+        served = current_served.get()
+        if served is None:
+            return  # no request: called on this worker
+        members = everybody if type(everybody) is tuple and {str}.issuperset(map(type, everybody)) else ()
+        parts = key.split("/") if type(key) is str else []
+        known = {peer.record.name for peer in self._peers.all()}
+        if (
+            name != served.caller
+            or name not in members
+            or not known.issuperset(members)
+            or len(parts) != 3
+            or not (parts[1].isdecimal() and len(parts[1]) < 10)
+            or parts[2] != ",".join(members)
+            or not (timeout is None or type(timeout) in (int, float))
+        ):
+            raise ProtocolError(f"worker {served.caller!r} sent a malformed message of a collective")
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the collectives that wait for a worker which is gone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +18,9 @@ import torch
 from telegrad.calls.call import Call
 from telegrad.errors import FunctionNotFound, PayloadError, RemoteError
 from telegrad.wire import payload
+from telegrad.wire.encoded import Encoded
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Failure
-from telegrad.wire.payload import Encoded
 from telegrad.wire.tensors import TensorDescriptor, decode_tensors
 
 _log = logging.getLogger("telegrad")
@@ -79,15 +79,15 @@ def explain(error: BaseException) -> None:
 # -- to bytes -------------------------------------------------------------------------------------------------
 
 
-class PickledException(msgspec.Struct, frozen=True):
-    """An exception as bytes. The value is empty if it cannot be pickled."""
+class EncodedException(msgspec.Struct, frozen=True):
+    """An exception as bytes. The value is empty if it cannot be sent as anything but text."""
 
     type_name: str
     text: str
     value: Encoded
 
 
-def pickle_exception(error: BaseException) -> PickledException:
+def pickle_exception(error: BaseException) -> EncodedException:
     """Turn an exception into bytes and text."""
     value = Encoded(b"", [])
     if isinstance(error, Exception):
@@ -99,7 +99,7 @@ def pickle_exception(error: BaseException) -> PickledException:
                 value = Encoded(encoded.data, parts)
         except Exception as failure:  # noqa: BLE001 - then the receiver gets the text
             _log.debug("%s cannot be pickled: %s", type(error).__name__, failure)
-    return PickledException(sendable(f"{type(error).__module__}.{type(error).__qualname__}"), text_of(error), value)
+    return EncodedException(sendable(f"{type(error).__module__}.{type(error).__qualname__}"), text_of(error), value)
 
 
 def unpickle_exception(
@@ -115,22 +115,41 @@ def unpickle_exception(
     return (error, "") if isinstance(error, Exception) else (None, "its class cannot be pickled")
 
 
-def exception_of(call: Call, failure: Failure, message: Message) -> Exception:
+class ExceptionCodec(msgspec.Struct, frozen=True):
+    """How the exceptions of a group travel."""
+
+    encode: Callable[[BaseException], EncodedException]
+    decode: Callable[..., tuple[Exception | None, str]]
+    """As `unpickle_exception`."""
+    tracebacks: bool
+    """Whether the text of the traceback is sent."""
+
+
+PICKLED = ExceptionCodec(pickle_exception, unpickle_exception, tracebacks=True)
+"""How exceptions travel if all values may be pickled."""
+
+
+def exception_of(call: Call, failure: Failure, message: Message, codec: ExceptionCodec = PICKLED) -> Exception:
     """Return the exception that the callee reported for a call."""
     about: Any = {"worker": call.worker, "function": call.function, "call": call.id}
     if failure.not_found:
         return FunctionNotFound(
             f"worker {call.worker!r} cannot run {call.function or 'the function'}: {failure.text}", **about
         )
-    error, why = unpickle_exception(message.data, failure.attachments, message.region)
+    error, why = codec.decode(message.data, failure.attachments, message.region)
     if error is None:
         remote = RemoteError(
             f"{call.function or 'the function'} raised {failure.type_name} on worker {call.worker!r}: {failure.text}\n"
-            f"(it arrives as a RemoteError because {why})\n\n{failure.traceback}",
+            f"(it arrives as a RemoteError because {why})" + (f"\n\n{failure.traceback}" if failure.traceback else ""),
             **about,
         )
         remote.type_name = failure.type_name
         remote.remote_traceback = failure.traceback
         return remote
-    error.__cause__ = RemoteTraceback(call.worker, failure.traceback)
+    if failure.traceback:
+        error.__cause__ = RemoteTraceback(call.worker, failure.traceback)
+    else:
+        error.add_note(
+            f"(raised by {call.function or 'the function'} on worker {call.worker!r}, which has the traceback)"
+        )
     return error

@@ -22,10 +22,11 @@ def error_in_flight() -> BaseException | None:
     return None if isinstance(error, SystemExit | GeneratorExit) else error
 
 
-def cause_of(error: BaseException | None, first: str = "") -> str:
+def cause_of(error: BaseException | None, first: str = "", *, place: bool = True) -> str:
     """Return what the other workers are told about a worker that exits with `error`; empty if there is none.
 
     `first` is why another worker exited before, if known: an error that follows from it is not worth naming.
+    `place`: name the file and line where it was raised.
 
     >>> cause_of(ValueError("no such file")), cause_of(None)
     ('with ValueError: no such file', '')
@@ -37,7 +38,7 @@ def cause_of(error: BaseException | None, first: str = "") -> str:
     if first and any(isinstance(each, WorkerLost) for each in _chain(error)):
         return shortened(f"because {first}")
     text = shortened(text_of(error).partition("\n")[0])
-    where = _place_of(error)
+    where = _place_of(error) if place else ""
     return f"with {type(error).__name__}{': ' if text else ''}{text}{f' ({where})' if where else ''}"
 
 

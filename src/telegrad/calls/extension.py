@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from telegrad.connection.worker_record import WorkerRecord
+from telegrad.wire.encoded import Encoded
 from telegrad.wire.messages import AutogradMetadata, Creation, ForkInfo
-from telegrad.wire.payload import Encoded
 from telegrad.wire.reference import Reference
 
 if TYPE_CHECKING:

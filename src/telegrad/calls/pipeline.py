@@ -10,15 +10,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from telegrad.calls.exceptions import PICKLED, ExceptionCodec
 from telegrad.calls.extension import Concern, Context, Extension, IncomingMessage, OutgoingMessage, PlacedReference
 from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.interrupts import shielded
-from telegrad.wire import payload
+from telegrad.wire.codec import ANY, Codec
+from telegrad.wire.encoded import Encoded
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import AutogradMetadata, encode_head
 from telegrad.wire.packing import OutgoingFrame, pack
-from telegrad.wire.payload import Encoded
 from telegrad.wire.tensors import TensorDescriptor, decode_tensors, encode_tensors
 
 _log = logging.getLogger("telegrad")
@@ -41,7 +42,10 @@ class ValueHead(Protocol):
 class Pipeline:
     """The message pipeline of one agent."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec = ANY, exceptions: ExceptionCodec = PICKLED) -> None:
+        self.codec = codec
+        self.encode, self.decode = codec.encode, codec.decode  # one lookup less for each message
+        self.exceptions = exceptions
         # The extensions that a message concerns, by its concerns: 0 for none, CONTEXT, REFERENCES, both.
         self.concerned: tuple[tuple[Extension, ...], ...] = ((), (), (), ())
 
@@ -136,7 +140,7 @@ class Pipeline:
             incoming = IncomingMessage(peer, head.autograd, attachments)
             for extension in concerned:
                 extension.incoming(incoming)
-        return payload.decode(message.data, attachments, references)
+        return self.decode(message.data, attachments, references)
 
 
 def pack_head(channel: Channel, head: Any, data: bytes = b"") -> Frames:

@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any
 
 from telegrad.calls.call import Served
-from telegrad.calls.exceptions import explain, pickle_exception, traceback_of
+from telegrad.calls.exceptions import explain, traceback_of
 from telegrad.calls.pipeline import Frames, Pipeline, pack_head
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import FunctionNotFound, TelegradError
 from telegrad.execution import event_loop
-from telegrad.wire import payload
 from telegrad.wire.messages import Failure, Reply
 
 _log = logging.getLogger("telegrad")
@@ -29,6 +28,7 @@ class Replier:
     def __init__(self, local: LocalWorker, pipeline: Pipeline) -> None:
         self._local = local
         self._pipeline = pipeline
+        self._encode = pipeline.encode
         self._lock = threading.Lock()  # protects the two below, `active` only where they must agree
         self._leaving: set[Served] = set()  # those whose replies are being made and sent
         self.active: dict[tuple[Channel, int], Served] = {}
@@ -56,7 +56,7 @@ class Replier:
                     main = self._local.me.main
                     by_name = bool(main) and channel.worker.main == main
                     context = served.context
-                    encoded = payload.encode(value, main_by_name=by_name, root="result", edges=context is not None)
+                    encoded = self._encode(value, main_by_name=by_name, root="result", edges=context is not None)
                     if not encoded.attachments and not encoded.references:
                         context = None  # nothing of it is recorded
                     frames, _ = self._pipeline.pack(channel, encoded, partial(Reply, served.id), (), context)
@@ -85,15 +85,21 @@ class Replier:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__") in _SERVERS:
             trace = trace.tb_next
-        text = traceback_of(error, trace)
-        pickled = pickle_exception(error)
+        codec = self._pipeline.exceptions
+        text = ""
+        if codec.tracebacks:
+            text = traceback_of(error, trace)
+        elif _log.isEnabledFor(logging.INFO):
+            what = served.function or "a function"
+            _log.info("%s, called by worker %r, raised\n%s", what, served.caller, traceback_of(error, trace))
+        encoded = codec.encode(error)
         not_found = isinstance(error, FunctionNotFound)
 
         def make_head(descriptors: Any, *_: Any) -> Failure:
-            return Failure(served.id, pickled.type_name, pickled.text, text, not_found, descriptors)
+            return Failure(served.id, encoded.type_name, encoded.text, text, not_found, descriptors)
 
         try:
-            return self._pipeline.pack(served.channel, pickled.value, make_head)[0]
+            return self._pipeline.pack(served.channel, encoded.value, make_head)[0]
         except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
-            _log.debug("%s cannot be sent: %s", pickled.type_name, failure)
+            _log.debug("%s cannot be sent: %s", encoded.type_name, failure)
             return pack_head(served.channel, make_head(()))

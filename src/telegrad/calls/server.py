@@ -15,6 +15,7 @@ import torch
 from telegrad.calls.call import Served, current_served
 from telegrad.calls.extension import IncomingMessage, PlacedReference
 from telegrad.calls.pipeline import Pipeline, pack_head
+from telegrad.calls.registry import Registry, check_arguments
 from telegrad.calls.replier import Replier
 from telegrad.connection.channel import Channel
 from telegrad.connection.goodbye import shortened
@@ -47,10 +48,19 @@ DEFERRED = "_telegrad_answers_later"
 class Server:
     """The calls that this worker serves."""
 
-    def __init__(self, agent: Agent, local: LocalWorker, pipeline: Pipeline, loop: EventLoop) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        local: LocalWorker,
+        pipeline: Pipeline,
+        loop: EventLoop,
+        registry: Registry | None = None,
+    ) -> None:
         self._agent = agent  # for the functions that run here
         self._local = local
         self._pipeline = pipeline
+        self._registry = registry  # in registered mode
+        self._find = function_names.resolve_function if registry is None else self._find_exposed
         self.loop = loop
         self.replier = Replier(local, pipeline)
         self._answer = self.replier.answer
@@ -208,7 +218,11 @@ class Server:
             if served.cancelled:  # while it waited for a thread, or for its references
                 served.check()
             name = request.function
+            if self._registry is not None:
+                self._registry.check_request(name, served.caller)  # before anything is decoded
             values = self._pipeline.unpack(served.worker, request, holder.pop(), references)
+            if self._registry is not None:
+                values = check_arguments(values)
             if references:
                 references.clear()
             if name.startswith("@"):
@@ -223,7 +237,7 @@ class Server:
                     return
                 args, kwargs = values
             elif name:
-                function = function_names.resolve_function(name)
+                function = self._find(name)
                 args, kwargs = values
             else:
                 function, args, kwargs = values
@@ -280,6 +294,12 @@ class Server:
             cancel()
         if served.answered:
             served.on_cancel = None  # the reply was sent before it was set
+
+    def _find_exposed(self, name: str) -> Callable[..., Any]:
+        served = current_served.get()
+        assert self._registry is not None
+        assert served is not None
+        return self._registry.function(name, served.caller)
 
     def _unknown(self, name: str) -> NoReturn:
         known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"

@@ -79,7 +79,10 @@ class ModuleHandle(torch.nn.Module):
             hidden = name.startswith("_") and name not in self._assigned
             if hidden or "module_rref" not in self.__dict__:
                 raise
-        kind, value = self._run(remote_ops.get_attribute, name)
+        value: Any = None
+        kind = "method"  # in registered mode only methods can be used
+        if self.module_rref._manager.agent.registry is None:
+            kind, value = self._run(remote_ops.get_attribute, name)
         if kind == "module":
             return self._submodule_handle(value)
         if kind == "value":

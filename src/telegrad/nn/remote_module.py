@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 
 from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.futures import Future
 from telegrad.nn import remote_ops
@@ -23,7 +24,8 @@ from telegrad.rref.handle import RRef
 class RemoteModule(MovableModule):
     """A module on another worker: calls run there, and gradients flow back.
 
-    `remote_device` is "worker", "worker/cuda:0" or "rank:1/cpu". The worker calls ``module_cls(*args, **kwargs)``. The
+    `remote_device` is "worker", "worker/cuda:0" or "rank:1/cpu". The worker calls ``module_cls(*args, **kwargs)``. In
+    registered mode `module_cls` must be exposed there, and may be its name. The
     constructor returns at once; if it failed on the worker, the first use raises the error. Calls of the module and of
     its methods are calls of `telegrad.rpc`: they are recorded in an autograd context, and raise `WorkerLost` if the
     worker dies.
@@ -40,16 +42,27 @@ class RemoteModule(MovableModule):
     def __init__(
         self,
         remote_device: str,
-        module_cls: Callable[..., torch.nn.Module],
+        module_cls: Callable[..., torch.nn.Module] | str,
         args: tuple[Any, ...] | None = None,
         kwargs: dict[str, Any] | None = None,
         _module_interface_cls: Any = None,
     ) -> None:
         target = parse_remote_device(remote_device)
         scripted = _module_interface_cls is not None
-        build_args = (module_cls, tuple(args or ()), kwargs or {}, target.device, scripted)
+        registry = default_agent().registry
+        sent: Any = module_cls
+        if registry is not None and not isinstance(module_cls, str):
+            sent = registry.name_of(module_cls)
+        if registry is not None and scripted:
+            raise TelegradError("TorchScript modules cannot be created in registered mode: use an exposed nn.Module")
+        build_args = (sent, tuple(args or ()), kwargs or {}, target.device, scripted)
         rref = remote(target.worker, remote_ops.build, build_args)
-        self._bind(target.worker, target.device, rref, getattr(module_cls, "__name__", "module"))
+        self._bind(
+            target.worker,
+            target.device,
+            rref,
+            getattr(module_cls, "__name__", sent if isinstance(sent, str) else "module"),
+        )
 
     @staticmethod
     def init_from_module_rref(

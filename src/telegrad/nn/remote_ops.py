@@ -11,9 +11,11 @@ import torch
 
 from telegrad.autograd import get_gradients
 from telegrad.default_agent import default_agent
+from telegrad.errors import ProtocolError
 from telegrad.nn.nested_tensors import move_tensors
 from telegrad.nn.placement import check_device
-from telegrad.rpc.api import get_worker_info
+from telegrad.rpc.api import current_call, get_worker_info
+from telegrad.rpc.exposing import default_registry
 from telegrad.rref.handle import RRef
 
 ModuleState = tuple[dict[str, Any], dict[str, dict[str, Any]]]
@@ -24,6 +26,11 @@ def build(
     module_cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], device: str, scripted: bool
 ) -> torch.nn.Module:
     """Build the module. (This one takes no module: its result is the value of the reference.)"""
+    registry = default_agent().registry
+    if registry is not None:
+        if scripted or type(device) is not str:
+            raise ProtocolError("a peer asked for a module that cannot be built in registered mode")
+        module_cls = registry.exposed_class(module_cls, torch.nn.Module, _caller())
     target = check_device(device)
     try:
         module = module_cls(*args, **kwargs)
@@ -61,8 +68,10 @@ def call(
     on_cpu = device == "cpu"
     if not on_cpu:
         args, kwargs = move_tensors(args, device), move_tensors(kwargs, device)
+    registry = default_agent().registry
+    method = getattr(module, name) if registry is None else registry.method(module, name, _caller())
     with contextlib.nullcontext() if grad else torch.no_grad():
-        result = getattr(module, name)(*args, **kwargs)
+        result = method(*args, **kwargs)
     if result is module:
         return ReturnedSelf
     return result if on_cpu else move_tensors(result, "cpu")
@@ -226,3 +235,31 @@ def load_state(
 
 def _name(module_cls: object) -> str:
     return getattr(module_cls, "__qualname__", None) or repr(module_cls)
+
+
+def _caller() -> str:
+    """Return the name of the worker for which the current function runs."""
+    served = current_call()
+    return served.caller if served is not None else get_worker_info().name
+
+
+# What other workers may run in registered mode, and the method that the module's class must list for it. The rest reads
+# or changes more than the listed methods do.
+default_registry.add_internal("nn:build", build)
+for _operation, _method in (
+    (call, ""),  # which checks the method that it calls
+    (confirm, ""),
+    (parameters, "parameters"),
+    (parameter, "parameters"),
+    (gradients, "parameters"),
+    (buffers, "buffers"),
+    (buffer, "buffers"),
+    (train, "train"),
+    (to, "to"),
+    (cast, "to"),
+    (requires_grad, "requires_grad_"),
+    (zero_grad, "zero_grad"),
+    (get_state, "state_dict"),
+    (load_state, "load_state_dict"),
+):
+    default_registry.add_operation(f"nn:{_operation.__name__}", _operation, method=_method)

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.nn import remote_ops
 from telegrad.nn.placement import RemoteDevice, parse_remote_device
@@ -26,6 +27,11 @@ def split(model: torch.nn.Module, places: Mapping[str, str]) -> torch.nn.Module:
     ``telegrad.nn.parameter_rrefs(model)``. Hooks of the submodules move with them. If a submodule cannot be placed, an
     error says why, and the model is unchanged.
     """
+    if default_agent().registry is not None:
+        raise TelegradError(
+            "split() sends modules by value, which registered mode does not allow. Expose the classes of the parts on "
+            "their workers, and create each with telegrad.nn.RemoteModule"
+        )
     parts = {path: _find_part(model, path) for path in places}
     _check_disjoint(parts)
     targets = {path: parse_remote_device(place) for path, place in places.items()}

@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from telegrad.optim.hyperparameters import Hyperparameters, equal, hyperparameters_of
-from telegrad.optim.local_optimizer import OptimizerState
+from telegrad.optim.messages import OptimizerState
 
 
 @dataclass

@@ -14,8 +14,10 @@ from telegrad.errors import TelegradError
 from telegrad.futures import Future
 from telegrad.optim.fan_out import StartCall, run_on_all
 from telegrad.optim.local_optimizer import grad_norms, optimizable, scale_grads
+from telegrad.optim.messages import check_context, check_number, check_references
 from telegrad.optim.param_groups import check_params, group_by_owner
 from telegrad.rpc.api import rpc_async
+from telegrad.rpc.exposing import default_registry
 from telegrad.rref.handle import RRef
 
 
@@ -91,15 +93,19 @@ def clip(
 
 
 def _norms(context_id: int | None, rrefs: Sequence[RRef[Any]], norm_type: float) -> tuple[list[int], torch.Tensor]:
-    leaves = [optimizable(rref) for rref in rrefs]
-    with default_agent().autograd.grad_swap.for_leaves(leaves).installed(context_id):
-        return grad_norms(leaves, norm_type)
+    leaves = [optimizable(rref) for rref in check_references(rrefs)]
+    with default_agent().autograd.grad_swap.for_leaves(leaves).installed(check_context(context_id)):
+        return grad_norms(leaves, check_number(norm_type))
 
 
 def _scale(context_id: int | None, rrefs: Sequence[RRef[Any]], factor: float) -> None:
-    leaves = [optimizable(rref) for rref in rrefs]
-    with default_agent().autograd.grad_swap.for_leaves(leaves).installed(context_id):
-        scale_grads(leaves, factor)
+    leaves = [optimizable(rref) for rref in check_references(rrefs)]
+    with default_agent().autograd.grad_swap.for_leaves(leaves).installed(check_context(context_id)):
+        scale_grads(leaves, check_number(factor))
+
+
+default_registry.add_internal("optim:norms", _norms)
+default_registry.add_internal("optim:scale", _scale)
 
 
 keep_uncompiled(__name__)

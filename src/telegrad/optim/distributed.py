@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,29 +22,22 @@ from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.backward.step_in_backward import StepInBackward
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
-from telegrad.optim import checkpoint
+from telegrad.optim import checkpoint, optimizer_classes
 from telegrad.optim.clipping import clip
 from telegrad.optim.fan_out import StartCall, run_on_all
 from telegrad.optim.hyperparameters import (
     ChangedHyperparameters,
     Hyperparameters,
     equal,
-    tensors_to_numbers,
     with_given_tensors,
 )
-from telegrad.optim.local_optimizer import (
-    BuiltOptimizer,
-    HyperparameterUpdate,
-    LocalGroup,
-    LocalOptimizer,
-    OptimizerState,
-    build,
-)
+from telegrad.optim.local_optimizer import LocalOptimizer, build
+from telegrad.optim.messages import BuiltOptimizer, HyperparameterUpdate, LocalGroup, OptimizerState
+from telegrad.optim.optimizer_classes import OptimizerClass
 from telegrad.optim.param_groups import check_param_groups, group_by_owner
 from telegrad.rpc.api import rpc_async
 from telegrad.rref.handle import PendingCall, RRef
 from telegrad.torch_private import must_be_annotated
-from telegrad.wire import payload
 
 
 @dataclass
@@ -78,15 +71,14 @@ class DistributedOptimizer(Optimizer):
 
     def __init__(
         self,
-        optimizer_class: Callable[..., Optimizer],
+        optimizer_class: OptimizerClass,
         params_rref: Iterable[Any],
         *args: Any,
         step_in_backward: bool = False,
         **kwargs: Any,
     ) -> None:
         groups = check_param_groups(params_rref)
-        if not callable(optimizer_class):
-            raise TypeError(f"optimizer_class must be an optimizer class, not a {type(optimizer_class).__name__}")
+        sent_class = optimizer_classes.to_send(optimizer_class)
         self._agent = default_agent()
         self._in_backward: StepInBackward | None = None
         if step_in_backward:
@@ -107,10 +99,18 @@ class DistributedOptimizer(Optimizer):
                 indices.setdefault(worker, []).extend(starts[number] + index for index, _ in pairs)
         in_backward = self._in_backward.number if self._in_backward is not None else None
         calls = [
-            (worker, partial(rpc_async, worker, build, (optimizer_class, theirs, args, kwargs, in_backward)))
+            (
+                worker,
+                partial(
+                    rpc_async,
+                    worker,
+                    build,
+                    (sent_class, [group.plain() for group in theirs], args, kwargs, in_backward),
+                ),
+            )
             for worker, theirs in local_groups.items()
         ]
-        built: list[BuiltOptimizer] = run_on_all(f"creating {_name(optimizer_class)}", calls)
+        built = [BuiltOptimizer.parse(made) for made in run_on_all(f"creating {_name(optimizer_class)}", calls)]
 
         self._owners = [
             _Owner(worker, indices[worker], [group.number for group in theirs], made.optimizer)
@@ -144,9 +144,9 @@ class DistributedOptimizer(Optimizer):
             values = self._changed.values(self.param_groups)
             if self._encoded is None or self._encoded[0] != self._last_number or not equal(values, self._encoded[1]):
                 self._last_number = next(self._update_numbers)
-                as_numbers = {number: tensors_to_numbers(changed) for number, changed in values.items()}
-                encoded = payload.encode(HyperparameterUpdate(self._last_number, as_numbers))
-                if encoded.attachments:
+                update = HyperparameterUpdate(self._last_number, values)
+                encoded = self._agent.pipeline.encode(update.without_tensors(), root="hyperparameters")
+                if encoded.attachments or encoded.references:
                     raise TelegradError(
                         "with step_in_backward=True, hyperparameters must be numbers or other plain values"
                     )
@@ -178,7 +178,7 @@ class DistributedOptimizer(Optimizer):
         results = run_on_all(
             what,
             [
-                (owner.worker, partial(PendingCall, owner.optimizer, method, *args, update))
+                (owner.worker, partial(PendingCall, owner.optimizer, method, *args, update.plain() if update else None))
                 for owner, update in zip(self._owners, updates, strict=True)
             ],
         )
@@ -272,7 +272,7 @@ class DistributedOptimizer(Optimizer):
         It can be loaded into a `DistributedOptimizer` of the same parameters, on whichever workers they are then, and
         into a torch optimizer in one process.
         """
-        states: list[OptimizerState] = self._call_with_updates("state_dict()", "state")
+        states = [OptimizerState.parse(state) for state in self._call_with_updates("state_dict()", "state")]
         lengths = [len(group["params"]) for group in self.param_groups]
         return checkpoint.gather(self.param_groups, lengths, self._shapes, self._owners, states)
 
@@ -286,7 +286,7 @@ class DistributedOptimizer(Optimizer):
         run_on_all(
             "load_state_dict()",
             [
-                (owner.worker, partial(PendingCall, owner.optimizer, "load", state, number))
+                (owner.worker, partial(PendingCall, owner.optimizer, "load", state.plain(), number))
                 for owner, state in zip(self._owners, states, strict=True)
             ],
         )
@@ -313,7 +313,7 @@ class DistributedOptimizer(Optimizer):
 _wrapped_step = Optimizer.profile_hook_step(DistributedOptimizer._step)
 
 
-def _name(optimizer_class: Callable[..., Any]) -> str:
+def _name(optimizer_class: OptimizerClass) -> str:
     return getattr(optimizer_class, "__name__", repr(optimizer_class))
 
 

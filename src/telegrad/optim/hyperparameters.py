@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,34 +46,6 @@ def unshare_tensors(groups: Iterable[dict[str, Any]]) -> None:
                 if id(value) in seen:
                     value = group[key] = value.detach().clone()
                 seen.add(id(value))
-
-
-@dataclass
-class _TensorAsNumbers:
-    """A tensor as Python numbers."""
-
-    dtype: str
-    values: Any
-
-
-def tensors_to_numbers(values: Hyperparameters) -> Hyperparameters:
-    """Return hyperparameters with tensors replaced by numbers, for messages that cannot carry tensors."""
-    return {
-        key: _TensorAsNumbers(str(value.dtype).removeprefix("torch."), value.tolist())
-        if isinstance(value, torch.Tensor)
-        else value
-        for key, value in values.items()
-    }
-
-
-def numbers_to_tensors(values: Hyperparameters) -> Hyperparameters:
-    """Return what `tensors_to_numbers` was called with."""
-    return {
-        key: torch.tensor(value.values, dtype=getattr(torch, value.dtype))
-        if isinstance(value, _TensorAsNumbers)
-        else value
-        for key, value in values.items()
-    }
 
 
 class ChangedHyperparameters:

@@ -14,69 +14,43 @@ from torch.utils.hooks import RemovableHandle
 
 from telegrad.backward.step_in_backward import steps_of_this_pass
 from telegrad.default_agent import default_agent
-from telegrad.optim.hyperparameters import (
-    Hyperparameters,
-    hyperparameters_of,
-    numbers_to_tensors,
-    set_hyperparameters,
-    unshare_tensors,
+from telegrad.errors import ProtocolError
+from telegrad.optim import optimizer_classes
+from telegrad.optim.hyperparameters import Hyperparameters, hyperparameters_of, set_hyperparameters, unshare_tensors
+from telegrad.optim.messages import (
+    BuiltOptimizer,
+    HyperparameterUpdate,
+    LocalGroup,
+    OptimizerState,
+    Plain,
+    check_context,
+    check_number,
+    is_hyperparameters,
 )
 from telegrad.optim.stepping import run_step
+from telegrad.rpc.exposing import default_registry
 from telegrad.rref.handle import RRef
-from telegrad.wire import payload
-
-
-@dataclass
-class LocalGroup:
-    """The parameters of one group that one worker owns, and the options of the group."""
-
-    number: int
-    params: list[RRef[Any]]
-    options: Hyperparameters
-
-
-@dataclass
-class BuiltOptimizer:
-    """A worker's description of the optimizer that it built."""
-
-    optimizer: RRef[LocalOptimizer]
-    defaults: dict[str, Any]
-    groups: list[Hyperparameters]
-    shapes: list[tuple[int, ...]]
-
-
-@dataclass
-class OptimizerState:
-    """The state of a local optimizer, by the number of the parameter on its worker."""
-
-    params: dict[int, Any]
-    others: dict[Any, Any]
-    groups: list[Hyperparameters]
-
-
-@dataclass
-class HyperparameterUpdate:
-    """Changed hyperparameters, by group of the whole optimizer. Later updates have higher numbers."""
-
-    number: int
-    groups: dict[int, Hyperparameters]
 
 
 def build(
-    optimizer_class: Callable[..., Optimizer],
-    groups: Sequence[LocalGroup],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    optimizer_class: Any,
+    received_groups: Any,
+    args: Any,
+    kwargs: Any,
     step_in_backward: int | None,
-) -> BuiltOptimizer:
+) -> Plain:
     """Build the optimizer of this worker. `step_in_backward` is its number if it steps inside backward passes."""
+    make = optimizer_classes.received(optimizer_class)
+    groups = [LocalGroup.parse(group) for group in received_groups]
+    if not groups or type(args) is not tuple or not is_hyperparameters(kwargs):
+        raise ProtocolError("a peer asked for an optimizer with malformed arguments")
     tensors = [[optimizable(rref) for rref in group.params] for group in groups]
     leaves = [leaf for group in tensors for leaf in group]
     _check_no_duplicates([rref for group in groups for rref in group.params], leaves)
     options = {group.number: group.options for group in groups}
-    made = LocalOptimizer(optimizer_class, tensors, options, args, kwargs, step_in_backward)
+    made = LocalOptimizer(make, tensors, options, args, kwargs, step_in_backward)
     shapes = [tuple(leaf.shape) for leaf in leaves]
-    return BuiltOptimizer(RRef(made), made.defaults(), made.hyperparameters(), shapes)
+    return BuiltOptimizer(RRef(made), made.defaults(), made.hyperparameters(), shapes).plain()
 
 
 def optimizable(rref: RRef[Any]) -> torch.Tensor:
@@ -123,6 +97,7 @@ class LocalOptimizer:
     ) -> None:
         self.leaves = [leaf for group in groups for leaf in group]
         self._grads = default_agent().autograd.grad_swap.for_leaves(self.leaves)
+        self._decode = default_agent().pipeline.decode
         self._groups = list(options)  # their numbers in the whole optimizer
         self._lock = threading.Lock()  # protects the two below, and the hyperparameters while they are set
         self._update_number = 0
@@ -192,14 +167,15 @@ class LocalOptimizer:
         self._update_number = update.number
         for part in self._optimizers:
             for own, group in zip(part.optimizer.param_groups, part.groups, strict=True):
-                set_hyperparameters(own, numbers_to_tensors(update.groups.get(group, {})))
+                set_hyperparameters(own, update.groups.get(group, {}))
 
     # -- called by DistributedOptimizer -----------------------------------------------------------------------------
 
-    def step(self, context_id: int | None, update: HyperparameterUpdate | None) -> int:
+    def step(self, context_id: int | None, update: Plain | None) -> int:
         """Step with the gradients of a context, or with ``.grad``. Return how many parameters had a gradient."""
-        with self._grads.installed(context_id):
-            self._apply(update)
+        parsed = HyperparameterUpdate.parse_optional(update)
+        with self._grads.installed(check_context(context_id)):
+            self._apply(parsed)
             with_grad = sum([leaf.grad is not None for leaf in self.leaves])
             for part in self._optimizers:
                 if len(self._optimizers) == 1 or self.leaves[part.params[0]].grad is not None:
@@ -208,26 +184,27 @@ class LocalOptimizer:
 
     def zero_grad(self, context_id: int | None, set_to_none: bool) -> None:
         """Clear the gradients of a context, or ``.grad``."""
-        with self._grads.installed(context_id):
+        with self._grads.installed(check_context(context_id)):
             for part in self._optimizers:
-                part.optimizer.zero_grad(set_to_none)
+                part.optimizer.zero_grad(bool(set_to_none))
 
     def norms(self, context_id: int | None, norm_type: float) -> tuple[list[int], torch.Tensor]:
         """Return the numbers of the parameters that have gradients, and the norms of those."""
-        with self._grads.installed(context_id):
-            return grad_norms(self.leaves, norm_type)
+        with self._grads.installed(check_context(context_id)):
+            return grad_norms(self.leaves, check_number(norm_type))
 
     def scale(self, context_id: int | None, factor: float) -> None:
         """Multiply the gradients of a context, or ``.grad``."""
-        with self._grads.installed(context_id):
-            scale_grads(self.leaves, factor)
+        with self._grads.installed(check_context(context_id)):
+            scale_grads(self.leaves, check_number(factor))
 
-    def state(self, update: HyperparameterUpdate | None) -> OptimizerState:
+    def state(self, update: Plain | None) -> Plain:
         """Return the state of the torch optimizers after `update`."""
+        parsed = HyperparameterUpdate.parse_optional(update)
         params: dict[int, Any] = {}
         others: dict[Any, Any] = {}
         with self._grads.installed(None):
-            self._apply(update)
+            self._apply(parsed)
             for part in self._optimizers:
                 numbered = dict(enumerate(part.params))
                 for key, value in part.optimizer.state_dict()["state"].items():
@@ -235,10 +212,13 @@ class LocalOptimizer:
                         params[numbered[key]] = _clone(value)
                     else:
                         others[key] = _clone(value)
-            return OptimizerState(params, others, self.hyperparameters())
+            return OptimizerState(params, others, self.hyperparameters()).plain()
 
-    def load(self, state: OptimizerState, update_number: int) -> None:
+    def load(self, received: Plain, update_number: int) -> None:
         """Replace the state and the hyperparameters."""
+        state = OptimizerState.parse(received)
+        if type(update_number) is not int or len(state.groups) != len(self._groups):
+            raise ProtocolError("a peer sent malformed state of an optimizer")
         with self._grads.installed(None):
             with self._lock:
                 self._update_number, self._last_encoded = max(self._update_number, update_number), b""
@@ -261,9 +241,7 @@ class LocalOptimizer:
         """Update a parameter whose final gradient is in ``.grad``, and clear that gradient."""
         with self._lock:
             if hyperparameters != self._last_encoded:
-                update = payload.decode(memoryview(hyperparameters), ())
-                assert isinstance(update, HyperparameterUpdate)
-                self._apply_locked(update)
+                self._apply_locked(HyperparameterUpdate.parse(self._decode(memoryview(hyperparameters), ())))
                 self._last_encoded = hyperparameters
         run_step(self._optimizers[number].optimizer)
         self.leaves[number].grad = None
@@ -314,3 +292,7 @@ def scale_grads(leaves: Sequence[torch.Tensor], factor: float) -> None:
     for leaf in leaves:
         if leaf.grad is not None:
             leaf.grad.mul_(factor)
+
+
+default_registry.add_internal("optim:build", build)
+default_registry.add_methods(LocalOptimizer, ["step", "zero_grad", "norms", "scale", "state", "load"])

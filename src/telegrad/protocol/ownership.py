@@ -301,6 +301,26 @@ class Ownership:
         """Return whether a value is kept here, or will be."""
         return rref in self._owned
 
+    def holds(self, worker: WorkerId, rref: RRefId) -> bool:
+        """Return whether a worker holds a fork of a value that is kept here."""
+        owned = self._owned.get(rref)
+        return owned is not None and worker in owned.forks.values()
+
+    def holder_of(self, rref: RRefId, fork: ForkId) -> WorkerId | None:
+        """Return which worker holds a fork of a value that is kept here."""
+        owned = self._owned.get(rref)
+        return None if owned is None else owned.forks.get(fork)
+
+    def owner_of(self, fork: ForkId) -> WorkerId | None:
+        """Return the owner of a fork that is held here."""
+        held = self._held.get(fork)
+        return None if held is None else held.owner
+
+    def receiver_of(self, fork: ForkId) -> WorkerId | None:
+        """Return to whom a fork was sent that was made from one held here."""
+        parent = self._parents.get(fork)
+        return None if parent is None else self._held[parent].children.get(fork)
+
     def owned(self) -> dict[RRefId, list[WorkerId]]:
         """Return the values that are kept here, and the workers that hold forks of them."""
         return {rref: sorted(set(owned.forks.values())) for rref, owned in self._owned.items()}

@@ -21,6 +21,7 @@ from telegrad.rpc.api import (
     shutdown,
     traffic,
 )
+from telegrad.rpc.exposing import expose
 from telegrad.rpc.signals import wrap_signal_handler
 from telegrad.rref.handle import RRef
 from telegrad.worker_info import Traffic, WorkerInfo
@@ -35,6 +36,7 @@ __all__ = [
     "barrier",
     "current_call",
     "default_agent",
+    "expose",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",

@@ -26,6 +26,7 @@ from telegrad.futures import Future
 from telegrad.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
 from telegrad.rendezvous import assemble
 from telegrad.rendezvous_store import open_store
+from telegrad.rpc.exposing import default_registry
 from telegrad.rpc.interpreter_exit import close_at_exit
 from telegrad.rpc.signals import WrappedHandlers, deliver_pending, pending_handlers
 from telegrad.rref.handle import RRef
@@ -67,6 +68,7 @@ def init_rpc(
     if name is not None:
         check_name(name)
     check_token(options)  # before any worker waits for others
+    options.settings()  # as above
     store, rank, world_size, address = open_store(options.init_method, rank, world_size, options.init_timeout)
     prefixed = PrefixStore(f"telegrad/{next(_init_counter)}", store)
 
@@ -88,7 +90,7 @@ def join(
     global _signal_handlers
     handlers = WrappedHandlers()
     try:
-        agent = start_agent(name, rank, exchange_records, options, store_address, prepare)
+        agent = start_agent(name, rank, exchange_records, options, store_address, prepare, default_registry)
     except BaseException:
         handlers.restore()
         raise
@@ -134,8 +136,8 @@ def rpc_sync(
 ) -> Any:
     """Run `func` on worker `to` and return its result.
 
-    `func` may also be a name that the worker registered (`register`), prefixed with ``@``. An exception that it raises
-    is raised here with the remote traceback.
+    `func` may also be a name that the worker registered (`register`), prefixed with ``@``, or in registered mode the
+    name of a function that it exposes (`expose`). An exception that it raises is raised here with the remote traceback.
     """
     client = default_agent().client
     return client.call(
@@ -194,7 +196,13 @@ def remote(
 def register(name: str, function: Callable[..., Any]) -> None:
     """Let other workers call `function` by name: ``rpc_sync(worker, "@name", args)``."""
     check_name(name)
-    default_agent().register(name, function)
+    agent = default_agent()
+    if agent.registry is not None:
+        raise TelegradError(
+            f"{name!r} cannot be registered in registered mode, where only exposed functions can be called: use "
+            f"@telegrad.expose(name={name!r}) before init_rpc"
+        )
+    agent.register(name, function)
 
 
 def current_call() -> Served | None:

@@ -29,6 +29,7 @@ from telegrad.protocol.ownership_effects import (
     ValueOrphaned,
 )
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
+from telegrad.rref.authorization import is_permitted
 from telegrad.rref.handle import UserRRef
 from telegrad.rref.ids import describe, incarnation_of
 from telegrad.rref.owner import OwnerValue
@@ -43,6 +44,8 @@ class RRefContext:
         self.agent = agent
         self.me = agent.me.id
         self.incarnation = incarnation_of(agent.me)
+        self.strict = agent.registry is not None
+        """Registered mode: what other workers say is checked as `telegrad.rref.authorization` describes."""
         self.lock = threading.Lock()  # protects all below
         self.rules = Ownership(self.me, self._is_gone, self.incarnation)
         self.values: dict[RRefId, OwnerValue] = {}
@@ -106,6 +109,8 @@ class RRefContext:
         """Return the value that `caller` asks for. Its creator may ask before the call that computes it arrives."""
         with self.lock:
             value = self.values.get(rref)
+            if self.strict and value is not None and caller != self.me and not self._may_use(caller, rref):
+                value = None
             if (value is None or not value.ready) and rref[0] == caller and self.rules.is_pending(rref):
                 if value is None:
                     value = self.values[rref] = OwnerValue()
@@ -113,6 +118,9 @@ class RRefContext:
         if value is None:
             raise self._no_value(rref)
         return value
+
+    def _may_use(self, caller: int, rref: RRefId) -> bool:
+        return self.rules.holds(caller, rref) or (rref[0] == caller and self.rules.is_pending(rref))
 
     def settle(self, user: UserRRef) -> None:
         """Record that the owner has confirmed a fork, or never will, and run the callbacks that wait for it."""
@@ -196,7 +204,11 @@ class RRefContext:
                 if channel.session.state.is_over:
                     return  # the sender is lost, and may have been restarted
                 sender = channel.worker.id
-                effects = rule(sender, head)
+                if self.strict and sender != self.me and not is_permitted(self.rules, sender, head):
+                    refused = isinstance(head, RRefForkRequest)
+                    effects: list[OwnershipEffect] = [AcceptFork(sender, head.fork, True)] if refused else []
+                else:
+                    effects = rule(sender, head)
             self.perform(effects)
             with self.lock:
                 self._received[sender] += 1

@@ -11,6 +11,7 @@ from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import ProtocolError, ReferenceGone
 from telegrad.protocol.creations import creator_of
 from telegrad.protocol.rref_ids import ForkData
+from telegrad.rref.authorization import check_creation, check_received, check_sent
 from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import RRef, UserRRef
 from telegrad.rref.ids import describe, incarnation_of
@@ -37,6 +38,8 @@ class RRefExtension(Extension):
         try:
             for position, reference in message.encoded.references:
                 handle = self._own(reference)
+                if context.strict:
+                    check_sent(handle._owner, context.me, to, handle)
                 from_fork = handle._user.fork if handle._user else None
                 with context.lock:
                     if not context.rules.has_handle(handle._id, from_fork):  # another thread has just released it
@@ -70,6 +73,8 @@ class RRefExtension(Extension):
 
         A request is held back until the owners of all its references have confirmed them.
         """
+        if self._context.strict:
+            self._check(message)
         if message.creation is not None:
             self._check_creator(message.creation, message.peer)
             self._register(message.creation, message.peer.id)
@@ -81,6 +86,17 @@ class RRefExtension(Extension):
                 users = [h._user for _, h in message.references if isinstance(h, RRef) and h._user is not None]
                 return self._context.when_settled(users, message.proceed)
         return True
+
+    def _check(self, message: IncomingMessage) -> None:
+        """Raise if the message says of references what its sender may not say."""
+        context, sender = self._context, message.peer
+        with context.lock:
+            if message.creation is not None and sender.id != context.me:
+                check_creation(context.rules, sender.id, incarnation_of(sender), message.creation)
+            for fork in message.forks:
+                check_received(context.rules, context.me, sender.id, fork)
+            if len({fork.fork for fork in message.forks}) < len(message.forks):
+                raise ProtocolError(f"worker {sender.name!r} sent one reference twice in a message")
 
     def _receive(self, message: IncomingMessage) -> None:
         context, sender = self._context, message.peer.id

@@ -335,7 +335,8 @@ def _call_method(
     else:
         rref._check()
     if not isinstance(name, str):
-        name, args = "", (name, *args)
+        registry = rref._manager.agent.registry
+        name, args = ("", (name, *args)) if registry is None else (registry.operation_name(name), args)
     elif type(name) is not str:
         name = str.__str__(name)  # messages cannot hold subclasses of str
     seconds = None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from telegrad.calls.call import Served, current_served
+from telegrad.calls.registry import OPERATION
 from telegrad.calls.server import AT_ONCE, DEFERRED
 from telegrad.connection.channel import Channel
-from telegrad.errors import CallCancelled, ProtocolError, ReferenceGone, TelegradError
+from telegrad.errors import CallCancelled, FunctionNotFound, ProtocolError, ReferenceGone, TelegradError
 from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.protocol.rref_ids import RRefId
 from telegrad.rref.context import RRefContext
@@ -36,6 +37,7 @@ class RRefService:
         self._manager = manager
         self._context = context
         self._agent = context.agent
+        self._registry = context.agent.registry  # in registered mode
         self._agent.register(FETCH[1:], self._fetch, deferred=True)
         self._agent.register(METHOD[1:], self._method, deferred=True)
         self._agent.handle(RRefBackwardReq, self._backward)
@@ -100,6 +102,8 @@ class RRefService:
         served, access, owned = self._accessed()
         name: Method = access.method
         if not name:
+            if self._registry is not None:
+                raise FunctionNotFound("in registered mode methods are called by name, and never sent by value")
             name, *rest = args
             args = tuple(rest)
         if owned.ready and served.stream_position is None:
@@ -145,7 +149,12 @@ class RRefService:
             served.function = f"{type(value).__name__}.{name}" if isinstance(name, str) else method_name(name)
             if served.cancelled:
                 served.check()
-            method = getattr(value, name) if isinstance(name, str) else partial(name, value)
+            if self._registry is not None:
+                method = self._exposed(value, str(name), served.caller)
+            elif isinstance(name, str):
+                method = getattr(value, name)
+            else:
+                method = partial(name, value)
             result = method(*args, **kwargs)
             deferred = getattr(method, DEFERRED, False)
         except BaseException as error:  # noqa: BLE001 - all exceptions of user code go to the caller
@@ -158,6 +167,13 @@ class RRefService:
         if deferred and finish is not None:
             # The response may depend on the object's next calls, so those must not wait for it.
             finish()
+
+    def _exposed(self, value: object, name: str, caller: str) -> Callable[..., Any]:
+        """Return the method or operation that `caller` may call on a value."""
+        assert self._registry is not None
+        if name.startswith(OPERATION):
+            return partial(self._registry.operation(value, name.removeprefix(OPERATION), caller), value)
+        return self._registry.method(value, name, caller)
 
     # -- backward -----------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
+from telegrad.calls.registry import Registry
+from telegrad.rpc.exposing import default_registry
 from telegrad.rref.manager import RRefManager
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Transport
@@ -27,10 +29,12 @@ def local_group(
     transport: str = "unix",
     token: bytes | None = TOKEN,
     settings: AgentSettings | None = None,
+    registries: Mapping[str, Registry] | None = None,
 ) -> Iterator[dict[str, Agent]]:
     """Start agents, yield them by name, and close them at the end of the block.
 
-    `transport` is ``unix``, ``tcp`` (with TLS, as in a real group), or ``plain tcp``.
+    `transport` is ``unix``, ``tcp`` (with TLS, as in a real group), or ``plain tcp``. `registries` are what each worker
+    exposes, if the settings say ``accept="registered"``. Default: what this process exposes with `telegrad.expose`.
 
     >>> import operator
     >>> with local_group(["a", "b"]) as group:
@@ -59,6 +63,7 @@ def local_group(
                     host="here",
                     main="one process",
                     settings=settings,
+                    registry=default_registry if registries is None else registries.get(name),
                 )
                 Autograd(agents[name])
                 RRefManager(agents[name])

@@ -18,6 +18,7 @@ from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.default_agent import acting_as
+from telegrad.rpc.exposing import default_registry
 from telegrad.rref.manager import RRefManager
 from telegrad.settings import AgentSettings
 from telegrad.testing.scheduler import Scheduler, SimRuntime, SimThread
@@ -197,6 +198,7 @@ class Simulation:
             token=TOKEN,
             main="simulation",
             settings=self._settings,
+            registry=default_registry,
         )
         Autograd(agent)
         RRefManager(agent)

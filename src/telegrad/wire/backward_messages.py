@@ -46,7 +46,7 @@ class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PassFailure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a pass failed, and on which worker. The data of the message is the exception, if it can be pickled."""
+    """Why a pass failed, and on which worker. The data of the message is the exception, if it can be encoded."""
 
     worker: int
     text: str

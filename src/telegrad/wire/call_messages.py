@@ -1,6 +1,6 @@
 """Messages of remote calls: a request, its response, and its cancellation.
 
-Like all messages, these structs carry no values. Arguments and results travel next to the struct, as pickled data and
+Like all messages, these structs carry no values. Arguments and results travel next to the struct, as encoded data and
 a region of tensor contents (see `frames`). `attachments` describes that region.
 """
 
@@ -40,7 +40,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     call: int
     function: str
-    """``module:qualname``, ``@name`` for a function registered under a name, or empty if the data contains it."""
+    """``module:qualname``, ``@name`` for a function registered under a name, or empty if the data contains it. In
+    registered mode, a name that the callee has exposed."""
     timeout: float
     """Seconds until the caller stops waiting; 0 if it waits forever."""
     nested: bool
@@ -70,7 +71,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The function raised or could not be run. The data is the pickled exception, if it could be pickled."""
+    """The function raised or could not be run. The data is the exception, if it could be encoded."""
 
     call: int
     type_name: str

@@ -23,7 +23,6 @@ from types import FunctionType
 from typing import Any
 
 import cloudpickle
-import msgspec
 import torch
 import torch.fx
 
@@ -31,6 +30,7 @@ from telegrad.errors import PayloadError, TelegradError
 from telegrad.interrupts import interruptible
 from telegrad.torch_private import make_subclass
 from telegrad.wire import fast_path
+from telegrad.wire.encoded import Attachment, Encoded
 from telegrad.wire.function_names import function_name
 from telegrad.wire.reference import Reference
 from telegrad.wire.standalone_arguments import StandaloneArgument, separate_arguments
@@ -50,25 +50,10 @@ from telegrad.wire.torch_state import default_torch_state, has_default_torch_sta
 from telegrad.wire.torchscript import reducer_for
 from telegrad.wire.unpicklable import find_unpicklable, refuse_fx_proxy
 
-Attachment = torch.Tensor | pickle.PickleBuffer
-
 # Marks the next tensor. It must be writable, or pickle would replace the tensor with a read-only memoryview.
 _MARKER = pickle.PickleBuffer(bytearray(1))
 _PROTOCOL = 5
 _MISSING = object()
-
-
-class Encoded(msgspec.Struct, frozen=True):
-    """A pickled value, and the attachments that it refers to by their order."""
-
-    data: bytes
-    attachments: list[Attachment]
-    module_leaves: frozenset[int] = frozenset()
-    """Indices of attachments that belong to an ``nn.Module`` in the value. They become leaves of the receiver."""
-    references: tuple[tuple[int, Reference], ...] = ()
-    """Each with its index among the attachments and references."""
-    modules: tuple[torch.nn.Module, ...] = ()
-    """Modules in the value that have parameters which require grad."""
 
 
 @interruptible

@@ -45,7 +45,8 @@ class RRefAccess(msgspec.Struct, frozen=True, array_like=True):
     rref: RRefId
     method: str
     """The method to call. If empty, the first argument is a function that is called with the value and the other
-    arguments. Without arguments, the value itself is returned."""
+    arguments. Without arguments, the value itself is returned. In registered mode ``:`` and the name of an operation of
+    telegrad (see `telegrad.calls.registry`)."""
     stream_position: StreamPosition | None = None
 
 

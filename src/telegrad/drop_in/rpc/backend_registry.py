@@ -130,6 +130,12 @@ def start(
         rpc_timeout=rpc_backend_options.rpc_timeout, num_worker_threads=rpc_backend_options.num_worker_threads
     )
 
+    if options.accepted() != "any":
+        raise ValueError(
+            "the drop-in cannot run in registered mode: programs written for torch.distributed.rpc send functions and "
+            "pickled values. Unset TELEGRAD_ACCEPT, or use telegrad's own API and @telegrad.expose"
+        )
+
     def prepare(agent: Agent) -> None:
         use_torch_rrefs(agent)
         agent.client.carries_autocast = False  # as in torch, where each worker has its own autocast state
