@@ -10,7 +10,6 @@ from telegrad.backward.pass_run import PassRun
 from telegrad.errors import TelegradError
 from telegrad.wire.messages import PassInfo, PropagateGradientsResp
 
-
 _MOST_PASSES = 16
 """How many passes a context keeps on one worker: those that failed must answer late messages, but not for ever."""
 

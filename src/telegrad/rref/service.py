@@ -72,9 +72,7 @@ class RRefService:
         else:
             self._run_when_ready(served, owned, respond, run)
 
-    def _run_when_ready(
-        self, served: Served, owned: OwnerValue, respond: Respond, action: Callable[[], None]
-    ) -> None:
+    def _run_when_ready(self, served: Served, owned: OwnerValue, respond: Respond, action: Callable[[], None]) -> None:
         """Run `action` once the value is computed. A call that is given up first ends: the value may never come."""
 
         def give_up() -> None:
