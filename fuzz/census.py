@@ -54,7 +54,7 @@ def held(agent: Agent) -> dict[str, int]:
         "gaps": sum(references.rules.creations.gaps().values()),
         "streams": sum(value.queue.sequence_count() for value in references.values.values() if value.queue),
         "active": len(agent.server.active),
-        "early cancels": len(agent.server._early),
+        "early cancels": len(agent.server.early_cancels.reasons),
         "calls": sum(len(channel.calls) + len(channel.abandoned) for channel in channels),
         "peers": len(agent.peers.all()),
         "timers": len(agent.executor.timers.heap),

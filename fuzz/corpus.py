@@ -66,8 +66,8 @@ def minimize(target: Target, most_bytes: int = 100_000) -> str:
         path.unlink()
     for data in kept:
         (folder / _name(data)).write_bytes(data)
-    size = sum(map(len, kept))
-    return f"{target.name}: {len(kept)} of {len(candidates) + len(kept)} inputs, {size:,} bytes, {len(reached):,} lines and jumps"
+    size, among = sum(map(len, kept)), len(candidates) + len(kept)
+    return f"{target.name}: {len(kept)} of {among} inputs, {size:,} bytes, {len(reached):,} lines and jumps"
 
 
 def _name(data: bytes) -> str:

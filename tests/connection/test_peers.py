@@ -29,7 +29,7 @@ class PeersAgent(FakeAgent):
         self.me = A
         self.keys = None
         self.settings = AgentSettings()
-        self.buffers: Any = SimpleNamespace(take=lambda size: memoryview(bytearray(size)))
+        self.buffers: Any = SimpleNamespace(take=lambda size: memoryview(bytearray(size)), trim=lambda: None)
 
     def observe(self, peers: Peers) -> None:
         """Record the workers that are declared lost."""

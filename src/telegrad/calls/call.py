@@ -93,6 +93,13 @@ class Served(msgspec.Struct, eq=False):
         """The name of the calling worker."""
         return self.worker.name
 
+    def give_up(self, answer: Callable[[object, BaseException | None], None]) -> None:
+        """Answer a call that waits for something, if its caller gave it up: what it waits for may never come."""
+        try:
+            self.check()
+        except CallCancelled as error:
+            answer(None, error)
+
     def check(self) -> None:
         """Raise CallCancelled if the caller gave the call up. Long functions may call this now and then."""
         if self.cancelled:

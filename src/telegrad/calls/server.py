@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from telegrad.calls.call import Served, current_served
+from telegrad.calls.early_cancels import EarlyCancels
 from telegrad.calls.extension import IncomingMessage, PlacedReference
 from telegrad.calls.pipeline import Pipeline, pack_head
 from telegrad.calls.registry import Registry, check_arguments
@@ -36,8 +37,6 @@ _log = logging.getLogger("telegrad")
 _is_grad_enabled = torch.is_grad_enabled
 _FOREVER = 1e9
 """Seconds. A peer may send any number as a timeout, also infinity, or one that is not a number."""
-_EARLY = 256
-"""How many cancellations of unknown calls are remembered: those calls may still arrive, or were answered."""
 AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
 """Types of results that need no further step before the reply, as nearly all are."""
 
@@ -65,9 +64,9 @@ class Server:
         self.replier = Replier(local, pipeline)
         self._answer = self.replier.answer
         self.active, self.unanswered = self.replier.active, self.replier.unanswered
-        self._lock = threading.Lock()  # protects the two below
+        self._lock = threading.Lock()  # protects _services
         self._services: dict[str, tuple[Callable[..., Any], bool]] = {}
-        self._early: dict[tuple[Channel, int], str] = {}  # cancellations that may have overtaken a large request
+        self.early_cancels = EarlyCancels()
         self.on_failure: Callable[[BaseException], None] | None = None
         """Called with every exception that a function raises, before the reply is sent."""
 
@@ -95,15 +94,12 @@ class Server:
         if request.rref_access is not None:
             served.rref_access, served.stream_position = request.rref_access, request.rref_access.stream_position
             references = references or served.stream_position is not None
-        if request.autocast is not None:
-            served.autocast = request.autocast
+        served.autocast = request.autocast
         key = channel, request.call
-        if key in self.active:
+        if self.active.setdefault(key, served) is not served:
             raise ProtocolError(f"worker {channel.peer!r} sent call {request.call} twice")
-        self.active[key] = served
-        if self._early:
-            with self._lock:
-                served.cancelled = self._early.pop(key, "")
+        if self.early_cancels.reasons:
+            served.cancelled = self.early_cancels.take(*key)
         served.extensions = self._pipeline.concerned[(request.autograd is not None) + (2 if references else 0)]
         # The message is in a list that is emptied when it is decoded, and nobody else holds it: its memory can go back
         # to the sender when the function is done with it.
@@ -143,20 +139,12 @@ class Server:
                 _log.exception("worker %r failed to admit %r", self._local.name, request.function)
             self._answer(served, None, error)
             return
-        if not held_back:
+        if held_back:
+            served.on_cancel = partial(_give_up_references, served, arrived.references, partial(self._answer, served))
+            if served.cancelled:  # before on_cancel was set
+                served.on_cancel()
+        else:
             self._serve(served, request, holder, arrived.references)
-            return
-
-        def give_up() -> None:
-            arrived.references.clear()  # what waits for their owners refers to this call
-            try:
-                served.check()
-            except CallCancelled as error:
-                self._answer(served, None, error)
-
-        served.on_cancel = give_up
-        if served.cancelled:
-            give_up()
 
     def _serve(
         self,
@@ -180,7 +168,7 @@ class Server:
                         run = partial(extension.serve, served, run)
                 run()
         except Exception as error:  # noqa: BLE001 - a bug in telegrad, and the caller must not wait forever
-            _log.exception("worker %r failed to serve %s", self._local.name, request.function)
+            _log.exception("worker %r failed to serve %r", self._local.name, request.function)
             self._answer(served, None, error)
         finally:
             current_served.reset(token)
@@ -312,27 +300,27 @@ class Server:
         reason = shortened(reason) or "the caller gave no reason"  # an empty one would not count as cancelled
         served = self.active.get((channel, call))
         if served is None:
-            with self._lock:
-                if channel.session.state.is_over:
-                    return []  # the call was just answered, and no other will come: `cancel_all` removes no more
-                self._early[channel, call] = reason
-                if len(self._early) > _EARLY:
-                    del self._early[next(iter(self._early))]
+            self.early_cancels.add(channel, call, reason)
             return []
         served.cancelled = reason
-        on_cancel = served.on_cancel  # which is removed when the reply is sent
-        if on_cancel is not None:
+        if (on_cancel := served.on_cancel) is not None:  # it is removed when the reply is sent
             on_cancel()
         return [served]
 
     def cancel_all(self, channel: Channel, reason: str) -> list[Served]:
         """Cancel all calls of a caller that is gone."""
-        with self._lock:
-            for key in [key for key in self._early if key[0] is channel]:
-                del self._early[key]
+        self.early_cancels.forget(channel)
         return [
             served for key in list(self.active) if key[0] is channel for served in self.cancel(channel, key[1], reason)
         ]
+
+
+def _give_up_references(
+    served: Served, references: list[PlacedReference], answer: Callable[[object, BaseException | None], None]
+) -> None:
+    """End a call that waits for the owners of its references. What waits for them refers to the call."""
+    references.clear()
+    served.give_up(answer)
 
 
 def _pass_on(future: Any, answer: Callable[[object, BaseException | None], None]) -> None:

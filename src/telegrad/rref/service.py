@@ -13,7 +13,7 @@ from telegrad.calls.call import Served, current_served
 from telegrad.calls.registry import OPERATION
 from telegrad.calls.server import AT_ONCE, DEFERRED
 from telegrad.connection.channel import Channel
-from telegrad.errors import CallCancelled, FunctionNotFound, ProtocolError, ReferenceGone, TelegradError
+from telegrad.errors import FunctionNotFound, ProtocolError, ReferenceGone, TelegradError
 from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.protocol.rref_ids import RRefId
 from telegrad.rref.context import RRefContext
@@ -74,27 +74,19 @@ class RRefService:
         else:
             self._run_when_ready(served, owned, respond, run)
 
-    def _run_when_ready(
-        self, served: Served, owned: OwnerValue, respond: Respond, action: Callable[[], None]
-    ) -> None:
+    def _run_when_ready(self, served: Served, owned: OwnerValue, respond: Respond, action: Callable[[], None]) -> None:
         """Run `action` once the value is computed. A call that is given up first ends: the value may never come."""
-
-        def give_up() -> None:
-            try:
-                served.check()
-            except CallCancelled as error:
-                respond(None, error)
 
         def start() -> None:
             served.on_cancel = None
             if not served.answered:
                 action()
 
-        served.on_cancel = give_up
+        served.on_cancel = partial(served.give_up, respond)
         if owned.when_ready(_in_current_state(partial(self._submit, start))):
             start()
         elif served.cancelled:  # before on_cancel was set
-            give_up()
+            served.give_up(respond)
 
     # -- methods ------------------------------------------------------------------------------------------------------
 

@@ -171,8 +171,8 @@ def test_a_timeout_that_is_no_time_counts_as_none(agent: ThreadlessAgent, timeou
 def test_the_reason_of_a_cancellation_is_shortened(agent: ThreadlessAgent) -> None:
     for call in range(300):
         agent.deliver("b", Cancel(call, "long\n" * 10_000))
-    early = agent.agent.server._early
-    assert len(early) == 256
-    assert all(len(reason) <= 600 and reason.isprintable() for reason in early.values())
+    reasons = agent.agent.server.early_cancels.reasons.values()
+    assert len(reasons) == 256
+    assert all(len(reason) <= 600 and reason.isprintable() for reason in reasons)
     agent.lose("b")
     assert leftovers(agent) == {}
