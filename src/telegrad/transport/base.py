@@ -93,6 +93,10 @@ class Link(ABC):
     def close(self) -> None:
         """Close. Frames that were sent before still arrive, as far as the connection has room for them."""
 
+    def abort(self) -> None:
+        """Close, and keep nothing for the peer: what it has not received is lost."""
+        self.close()
+
     @abstractmethod
     def abandon(self) -> None:
         """Close only this process's handle, in a forked child."""

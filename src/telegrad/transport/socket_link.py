@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +22,7 @@ from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, Limits
 if TYPE_CHECKING:
     from telegrad.transport.sockets import SocketPoller
 
+_RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: closing waits 0 seconds for what was not delivered
 _MAX_READ = 16 * 1024 * 1024  # read no more at once, so that the poller gets to look at other links
 
 _READ, _WRITE, _POLLER = Ready.READ, Ready.WRITE, Ready.POLLER
@@ -208,6 +211,12 @@ class SocketLink(SocketWriter):
             with self._lock:
                 if self._wake_fd >= 0:
                     os.eventfd_write(self._wake_fd, 1)
+
+    def abort(self) -> None:
+        # With a reset: the kernel would otherwise keep the state of a connection whose peer never closes its side.
+        with suppress(OSError):  # it is closed
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.close()
 
     def _discard_unread(self) -> None:
         """Drop what was received: otherwise TCP would send a reset, and the peer would lose our last frames."""

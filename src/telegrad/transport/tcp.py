@@ -11,7 +11,7 @@ from telegrad.transport.base import Link, Listener, Transport
 from telegrad.transport.socket_link import SocketLink, connect
 from telegrad.transport.sockets import SocketListener
 
-_BACKLOG = 1024
+_BACKLOG = 4096  # the kernel may allow less (net.core.somaxconn)
 
 
 class TcpTransport(Transport):
