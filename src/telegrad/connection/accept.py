@@ -67,25 +67,28 @@ class PendingConnections:
         """Accept some of the connections in the backlog of `listener`. The poller reports it again for the rest."""
         now = self._local.runtime.now
         end = now() + _ROUND_TIME
-        for _ in range(_BATCH):
-            if not self._make_room():
+        for number in range(_BATCH):
+            full, victim = self._victim_if_full()
+            if full and victim is None:
                 self._pause(listener, _FULL_PAUSE)
                 return
             try:
                 link = listener.accept()
+                if dropped := listener.take_dropped():
+                    self.refusals.add_dropped(dropped)
                 if link is None:
                     return
+                if victim is not None:
+                    victim.evict()
                 try:
                     connection = PendingConnection(self, self._local, self._peers, link)
                 except BaseException:
                     link.close()
                     raise
             except Exception as error:  # noqa: BLE001 - this worker lacks a resource; the peer waits, or may retry
-                if not is_shortage(error) or not self._evict_stranger():
-                    self._log_shortage(error)
-                    self._pause(listener, _SHORTAGE_PAUSE)
-                    return
-                continue
+                if number == 0:  # otherwise there may be no connection: the kernel looks for a descriptor first
+                    self._handle_shortage(listener, error)
+                return
             with self._lock:
                 if not self._closed:
                     self._pending[connection] = None
@@ -97,28 +100,27 @@ class PendingConnections:
             if now() >= end:
                 return
 
-    def _make_room(self) -> bool:
-        """Evict a connection if all places are taken. Return False if none may be evicted yet."""
+    def _victim_if_full(self) -> tuple[bool, PendingConnection | None]:
+        """Return whether all places are taken, and which connection may be evicted, if any."""
         with self._lock:
             places = _places()
             if len(self._pending) < places:
-                return True
-            victim = self._order.victim(self._local.runtime.now(), places)
-        if victim is None:
-            return False
-        victim.evict()
-        return True
+                return False, None
+            return True, self._order.victim(self._local.runtime.now(), places)
 
-    def _evict_stranger(self) -> bool:
-        with self._lock:
-            victim = self._order.stranger()
-        if victim is None:
-            return False
-        victim.evict()
-        return True
-
-    def _log_shortage(self, error: Exception) -> None:
+    def _handle_shortage(self, listener: Listener, error: Exception) -> None:
+        """Evict a connection without a valid Hello, or try again later. The poller reports the listener again."""
         now = self._local.runtime.now()
+        with self._lock:
+            strangers = is_shortage(error) and self._order.has_strangers()
+            victim = self._order.stranger(now) if strangers else None
+        if victim is not None:
+            victim.evict()
+            return
+        if strangers:
+            self._pause(listener, _FULL_PAUSE)
+            return
+        self._pause(listener, _SHORTAGE_PAUSE)
         if now - self._shortage_logged_at >= INTERVAL:
             self._shortage_logged_at = now
             _log.warning(
@@ -362,8 +364,10 @@ class PendingConnection:
     def _refuse(self, kind: Refusal, reason: str) -> None:
         hello = self._acceptor.hello if self._acceptor is not None else None
         who = f"worker {hello.name!r}" if hello is not None else "an unknown peer"
-        self.close()
-        self._connections.refusals.add(kind, self.source, f"{who} ({self.link.peer})", reason)
+        try:
+            self._connections.refusals.add(kind, self.source, f"{who} ({self.link.peer})", reason)
+        finally:
+            self.close()
 
     def time_out(self) -> None:
         """Close the connection, because its time is over."""

@@ -67,8 +67,8 @@ class EvictionOrder(Generic[T]):
 
     def victim(self, now: float, places: int) -> T | None:
         """Return the connection to evict, if `places` are all taken; None if each has to be given more time."""
-        if self._sources:
-            largest = max(self._sources.values(), key=len)
+        largest = max(self._sources.values(), key=len, default=None)
+        if largest is not None:
             times = FLOODED_TIMES if 2 * len(largest) > places else CROWDED_TIMES
             found = self._first(largest, now, times)
             if found is not None:
@@ -76,11 +76,14 @@ class EvictionOrder(Generic[T]):
         oldest = next(iter(self._greeted), None)
         return oldest if oldest is not None and now - oldest.accepted_at >= MEMBER_TIME else None
 
-    def stranger(self) -> T | None:
+    def has_strangers(self) -> bool:
+        """Return whether there is a connection that has sent no valid Hello."""
+        return bool(self._sources)
+
+    def stranger(self, now: float) -> T | None:
         """Return the connection to evict if the process has no file descriptor left."""
-        if not self._sources:
-            return None
-        return self._first(max(self._sources.values(), key=len), float("inf"), FLOODED_TIMES)
+        largest = max(self._sources.values(), key=len, default=None)
+        return None if largest is None else self._first(largest, now, FLOODED_TIMES)
 
     def _first(self, connections: dict[T, None], now: float, times: tuple[float, ...]) -> T | None:
         best: T | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from enum import Enum
 
 from telegrad.connection.local_worker import LocalWorker
@@ -28,7 +29,7 @@ MANY_LEFT = 100
 class Refusal(Enum):
     """Why a connection was refused, as a summary says it."""
 
-    LEFT = "closed without a handshake"
+    LEFT = "closed without a handshake"  # by themselves, or because they were silent in a long backlog
     EVICTED = "evicted without a valid Hello"
     NOT_TELEGRAD = "sent something else than a handshake"
     LATE = "sent no proof in time"
@@ -50,19 +51,27 @@ class RefusalLog:
 
     def add(self, kind: Refusal, source: str, peer: str, reason: str) -> None:
         """Log that a connection from `peer` was refused, or count it."""
-        with self._lock:
-            count = self._counts[kind] = self._counts.get(kind, 0) + 1
-            if len(self._sources) <= MAX_SOURCES:
-                self._sources.add(source)
-            starts = self._timer is None and not self._closed
-            if starts:
-                self._began = self._local.runtime.now()
-                self._timer = self._local.executor.timers.at(self._began + INTERVAL, self.flush)
+        count = self._count(kind, source, 1)
         if kind is Refusal.LEFT:
             _log.debug("worker %r: %s left during its handshake: %s", self._local.name, peer, reason)
         elif count <= FIRST:
             more = ". More like this are counted, and logged together" if count == FIRST else ""
             _log.warning("worker %r refused a connection from %s: %s%s", self._local.name, peer, reason, more)
+
+    def add_dropped(self, counts: Mapping[str, int]) -> None:
+        """Count connections that the listener dropped, by their source."""
+        for source, count in counts.items():
+            self._count(Refusal.LEFT, source, count)
+
+    def _count(self, kind: Refusal, source: str, more: int) -> int:
+        with self._lock:
+            count = self._counts[kind] = self._counts.get(kind, 0) + more
+            if len(self._sources) <= MAX_SOURCES:
+                self._sources.add(source)
+            if self._timer is None and not self._closed:
+                self._began = self._local.runtime.now()
+                self._timer = self._local.executor.timers.at(self._began + INTERVAL, self.flush)
+            return count
 
     def flush(self) -> None:
         """Log what was counted and not logged yet, and begin anew."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from telegrad.wire.frames import Frame, Limits
@@ -112,7 +112,14 @@ class Listener(ABC):
     @abstractmethod
     def accept(self) -> Link | None:
         """Return the next connection, or None if none is pending. Never blocks. An OSError means that this process
-        cannot accept it now (it is out of file descriptors), and that it stays pending."""
+        cannot accept it now (it is out of file descriptors), and that it stays pending.
+
+        While very many are pending, it may drop some that have sent nothing, and return None before all are accepted.
+        """
+
+    def take_dropped(self) -> Mapping[str, int]:
+        """Return how many connections `accept` has dropped since the last call, by their source address."""
+        return _NONE_DROPPED
 
     @abstractmethod
     def close(self) -> None:
@@ -121,6 +128,9 @@ class Listener(ABC):
     @abstractmethod
     def abandon(self) -> None:
         """Close only this process's handle, in a forked child."""
+
+
+_NONE_DROPPED: Mapping[str, int] = {}
 
 
 class Readiness(NamedTuple):
@@ -137,7 +147,7 @@ class Poller(ABC):
     @abstractmethod
     def add(self, item: Link | Listener, *, read: bool, once: bool = False) -> None:
         """Watch `item`: always for its end, and for something to read if `read`. With `once`, it is reported once and
-        then not again until `arm`."""
+        then not again until `arm`. An item that is added again is watched as the last call says."""
 
     @abstractmethod
     def arm(self, item: Link | Listener, *, read: bool) -> None:

@@ -213,10 +213,14 @@ class SocketLink(SocketWriter):
                     os.eventfd_write(self._wake_fd, 1)
 
     def abort(self) -> None:
-        # With a reset: the kernel would otherwise keep the state of a connection whose peer never closes its side.
-        with suppress(OSError):  # it is closed
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.close()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = "closed by this worker"
+            poller, self._poller = self._poller, None
+        if poller is not None:
+            poller.remove(self)
+        reset(self._socket)
 
     def _discard_unread(self) -> None:
         """Drop what was received: otherwise TCP would send a reset, and the peer would lose our last frames."""
@@ -248,6 +252,13 @@ class _Waiter:
         self.poll = select.poll()
         self.poller = poller
         self.writes = False
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a connection with a reset: the kernel would otherwise keep it until the peer has closed its side, too."""
+    with suppress(OSError):  # it is closed
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()
 
 
 @interruptible
