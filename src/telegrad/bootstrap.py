@@ -5,23 +5,24 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
 from telegrad.connection.token_source import find_token
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import RendezvousError, TokenError
+from telegrad.errors import RendezvousError, TelegradError, TokenError
 from telegrad.options import Options
 from telegrad.rref.manager import RRefManager
 from telegrad.transport.addresses import (
     choose_addresses,
     host_identity,
     remove_dead_sockets,
-    runtime_directory,
     socket_path,
 )
 from telegrad.transport.base import Transport
+from telegrad.transport.runtime_directory import explain, is_full, runtime_directory
 from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport, format_tcp
 from telegrad.transport.unix import UnixTransport
@@ -30,23 +31,28 @@ from telegrad.waiting import RealRuntime
 _NEEDS_TOKEN = "Run `telegrad token` once and set TELEGRAD_TOKEN to its output on every worker."
 
 
+ListenIfNeeded = Callable[[Sequence[WorkerRecord]], bool]
+ExchangeRecords = Callable[[WorkerRecord, ListenIfNeeded], Sequence[WorkerRecord]]
+
+
 def start_agent(
     name: str,
     rank: int,
-    exchange_records: Callable[[WorkerRecord], Sequence[WorkerRecord]],
+    exchange_records: ExchangeRecords,
     options: Options,
     store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
 ) -> Agent:
     """Create an agent and join a group.
 
-    `exchange_records` receives this worker's record and returns those of all workers. `store_address` is the host and
-    port of the rendezvous store, if it has any. `prepare` is called with the agent before it serves calls.
+    `exchange_records` receives this worker's record, and a function that opens the TCP port if the group needs it. It
+    returns the records of all workers. `store_address` is the host and port of the rendezvous store, if it has any.
+    `prepare` is called with the agent before it serves calls.
     """
     token, allowed = check_token(options)
     agent = _make_agent(name, rank, token, allowed, options, store_address)
     try:
-        group = exchange_records(agent.me)
+        group = exchange_records(agent.me, partial(_listen_if_needed, agent))
         _check_reachable(agent.me, group, token)
         if prepare is not None:
             prepare(agent)
@@ -55,6 +61,20 @@ def start_agent(
         agent.close()
         raise
     return agent
+
+
+def _listen_if_needed(agent: Agent, group: Sequence[WorkerRecord]) -> bool:
+    """Open the TCP port, unless all workers reach each other over unix sockets. Return whether it is open.
+
+    All workers of a group come to the same result.
+    """
+    hosts = {record.host for record in group}
+    on_one_host = len(hosts) == 1 and "" not in hosts
+    if on_one_host and all(any(one.startswith("unix://") for one in record.addresses) for record in group):
+        return False
+    for listener in agent.listeners:
+        listener.open()
+    return True
 
 
 def check_token(options: Options) -> tuple[bytes | None, Sequence[str]]:
@@ -77,7 +97,7 @@ def _make_agent(
     runtime = RealRuntime()
     incarnation = runtime.random_bits(63)
     transports: list[tuple[Transport, str]] = []
-    host = ""
+    host, directory = "", Path()
     if "unix" in allowed:
         directory = runtime_directory()
         remove_dead_sockets(directory)
@@ -91,19 +111,24 @@ def _make_agent(
             advertise=options.advertise,
             interface=options.interface,
         )
-        transports.append((TcpTransport(advertise=advertise), format_tcp(bind, 0)))
-    agent = Agent(
-        name,
-        rank,
-        transports=transports,
-        poller=SocketPoller(options.microseconds_of_spin()),
-        runtime=runtime,
-        token=token,
-        host=host,
-        main=_main_program(),
-        incarnation=incarnation,
-        settings=options.settings(),
-    )
+        transports.append((TcpTransport(advertise=advertise, deferred=True), format_tcp(bind, 0)))
+    try:
+        agent = Agent(
+            name,
+            rank,
+            transports=transports,
+            poller=SocketPoller(options.microseconds_of_spin()),
+            runtime=runtime,
+            token=token,
+            host=host,
+            main=_main_program(),
+            incarnation=incarnation,
+            settings=options.settings(),
+        )
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise TelegradError(f"worker {name!r} cannot create its unix socket: {explain(error, directory)}") from error
     Autograd(agent)
     RRefManager(agent)
     return agent

@@ -7,7 +7,8 @@ The rules:
 2. The group has one *outcome*, again a compare-and-set. A worker that sees every rank registered sets "complete", and
    one that sees a conflict or times out sets the reason. The first outcome holds for everybody, so either all workers
    continue or none does. A worker that arrives later fails alone.
-3. A worker that has read the outcome signs off and does not use the store again. Rank 0, whose process may host the
+3. If the group needs TCP, a worker opens its port when it has read the records, and waits until all have done so.
+4. A worker that has read the outcome signs off and does not use the store again. Rank 0, whose process may host the
    store, waits until all have signed off.
 
 The store is not trusted: its contents are plain data, limited in size and validated. The code polls ``store.check``
@@ -20,7 +21,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NoReturn
 
 import msgspec
@@ -38,6 +39,7 @@ FAILURE_LINGER = 2.0
 _MAX_LISTED = 32
 """How many workers an error names, so that it fits into the store and on a screen."""
 
+_FULL_DISK = ("No space left on device", "Disk quota exceeded")
 _FIRST = "first"
 _OUTCOME = "outcome"
 
@@ -68,8 +70,17 @@ _ERRORS: dict[str, type[RendezvousError]] = {
 }
 
 
-def assemble(store: Store, me: WorkerRecord, world_size: int, timeout: float) -> list[WorkerRecord]:
+def assemble(
+    store: Store,
+    me: WorkerRecord,
+    world_size: int,
+    timeout: float,
+    listen_if_needed: Callable[[list[WorkerRecord]], bool] = lambda records: False,
+) -> list[WorkerRecord]:
     """Register `me`, wait until all workers have registered, and return the records of all by id.
+
+    `listen_if_needed` is called with the records. If it returns True, which it must do on all workers or on none, this
+    also waits until it has returned on all: nobody may connect to a worker that does not listen yet.
 
     Every group needs its own store or PrefixStore. Raises DuplicateWorker, RendezvousTimeout or RendezvousError. If the
     group cannot be completed, all waiting workers raise the same error.
@@ -89,6 +100,8 @@ def assemble(store: Store, me: WorkerRecord, world_size: int, timeout: float) ->
             registered = True
             _wait_for_outcome(store, mine, start, deadline)
             registrations = _read_registrations(store, ranks)
+            if listen_if_needed([registration.record for registration in registrations]):
+                _wait_until_all_listen(store, me, world_size, start, deadline)
         except RendezvousError:
             present = _registered_ranks(store, world_size)
             _sign_off(store, me.id, registered, present, time.monotonic() + FAILURE_LINGER)
@@ -97,6 +110,11 @@ def assemble(store: Store, me: WorkerRecord, world_size: int, timeout: float) ->
     except RuntimeError as error:
         if isinstance(error, RendezvousError):
             raise
+        if any(words in str(error) for words in _FULL_DISK):
+            raise RendezvousError(
+                f"worker {me.name!r} (rank {me.id}) cannot write to the rendezvous store{_path_of(store)}: {error}. "
+                "Remove files there, or choose an init_method on another file system"
+            ) from error
         raise RendezvousError(
             f"worker {me.name!r} (rank {me.id}) lost the rendezvous store before the group was complete: {error}. The "
             "process that hosts the store, usually rank 0, has probably exited: check its output"
@@ -128,10 +146,14 @@ def _compare_set(store: Store, key: str, mine: Registration, whose: str) -> Regi
     return _decode_registration(store.compare_set(key, "", _encode(mine)), whose)
 
 
-def _leftover_hint(store: Store) -> str:
+def _path_of(store: Store) -> str:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    if not isinstance(store, FileStore):
+    return f" {store.path}" if isinstance(store, FileStore) else ""  # type: ignore[attr-defined]  # not in the stubs
+
+
+def _leftover_hint(store: Store) -> str:
+    if not _path_of(store):
         return ""
     return ". If the first one is from an earlier run, delete the rendezvous file that it left behind"
 
@@ -156,6 +178,20 @@ def _wait_for_outcome(store: Store, mine: Registration, start: float, deadline: 
     outcome = _decode_outcome(store.get(_OUTCOME))
     if outcome.status != "complete":
         raise _ERRORS[outcome.status](outcome.message)
+
+
+def _wait_until_all_listen(store: Store, me: WorkerRecord, world_size: int, start: float, deadline: float) -> None:
+    """Announce that this worker listens, and return when all do."""
+    keys = {rank: f"listening/{rank}" for rank in range(world_size)}
+    store.set(keys[me.id], "1")
+    while not store.check(list(keys.values())):
+        if time.monotonic() >= deadline:
+            missing = [rank for rank, key in keys.items() if not store.check([key])]
+            raise RendezvousTimeout(
+                f"worker {me.name!r} (rank {me.id}) knows all workers, but {_list_ranks(missing)} did not begin to "
+                f"listen within {time.monotonic() - start:.3g} s. Check their output, or raise the timeout"
+            )
+        pause(start, deadline)
 
 
 def _registered_ranks(store: Store, world_size: int) -> list[int]:

@@ -113,7 +113,9 @@ def test_closing_logs_what_was_counted_and_sets_no_more_timers(lines: Callable[[
     lines()
     worker.advance(2.0)
     worker.log.close()
-    assert lines() == [f"worker 'a' refused {FIRST + 1} connections from 1 address in the last 2 s: 6 sent no proof in time"]
+    assert lines() == [
+        f"worker 'a' refused {FIRST + 1} connections from 1 address in the last 2 s: 6 sent no proof in time"
+    ]
     worker.refuse(Refusal.LATE, 1)
     assert not [timer for timer in worker.timers if timer.action is not None]
 

@@ -108,6 +108,11 @@ class Listener(ABC):
     address: str
     owner: Any = None
     """The object to notify when the poller reports a connection."""
+    is_open: bool = True
+    """Whether it accepts connections. Otherwise they are refused, and it must not be polled, until `open`."""
+
+    def open(self) -> None:  # noqa: B027 - most listeners accept connections from the start
+        """Accept connections from now on."""
 
     @abstractmethod
     def accept(self) -> Link | None:

@@ -21,13 +21,17 @@ _BACKLOG_END = 28  # the end of tcp_info.tcpi_unacked, which is the length of th
 
 
 class TcpTransport(Transport):
-    """Addresses are ``tcp://host:port`` and ``tcp://[ipv6]:port``; port 0 picks a free one."""
+    """Addresses are ``tcp://host:port`` and ``tcp://[ipv6]:port``; port 0 picks a free one.
+
+    If `deferred`, a listener only reserves its port, and refuses connections until it is opened.
+    """
 
     scheme = "tcp"
     resumable = True
 
-    def __init__(self, *, advertise: str | None = None) -> None:
+    def __init__(self, *, advertise: str | None = None, deferred: bool = False) -> None:
         self._advertise = advertise
+        self._deferred = deferred
 
     def listen(self, address: str) -> Listener:
         host, port = _host_and_port(address)
@@ -36,13 +40,16 @@ class TcpTransport(Transport):
         )[0]
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port:  # otherwise the kernel could choose a port that another socket has reserved
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)
-            sock.listen(_BACKLOG)
+            listener = TcpListener(sock, format_tcp(self._advertise or host, sock.getsockname()[1]))
+            if not self._deferred:
+                listener.open()
         except OSError:
             sock.close()
             raise
-        return TcpListener(sock, format_tcp(self._advertise or host, sock.getsockname()[1]))
+        return listener
 
     def connect(self, address: str, deadline: float) -> Link:
         host, port = _host_and_port(address)
@@ -77,6 +84,12 @@ class TcpListener(SocketListener):
         self._until_look = 0  # connections to accept before the length of the backlog is looked at again
         self._hurries = False
         self._dropped: dict[str, int] = {}
+        self.is_open = False
+
+    def open(self) -> None:
+        if not self.is_open:
+            self._socket.listen(_BACKLOG)
+            self.is_open = True
 
     def _accepted(self, sock: socket.socket) -> Link | None:
         try:

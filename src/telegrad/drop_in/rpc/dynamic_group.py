@@ -11,11 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from telegrad.agent.agent import Agent
+from telegrad.bootstrap import ListenIfNeeded
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, WorkerLost
 from telegrad.rendezvous import MAX_RECORD
@@ -54,10 +56,17 @@ def join_dynamic_group(
         for other in members:
             if name == other.name or rank == other.id:
                 raise DuplicateWorker(f"worker {other.name!r} (rank {other.id}) is already in the group")
-        join(name, rank, lambda me: [*members, me], options, store_address, prepare_open)
+        join(name, rank, partial(_join_members, members), options, store_address, prepare_open)
         agent = default_agent()
         alive = [member for member in members if _announce(agent, member)]
         _write(store, [*alive, agent.me])
+
+
+def _join_members(
+    members: list[WorkerRecord], me: WorkerRecord, listen_if_needed: ListenIfNeeded
+) -> list[WorkerRecord]:
+    listen_if_needed(())  # whoever joins later may be on another host
+    return [*members, me]
 
 
 def leave_dynamic_group(store: Any, agent: Agent, timeout: float) -> None:
