@@ -22,6 +22,7 @@ import torch
 
 import telegrad
 from telegrad.default_agent import acting_as
+from telegrad.rpc.token import forget_token
 from telegrad.testing.group import local_group
 
 # The same examples on every run: a failure then comes from the change under test. To search for new examples, run
@@ -74,6 +75,12 @@ def children() -> dict[int, str]:
 def left_in(directory: Path) -> list[str]:
     """Return the names of telegrad's files in a runtime directory."""
     return sorted(path.name for pattern in ("*.sock", "*.new", "tg-*") for path in directory.glob(pattern))
+
+
+@pytest.fixture(autouse=True)
+def no_token_of_another_test() -> Iterator[None]:
+    yield
+    forget_token()
 
 
 @pytest.fixture(autouse=True)

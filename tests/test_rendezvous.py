@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.support.stores import reserved_port, tcp_client, tcp_server
-from torch.distributed import FileStore, HashStore, PrefixStore, Store
+from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store
 
 from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.worker_record import WorkerRecord
@@ -99,6 +99,57 @@ def test_every_worker_gets_all_records_in_order_of_ids(connect: OpenStore) -> No
     outcomes = together(*(joining(connect(), records[rank], 4) for rank in (2, 0, 3, 1)))
     assert outcomes == [records] * 4
     assert threading.active_count() == before
+
+
+def test_nobody_returns_before_all_listen_in_a_group_that_needs_it(connect: OpenStore) -> None:
+    listening: list[int] = []
+    seen: dict[int, int] = {}
+
+    def joins(rank: int) -> Callable[[], list[WorkerRecord]]:
+        store = connect()
+
+        def listen(records: Sequence[WorkerRecord]) -> None:
+            assert [one.id for one in records] == [0, 1, 2]
+            listening.append(rank)
+
+        def join() -> list[WorkerRecord]:
+            records = assemble(store, record(rank), KEYS, 3, LONG, listen)
+            seen[rank] = len(listening)
+            return records
+
+        return join
+
+    results = together(*(joins(rank) for rank in range(3)))
+    assert all(isinstance(result, list) for result in results), results
+    assert seen == {0: 3, 1: 3, 2: 3}
+
+
+def test_a_worker_that_never_listens_is_named(connect: OpenStore) -> None:
+    stores = [connect(), connect()]
+
+    def dies(records: Sequence[WorkerRecord]) -> None:
+        raise RendezvousError("this worker cannot listen")
+
+    first, second = together(
+        lambda: assemble(stores[0], record(0), KEYS, 2, 1.0),
+        lambda: assemble(stores[1], record(1), KEYS, 2, 1.0, dies),
+    )
+    assert isinstance(first, RendezvousTimeout)
+    assert "some ended before the group was complete" in str(first)
+    assert "rank 1" in str(first)
+    assert "cannot listen" in str(second)
+
+
+def test_a_full_disk_is_an_error_with_the_path_and_a_remedy(tmp_path: Path) -> None:
+    class FullStore(FileStore):
+        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+            raise DistStoreError("No space left on device")
+
+    store = FullStore(str(tmp_path / "store"), 1)
+    with pytest.raises(
+        RendezvousError, match=rf"cannot write to the rendezvous store {tmp_path}/store: .*another file"
+    ):
+        assemble(store, record(0), KEYS, 1, LONG)
 
 
 def test_a_group_of_one_is_complete(connect: OpenStore) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.full_file_system import full_file_system
 from tests.support.stores import reserved_port, tcp_server
 from torch.distributed import Store, TCPStore
 
@@ -143,3 +144,10 @@ def test_rank_0_reports_a_port_in_use() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(RendezvousError, match=f"port {port} is in use .*another process with rank 0"):
             open_store(f"tcp://127.0.0.1:{port}", 0, 2, LONG)
+
+
+@pytest.mark.parametrize("name", ["file", "new"])
+def test_a_rendezvous_file_on_a_full_file_system_is_a_sentence(tmp_path: Path, name: str) -> None:
+    with full_file_system(tmp_path / "full") as directory:
+        with pytest.raises(RendezvousError, match=f"no space is left for the rendezvous file {directory}/{name};"):
+            open_store(f"file://{directory}/{name}", 0, 1, 20.0)

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from telegrad.agent.agent import Agent
@@ -14,17 +15,17 @@ from telegrad.calls.registry import Registry
 from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.token_source import find_token
 from telegrad.connection.worker_record import WorkerRecord, modes_differ
-from telegrad.errors import RendezvousError, TokenError
+from telegrad.errors import RendezvousError, TelegradError, TokenError
 from telegrad.options import Options
 from telegrad.rref.manager import RRefManager
 from telegrad.transport.addresses import (
     choose_addresses,
     host_identity,
     remove_dead_sockets,
-    runtime_directory,
     socket_path,
 )
 from telegrad.transport.base import Transport
+from telegrad.transport.runtime_directory import explain, is_full, runtime_directory
 from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport, format_tcp
 from telegrad.transport.unix import UnixTransport
@@ -35,10 +36,14 @@ _log = logging.getLogger("telegrad")
 _NEEDS_TOKEN = "Run `telegrad token` once and set TELEGRAD_TOKEN to its output on every worker."
 
 
+ListenIfNeeded = Callable[[Sequence[WorkerRecord]], None]
+ExchangeRecords = Callable[[WorkerRecord, GroupKeys | None, ListenIfNeeded], Sequence[WorkerRecord]]
+
+
 def start_agent(
     name: str,
     rank: int,
-    exchange_records: Callable[[WorkerRecord, GroupKeys | None], Sequence[WorkerRecord]],
+    exchange_records: ExchangeRecords,
     options: Options,
     store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
@@ -46,14 +51,15 @@ def start_agent(
 ) -> Agent:
     """Create an agent and join a group.
 
-    `exchange_records` receives this worker's record and the group's keys, and returns the records of all workers.
-    `store_address` is the host and port of the rendezvous store, if it has any. `prepare` is called with the agent
-    before it serves calls. `registry` is what other workers may call in registered mode.
+    `exchange_records` receives this worker's record, the group's keys, and a function that opens the TCP port if the
+    group needs it. It returns the records of all workers. `store_address` is the host and port of the rendezvous store,
+    if it has any. `prepare` is called with the agent before it serves calls. `registry` is what other workers may call
+    in registered mode.
     """
     token, allowed = check_token(options)
     agent = _make_agent(name, rank, token, allowed, options, store_address, registry)
     try:
-        group = exchange_records(agent.me, agent.local.keys)
+        group = exchange_records(agent.me, agent.local.keys, partial(_listen_if_needed, agent))
         _check_modes(agent.me, group)
         _check_reachable(agent.me, group, token)
         if prepare is not None:
@@ -63,6 +69,16 @@ def start_agent(
         agent.close()
         raise
     return agent
+
+
+def _listen_if_needed(agent: Agent, group: Sequence[WorkerRecord]) -> None:
+    """Open the TCP port, unless all workers reach each other over unix sockets."""
+    hosts = {record.host for record in group}
+    on_one_host = len(hosts) == 1 and "" not in hosts
+    if on_one_host and all(any(one.startswith("unix://") for one in record.addresses) for record in group):
+        return
+    for listener in agent.listeners:
+        listener.open()
 
 
 def check_token(options: Options) -> tuple[bytes | None, Sequence[str]]:
@@ -86,7 +102,7 @@ def _make_agent(
     runtime = RealRuntime()
     incarnation = runtime.random_bits(63)
     transports: list[tuple[Transport, str]] = []
-    host = ""
+    host, directory = "", Path()
     if "unix" in allowed:
         directory = runtime_directory()
         remove_dead_sockets(directory)
@@ -101,19 +117,24 @@ def _make_agent(
             interface=options.interface,
         )
         transports.append((_tcp_transport(name, options, advertise), format_tcp(bind, 0)))
-    agent = Agent(
-        name,
-        rank,
-        transports=transports,
-        poller=SocketPoller(options.microseconds_of_spin()),
-        runtime=runtime,
-        token=token,
-        host=host,
-        main=_main_program(),
-        incarnation=incarnation,
-        settings=options.settings(),
-        registry=registry,
-    )
+    try:
+        agent = Agent(
+            name,
+            rank,
+            transports=transports,
+            poller=SocketPoller(options.microseconds_of_spin()),
+            runtime=runtime,
+            token=token,
+            host=host,
+            main=_main_program(),
+            incarnation=incarnation,
+            settings=options.settings(),
+            registry=registry,
+        )
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise TelegradError(f"worker {name!r} cannot create its unix socket: {explain(error, directory)}") from error
     Autograd(agent)
     RRefManager(agent)
     return agent
@@ -127,12 +148,12 @@ def _tcp_transport(name: str, options: Options, advertise: str) -> Transport:
             "can read and change its traffic, and run code on both workers",
             name,
         )
-        return TcpTransport(advertise=advertise)
+        return TcpTransport(advertise=advertise, deferred=True)
     # Imported here, because a group on one machine needs neither OpenSSL nor a certificate.
     from telegrad.transport.certificates import load_credentials
     from telegrad.transport.tls import TlsTransport
 
-    return TlsTransport(load_credentials(*files) if files is not None else None, advertise=advertise)
+    return TlsTransport(load_credentials(*files) if files is not None else None, advertise=advertise, deferred=True)
 
 
 def _main_program() -> str:

@@ -49,6 +49,7 @@ FAILURE_LINGER = 2.0
 _MAX_LISTED = 32
 """How many workers an error names, so that it fits into the store and on a screen."""
 
+_FULL_DISK = ("No space left on device", "Disk quota exceeded")
 _FIRST = "first"
 _REGISTERED = "registered"  # every rank is
 _OUTCOME = "outcome"
@@ -61,22 +62,39 @@ _ERRORS: dict[str, type[RendezvousError]] = {
 
 
 def assemble(
-    store: Store, me: WorkerRecord, keys: GroupKeys | None, world_size: int, timeout: float
+    store: Store,
+    me: WorkerRecord,
+    keys: GroupKeys | None,
+    world_size: int,
+    timeout: float,
+    listen_if_needed: Callable[[Sequence[WorkerRecord]], None] = lambda records: None,
 ) -> list[WorkerRecord]:
     """Register `me`, wait until all workers have registered, and return the records of all by id.
+
+    `listen_if_needed` is called with the records before this worker confirms them. So when the group is complete, it
+    has returned on all workers: nobody connects to a worker that does not listen yet.
 
     Every group needs its own store or PrefixStore. Raises DuplicateWorker, RendezvousTimeout, UnauthenticatedRecord or
     RendezvousError. If the group cannot be completed, all waiting workers raise the same error.
     """
     check_rank(me.id, world_size)
-    return _Rendezvous(store, me, keys, world_size, timeout).run()
+    return _Rendezvous(store, me, keys, world_size, timeout, listen_if_needed).run()
 
 
 class _Rendezvous:
     """The rendezvous of one worker."""
 
-    def __init__(self, store: Store, me: WorkerRecord, keys: GroupKeys | None, world_size: int, timeout: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        me: WorkerRecord,
+        keys: GroupKeys | None,
+        world_size: int,
+        timeout: float,
+        listen_if_needed: Callable[[Sequence[WorkerRecord]], None],
+    ) -> None:
         self._store = store
+        self._listen_if_needed = listen_if_needed
         self._records = Records(keys, store)
         self._me = me
         self._mine = Registration(me, world_size, os.getpid(), socket.gethostname())
@@ -105,6 +123,11 @@ class _Rendezvous:
         except RuntimeError as error:
             if isinstance(error, RendezvousError):
                 raise
+            if any(words in str(error) for words in _FULL_DISK):
+                raise RendezvousError(
+                    f"worker {me.name!r} (rank {me.id}) cannot write to the rendezvous store{_path_of(store)}: {error}."
+                    " Remove files there, or choose an init_method on another file system"
+                ) from error
             raise RendezvousError(
                 f"worker {me.name!r} (rank {me.id}) lost the rendezvous store before the group was complete: {error}. "
                 "The process that hosts the store, usually rank 0, has probably exited: check its output"
@@ -180,6 +203,7 @@ class _Rendezvous:
                 f"the record of worker {me.name!r} (rank {me.id}) in the rendezvous store was replaced: somebody else "
                 "writes into the store"
             )
+        self._listen_if_needed([registration.record for registration in registrations])
         name = _confirmation_key(me.id)
         store.set(name, self._records.encode(name, Confirmation(digest_of(registrations))))
         if store.check([_confirmation_key(rank) for rank in self._ranks]):
@@ -240,10 +264,14 @@ class _Rendezvous:
         )
 
 
-def _leftover_hint(store: Store) -> str:
+def _path_of(store: Store) -> str:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    if not isinstance(store, FileStore):
+    return f" {store.path}" if isinstance(store, FileStore) else ""  # type: ignore[attr-defined]  # not in the stubs
+
+
+def _leftover_hint(store: Store) -> str:
+    if not _path_of(store):
         return ""
     return ". If the first one is from an earlier run, delete the rendezvous file that it left behind"
 

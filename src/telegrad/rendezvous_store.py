@@ -17,6 +17,7 @@ from telegrad.errors import RendezvousError, RendezvousTimeout
 from telegrad.interrupts import interruptible
 
 _MAX_PAUSE = 0.1
+_MIN_FREE = 4096  # bytes that a rendezvous file needs at least
 MAX_TIMEOUT = 10.0 * 365 * 86400
 
 
@@ -84,9 +85,22 @@ def _split(init_method: str) -> SplitResult:
     if url.scheme == "file" and not os.path.isdir(os.path.dirname(url.path)):
         # Torch would retry to open the file for five minutes.
         raise RendezvousError(f"init_method {init_method!r} must be the full path of a file in an existing directory")
+    if url.scheme == "file" and _is_full(url.path):
+        # Torch would abort the process when it cannot write to the file.
+        raise RendezvousError(
+            f"no space is left for the rendezvous file {url.path}; remove files from its file system, or choose an "
+            "init_method on another one"
+        )
     if not url.scheme:
         raise RendezvousError(f"init_method {init_method!r} must begin with env://, tcp:// or file://")
     return url
+
+
+def _is_full(path: str) -> bool:
+    """Return whether the file system of `path` has no room for the records of a group."""
+    status = os.statvfs(os.path.dirname(path))
+    has_no_inode = status.f_files > 0 and status.f_favail == 0 and not os.path.exists(path)
+    return has_no_inode or status.f_bavail * status.f_frsize < _MIN_FREE
 
 
 def _number(what: str, given: int, in_url: str | None, variable: str) -> int:

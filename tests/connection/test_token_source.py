@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.connection.token_source import MAX_TOKEN, check_token, find_token, token_bits
+from telegrad.connection.token_source import MAX_TOKEN, check_token, find_token, token_bits, write_to_descriptor
 from telegrad.errors import TokenError
 
 HEX = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
@@ -150,3 +150,21 @@ def test_no_error_contains_the_token(secret: str, tmp_path: Path) -> None:
         while error is not None:
             assert secret[:6] not in repr(error)
             error = error.__cause__ or error.__context__
+
+
+def test_a_token_does_not_show_itself() -> None:
+    token = find_token(HEX, {})
+    assert token == HEX.encode()
+    for shown in (repr(token), str(token), f"{token}", f"{token!r}", "%s %r" % (token, token), repr([token])):  # noqa: UP031 - as loggers do
+        assert HEX not in shown
+        assert "<group token>" in shown
+
+
+def test_a_token_passes_through_an_anonymous_file(capfd: pytest.CaptureFixture[str]) -> None:
+    descriptor = write_to_descriptor(HEX)
+    try:
+        environ = {"TELEGRAD_TOKEN_FD": str(descriptor), "TELEGRAD_TOKEN_FILE": "/no/such/file"}
+        assert find_token(None, environ) == find_token(None, environ) == HEX.encode()
+        assert not os.get_inheritable(descriptor)
+    finally:
+        os.close(descriptor)

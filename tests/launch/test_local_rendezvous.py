@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import tempfile
 from datetime import timedelta
@@ -63,9 +64,16 @@ def test_a_long_temporary_directory_is_not_used(tmp_path: Path, monkeypatch: pyt
 
 def test_every_group_has_its_own_token() -> None:
     with LocalRendezvous(["a"]) as one, LocalRendezvous(["a"]) as other:
-        tokens = {one.environment(0)["TELEGRAD_TOKEN"], other.environment(0)["TELEGRAD_TOKEN"]}
+        tokens = {os.pread(rendezvous.token_descriptor, 100, 0) for rendezvous in (one, other)}
     assert len(tokens) == 2
     assert {len(token) for token in tokens} == {64}
+
+
+def test_a_token_of_the_launcher_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TELEGRAD_TOKEN", "TELEGRAD_TOKEN_FD", "TELEGRAD_TOKEN_FILE"):
+        monkeypatch.setenv(name, "of another group")
+    with LocalRendezvous(["a"]) as rendezvous:
+        assert "of another group" not in rendezvous.environment(0).values()
 
 
 def test_a_closed_rendezvous_leaves_no_thread_and_no_descriptor() -> None:

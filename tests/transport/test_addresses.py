@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,6 @@ from telegrad.transport.addresses import (
     parse_address,
     remove_dead_sockets,
     route_address,
-    runtime_directory,
     socket_path,
 )
 
@@ -234,51 +232,6 @@ def test_the_first_interface_variable_that_is_set_counts() -> None:
 
 def test_the_first_existing_interface_of_a_list_is_used() -> None:
     assert choose("::1", TELEGRAD_INTERFACE="eth99, lo") == ("127.0.0.1", "127.0.0.1")
-
-
-def mode_of(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_the_runtime_directory_is_created_private(tmp_path: Path) -> None:
-    directory = runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path / "a" / "b")})
-    assert directory == tmp_path / "a" / "b"
-    assert mode_of(directory) == 0o700
-
-
-def test_xdg_runtime_dir_is_used_if_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "telegrad"
-    fallback = tmp_path / f"telegrad-{os.geteuid()}"
-    assert runtime_directory({"XDG_RUNTIME_DIR": str(tmp_path / "gone")}) == fallback
-    assert runtime_directory({}) == fallback
-    assert mode_of(fallback) == 0o700
-
-
-def test_a_directory_that_others_can_write_to_is_rejected(tmp_path: Path) -> None:
-    tmp_path.chmod(0o770)
-    with pytest.raises(TelegradError, match=f"chmod 700 {tmp_path}"):
-        runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path)})
-
-
-def test_a_directory_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(TelegradError, match=f"belongs to user id {owner}.*TELEGRAD_RUNTIME_DIR"):
-        runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path)})
-
-
-def test_a_symbolic_link_in_place_of_the_directory_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(TelegradError, match="is not a directory"):
-        runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path / "link")})
-
-
-def test_a_file_in_place_of_the_parent_directory_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(TelegradError, match=r"cannot create the directory .*; set TELEGRAD_RUNTIME_DIR"):
-        runtime_directory({"TELEGRAD_RUNTIME_DIR": str(tmp_path / "file")})
 
 
 def test_a_socket_path_is_readable_and_unique_to_the_incarnation() -> None:

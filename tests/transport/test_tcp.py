@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
-from telegrad.transport.base import LinkClosed, Listener, Ready
+from telegrad.transport.base import Link, LinkClosed, Listener, Ready
 from telegrad.transport.socket_link import SocketLink
+from telegrad.transport.sockets import SocketListener
 from telegrad.transport.tcp import TcpTransport, format_tcp
-from telegrad.wire.frames import Kind
+from telegrad.wire.frames import HEADER_SIZE, Kind
 
 
 @pytest.fixture
@@ -136,3 +140,90 @@ def test_an_incomplete_frame_is_never_delivered(listener: Listener) -> None:
     with pytest.raises(LinkClosed, match="end of file"):
         list(link.receive())
     link.close()
+
+
+# -- deferred listeners ------------------------------------------------------------------------------------------
+
+
+def test_a_deferred_listener_reserves_its_port_and_refuses_connections_until_it_is_opened() -> None:
+    transport = TcpTransport(deferred=True)
+    listener = transport.listen("tcp://127.0.0.1:0")
+    try:
+        assert not listener.is_open
+        with pytest.raises(ConnectionRefusedError):
+            transport.connect(listener.address, soon())
+        with pytest.raises(OSError, match="in use"):
+            TcpTransport().listen(listener.address)
+        listener.open()
+        listener.open()
+        assert listener.is_open
+        link = transport.connect(listener.address, soon())
+        accepted = listener.accept()
+        assert accepted is not None
+        accepted.close()
+        link.close()
+    finally:
+        listener.close()
+
+
+def test_many_deferred_listeners_have_different_ports() -> None:
+    listeners = [TcpTransport(deferred=True).listen("tcp://127.0.0.1:0") for _ in range(200)]
+    try:
+        assert len({port_of(listener) for listener in listeners}) == 200
+        for listener in listeners:
+            listener.open()
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+# -- a long backlog -----------------------------------------------------------------------------------------------
+
+
+def test_silent_connections_in_a_long_backlog_are_dropped_and_counted(listener: Listener) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for _ in range(400):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", port_of(listener)))))
+        speaking = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(listener))))
+        speaking.sendall(bytes(HEADER_SIZE))
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port_of(listener))))
+        accepted: list[Link] = []
+        dropped = 0
+        while select.select([cast("SocketListener", listener)], [], [], 0)[0]:
+            link = listener.accept()
+            dropped += sum(listener.take_dropped().values())
+            if link is not None:
+                accepted.append(link)
+        assert dropped + len(accepted) == 701
+        assert dropped > 400
+        assert f"127.0.0.1:{speaking.getsockname()[1]}" in [link.peer for link in accepted]
+        assert not listener.take_dropped()
+        with pytest.raises(ConnectionResetError):
+            silent[0].recv(1)
+        for link in accepted:
+            link.close()
+
+
+def test_silent_connections_in_a_short_backlog_are_accepted(listener: Listener) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(50):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port_of(listener))))
+        for _ in range(50):
+            link = listener.accept()
+            assert link is not None
+            link.close()
+
+
+def test_an_aborted_link_resets_its_connection(listener: Listener) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(listener))) as peer:
+        link = listener.accept()
+        assert link is not None
+        link.abort()
+        link.abort()
+        link.close()
+        with pytest.raises(ConnectionResetError):
+            peer.recv(1)
+        with pytest.raises(LinkClosed):
+            list(link.receive())

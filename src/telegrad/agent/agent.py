@@ -47,7 +47,7 @@ _log = logging.getLogger("telegrad")
 class Agent:
     """One worker of a group.
 
-    It listens from the start, and serves calls once `start` has given it the group.
+    It has its addresses from the start, and serves calls once `start` has given it the group.
     """
 
     def __init__(
@@ -121,7 +121,8 @@ class Agent:
         """Start serving in a group of these workers, which include this one."""
         self.peers.set_group(group)
         for listener in self.listeners:
-            self.pending.watch(listener)
+            if listener.is_open:
+                self.pending.watch(listener)
         self.executor.start()
 
     # -- calls ------------------------------------------------------------------------------------------------

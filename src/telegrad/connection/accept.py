@@ -1,31 +1,41 @@
 """Accepts incoming connections and authenticates them.
 
-Unauthenticated connections get bounded time and memory. At most MAX_PENDING connections may be in their handshake at
-once. When the limit is reached, the oldest one makes room for the next, but not before it had a second: a member of the
-group needs a few milliseconds. Until then, or while the process has no file descriptor left, new connections wait in
-the listener's backlog.
+Unauthenticated connections get bounded time and memory, and members are served before them:
+
+- At most MAX_PENDING connections may be in their handshake at once. When all places are taken, the next connection
+  evicts one that has sent no valid Hello; see `telegrad.connection.eviction`.
+- The thread that polls accepts a few connections per round, and reads from a few of those that sent something. So the
+  links of members are read in between. Members in their handshake come first, and sources take turns.
+- If the process has no file descriptor left, connections without a valid Hello are evicted, too. Only if there are
+  none does the next connection wait in the listener's backlog.
 """
 
 from __future__ import annotations
 
 import logging
+import resource
 import threading
 from functools import partial
 
 from telegrad.connection.connector import send_greeting
+from telegrad.connection.eviction import GREETED, SILENT, UNREAD, WAITING, EvictionOrder, source_of
 from telegrad.connection.handshake import NONCE_SIZE, Acceptor, Rejected
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
+from telegrad.connection.refusal_log import INTERVAL, Refusal, RefusalLog
+from telegrad.connection.serving_order import ServingOrder
 from telegrad.errors import AuthenticationError, ProtocolError, UnknownWorker, is_shortage
-from telegrad.execution.timers import RETRY_DELAY
+from telegrad.execution.timers import RETRY_DELAY, Timer
 from telegrad.transport.base import Link, LinkClosed, Listener, Ready
 from telegrad.wire.handshake_messages import decode_handshake
 
 _log = logging.getLogger("telegrad")
 
 MAX_PENDING = 256  # connections in their handshake at once
-_MIN_HANDSHAKE_TIME = 1.0  # seconds that a connection has before it may be evicted
-_SHORTAGE_PAUSE = 1.0  # seconds without accepting after the process ran out of file descriptors
+_BATCH = 32  # connections to accept, or to read from, before other links are served
+_ROUND_TIME = 0.002  # seconds after which a batch ends early
+_FULL_PAUSE = 0.005  # seconds without accepting if every pending connection has to be given more time
+_SHORTAGE_PAUSE = 0.1  # seconds without accepting if the process has no file descriptor left
 
 
 class PendingConnections:
@@ -34,55 +44,89 @@ class PendingConnections:
     def __init__(self, local: LocalWorker, peers: Peers) -> None:
         self._local = local
         self._peers = peers
-        self._lock = threading.Lock()  # protects the three below
+        self._lock = threading.Lock()  # protects all below
         self._pending: dict[PendingConnection, None] = {}  # oldest first
+        self._order: EvictionOrder[PendingConnection] = EvictionOrder()
+        self._unread: ServingOrder[PendingConnection] = ServingOrder()
+        self._serving = False  # a timer is set
+        self._expiry: Timer | None = None
         self._paused: list[Listener] = []
         self._closed = False
+        self._shortage_logged_at = -INTERVAL
+        self.refusals = RefusalLog(local)
 
     def watch(self, listener: Listener) -> None:
         """Accept connections on `listener` from now on."""
         listener.owner = _ListenerHandler(self, listener)
         self._local.poller.add(listener, read=True)
 
+    # -- accepting --------------------------------------------------------------------------------------------
+
     def accept(self, listener: Listener) -> None:
-        """Accept the connections in the backlog of `listener`, and start their handshakes."""
-        while True:
-            oldest = self._oldest_if_full()
-            if oldest is not None:
-                age = self._local.runtime.now() - oldest.accepted_at
-                if age < _MIN_HANDSHAKE_TIME:
-                    self._pause(listener, _MIN_HANDSHAKE_TIME - age)
-                    return
+        """Accept some of the connections in the backlog of `listener`. The poller reports it again for the rest."""
+        now = self._local.runtime.now
+        end = now() + _ROUND_TIME
+        for number in range(_BATCH):
+            full, victim = self._victim_if_full()
+            if full and victim is None:
+                self._pause(listener, _FULL_PAUSE)
+                return
             try:
                 link = listener.accept()
-            except (OSError, MemoryError) as error:
-                _log.warning(
-                    "worker %r accepts no connections for %g s: %s. Each connection takes a file descriptor: raise the "
-                    "limit of open files (ulimit -n)",
-                    *(self._local.me.name, _SHORTAGE_PAUSE, error),
-                )
-                self._pause(listener, _SHORTAGE_PAUSE)
-                return
-            if link is None:
-                return
-            if oldest is not None:
-                oldest.evict()
-            try:
-                connection = PendingConnection(self, self._local, self._peers, link)
-            except Exception as error:  # noqa: BLE001 - this worker lacks a resource; the peer may retry
-                _log.warning("worker %r cannot accept a connection from %s: %s", self._local.me.name, link.peer, error)
-                link.close()
-                self._pause(listener, _SHORTAGE_PAUSE)
+                if dropped := listener.take_dropped():
+                    self.refusals.add_dropped(dropped)
+                if link is None:
+                    return
+                if victim is not None:
+                    victim.evict()
+                try:
+                    connection = PendingConnection(self, self._local, self._peers, link)
+                except BaseException:
+                    link.close()
+                    raise
+            except Exception as error:  # noqa: BLE001 - this worker lacks a resource; the peer waits, or may retry
+                if number == 0:  # otherwise there may be no connection: the kernel looks for a descriptor first
+                    self._handle_shortage(listener, error)
                 return
             with self._lock:
                 if not self._closed:
                     self._pending[connection] = None
+                    self._order.add(connection)
             if self._closed:
                 connection.close()
+                return
+            self._schedule_expiry(connection)
+            if now() >= end:
+                return
 
-    def _oldest_if_full(self) -> PendingConnection | None:
+    def _victim_if_full(self) -> tuple[bool, PendingConnection | None]:
+        """Return whether all places are taken, and which connection may be evicted, if any."""
         with self._lock:
-            return next(iter(self._pending)) if len(self._pending) >= MAX_PENDING else None
+            places = _places()
+            if len(self._pending) < places:
+                return False, None
+            return True, self._order.victim(self._local.runtime.now(), places)
+
+    def _handle_shortage(self, listener: Listener, error: Exception) -> None:
+        """Evict a connection without a valid Hello, or try again later. The poller reports the listener again."""
+        now = self._local.runtime.now()
+        with self._lock:
+            strangers = is_shortage(error) and self._order.has_strangers()
+            victim = self._order.stranger(now) if strangers else None
+        if victim is not None:
+            victim.evict()
+            return
+        if strangers:
+            self._pause(listener, _FULL_PAUSE)
+            return
+        self._pause(listener, _SHORTAGE_PAUSE)
+        if now - self._shortage_logged_at >= INTERVAL:
+            self._shortage_logged_at = now
+            _log.warning(
+                "worker %r cannot accept connections, and retries every %g s: %s. Each connection takes a file "
+                "descriptor: raise the limit of open files (ulimit -n)",
+                *(self._local.me.name, _SHORTAGE_PAUSE, error),
+            )
 
     def _pause(self, listener: Listener, seconds: float) -> None:
         # The timer comes first: if it cannot be set, the listener must not be paused for ever.
@@ -98,11 +142,89 @@ class PendingConnections:
             self._paused.remove(listener)
         self._local.poller.arm(listener, read=True)
 
+    # -- serving ----------------------------------------------------------------------------------------------
+
+    def enqueue(self, connection: PendingConnection) -> None:
+        """Read from `connection` when it is its turn."""
+        with self._lock:
+            if connection not in self._pending or connection.is_queued:
+                return
+            connection.is_queued = True
+            self._unread.add(connection, is_member=connection.stage == GREETED)
+            if connection.stage != GREETED:
+                connection.stage = UNREAD
+            starts, self._serving = not self._serving, True
+        if starts:
+            self._schedule_serving()
+
+    def _schedule_serving(self) -> None:
+        try:
+            self._local.executor.timers.at(self._local.runtime.now(), self._serve)
+        except BaseException:
+            self._serving = False
+            raise
+
+    def _serve(self) -> None:
+        """Read from some connections. The timer is set again for the rest, so other links are read in between."""
+        now = self._local.runtime.now
+        end = now() + _ROUND_TIME
+        try:
+            for _ in range(_BATCH):
+                connection = self._next_unread()
+                if connection is None:
+                    break
+                connection.advance()
+                if now() >= end:
+                    break
+        finally:
+            with self._lock:
+                self._serving = bool(self._unread) and not self._closed
+            if self._serving:
+                self._schedule_serving()
+
+    def _next_unread(self) -> PendingConnection | None:
+        with self._lock:
+            connection = self._unread.take()
+            if connection is not None:
+                connection.is_queued = False
+            return connection
+
+    def served(self, connection: PendingConnection, greeted: bool) -> None:
+        """Record that everything that `connection` has sent was read, and whether that contained a valid Hello."""
+        with self._lock:
+            if connection.stage != GREETED:
+                connection.stage = GREETED if greeted else WAITING
+                if greeted and connection in self._pending:
+                    self._order.greeted(connection)
+
+    # -- the end of a handshake -------------------------------------------------------------------------------
+
+    def _schedule_expiry(self, connection: PendingConnection) -> None:
+        """Set the timer for the oldest connection. One is enough, because all have the same time."""
+        with self._lock:
+            if self._expiry is not None:
+                return
+            when = connection.accepted_at + self._local.settings.connect_timeout
+            self._expiry = self._local.executor.timers.at(when, self._expire)
+
+    def _expire(self) -> None:
+        with self._lock:
+            self._expiry = None
+        for connection in self.all():
+            if self._local.runtime.now() < connection.accepted_at + self._local.settings.connect_timeout:
+                self._schedule_expiry(connection)
+                return
+            connection.time_out()
+
     def discard(self, connection: PendingConnection) -> None:
         """Forget a connection whose handshake is over, and resume accepting if that makes room."""
         with self._lock:
             self._pending.pop(connection, None)
-            paused = list(self._paused) if len(self._pending) == MAX_PENDING - 1 else ()
+            self._order.discard(connection)
+            if connection.is_queued:
+                connection.is_queued = False
+                self._unread.remove(connection)
+            paused = list(self._paused) if self._paused else ()
         for listener in paused:
             self._resume(listener)
 
@@ -122,6 +244,11 @@ class PendingConnections:
             self._closed = True
         for connection in self.all():
             connection.close()
+        with self._lock:
+            expiry, self._expiry = self._expiry, None
+        if expiry is not None:
+            self._local.executor.timers.cancel(expiry)
+        self.refusals.close()
 
 
 class _ListenerHandler:
@@ -136,6 +263,12 @@ class _ListenerHandler:
         self._connections.accept(self._listener)
 
 
+def _places() -> int:
+    """Return how many connections may be in their handshake: no more than a quarter of the files that may be open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_PENDING if files == resource.RLIM_INFINITY else min(MAX_PENDING, max(1, files // 4))
+
+
 class PendingConnection:
     """An incoming connection, until its handshake is over."""
 
@@ -144,8 +277,59 @@ class PendingConnection:
         self._local = local
         self._peers = peers
         self.link = link
+        self.source = source_of(link.peer)
+        self.stage = SILENT
+        self.is_queued = False
         self.accepted_at = local.runtime.now()
-        self._acceptor = Acceptor(
+        self._acceptor: Acceptor | None = None  # made when something has arrived: most strangers send nothing
+        link.owner = self
+        local.poller.add(link, read=True, once=True)
+
+    def on_ready(self, ready: int) -> None:
+        """Take note that there is something to read, or room to write. Called by the poller."""
+        if ready & Ready.WRITE:
+            self.link.flush()
+        if ready & Ready.READ:
+            self._connections.enqueue(self)
+        else:
+            self._local.poller.arm(self.link, read=True)
+
+    def advance(self) -> None:
+        """Continue the handshake with what has arrived."""
+        acceptor = self._acceptor
+        try:
+            if acceptor is None:
+                acceptor = self._acceptor = self._make_acceptor()
+            for frame in self.link.receive():
+                response = acceptor.receive(decode_handshake(frame.body))
+                send_greeting(self.link, response)
+                if acceptor.proof is not None:
+                    self._admit(acceptor)
+                    return
+            self._connections.served(self, acceptor.hello is not None)
+            self._local.poller.arm(self.link, read=True)
+        except Rejected as error:
+            if error.greeting is not None:
+                send_greeting(self.link, error.greeting)
+            self._refuse(Refusal.OTHER, str(error))
+        except LinkClosed as error:
+            self._refuse(Refusal.LEFT, str(error))
+        except AuthenticationError as error:  # it found that our token is not its own
+            self._refuse(Refusal.TOKEN, str(error))
+        except UnknownWorker as error:
+            self._refuse(Refusal.OTHER, str(error))
+        except ProtocolError as error:
+            self._refuse(Refusal.NOT_TELEGRAD, str(error))
+        except Exception as error:  # noqa: BLE001 - this worker failed, not the peer
+            if is_shortage(error) and (acceptor is None or acceptor.proof is None):  # nothing was read yet, so retry
+                retry_at = self._local.runtime.now() + RETRY_DELAY
+                self._local.executor.timers.at(retry_at, partial(self.on_ready, Ready.READ))
+            else:  # the peer sees the connection end and retries
+                self._refuse(Refusal.OTHER, f"this worker failed: {error!r}")
+
+    def _make_acceptor(self) -> Acceptor:
+        local, peers, link = self._local, self._peers, self.link
+        return Acceptor(
             local.me,
             local.keys.handshake if local.keys is not None else None,
             local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
@@ -153,42 +337,12 @@ class PendingConnection:
             resume=lambda hello: peers.resume(link, hello),
             link=link,
         )
-        link.owner = self
-        local.poller.add(link, read=True)
-        self._timer = local.executor.timers.at(self.accepted_at + local.settings.connect_timeout, self._timed_out)
 
-    def on_ready(self, ready: int) -> None:
-        """Continue the handshake. Called by the poller."""
-        if ready & Ready.WRITE:
-            self.link.flush()
-        try:
-            for frame in self.link.receive():
-                response = self._acceptor.receive(decode_handshake(frame.body))
-                send_greeting(self.link, response)
-                if self._acceptor.proof is not None:
-                    self._admit()
-                    return
-        except Rejected as error:
-            if error.greeting is not None:
-                send_greeting(self.link, error.greeting)
-            self._refuse(str(error))
-        except LinkClosed as error:
-            _log.debug("%s left during its handshake: %s", self.link.peer, error)
-            self.close()
-        except (AuthenticationError, ProtocolError, UnknownWorker) as error:
-            self._refuse(str(error))
-        except Exception as error:  # noqa: BLE001 - this worker failed, not the peer
-            if is_shortage(error) and self._acceptor.proof is None:  # nothing was read yet, so retry
-                retry_at = self._local.runtime.now() + RETRY_DELAY
-                self._local.executor.timers.at(retry_at, partial(self.on_ready, Ready.READ))
-            else:  # the peer sees the connection end and retries
-                self._refuse(f"this worker failed: {error!r}")
-
-    def _admit(self) -> None:
+    def _admit(self, acceptor: Acceptor) -> None:
         """Hand the authenticated connection over to its channel."""
-        hello = self._acceptor.hello
+        hello = acceptor.hello
         assert hello is not None
-        self._finish()
+        self._connections.discard(self)
         channel = self._peers.find(hello.name).incoming
         if channel is None or channel.session_id != hello.session:  # superseded by a newer connection
             self.link.close()
@@ -206,26 +360,25 @@ class PendingConnection:
             raise
         channel.receiver.on_ready(Ready.READ)  # read what arrived together with the proof
 
-    def _refuse(self, reason: str) -> None:
-        peer = f"worker {self._acceptor.hello.name!r}" if self._acceptor.hello is not None else "an unknown peer"
-        _log.warning(
-            "worker %r refused a connection from %s (%s): %s", self._local.me.name, peer, self.link.peer, reason
-        )
-        self.close()
+    def _refuse(self, kind: Refusal, reason: str) -> None:
+        hello = self._acceptor.hello if self._acceptor is not None else None
+        who = f"worker {hello.name!r}" if hello is not None else "an unknown peer"
+        try:
+            self._connections.refusals.add(kind, self.source, f"{who} ({self.link.peer})", reason)
+        finally:
+            self.close()
 
-    def _timed_out(self) -> None:
-        self._refuse(f"no proof within {self._local.settings.connect_timeout:g} s")
-
-    def _finish(self) -> None:
-        self._local.executor.timers.cancel(self._timer)
-        self._connections.discard(self)
+    def time_out(self) -> None:
+        """Close the connection, because its time is over."""
+        self._refuse(Refusal.LATE, f"no proof within {self._local.settings.connect_timeout:g} s")
 
     def evict(self) -> None:
         """Close the connection to make room for others."""
-        self._refuse("too many connections are in their handshake, and this one is the oldest")
+        self.link.abort()
+        self._refuse(Refusal.EVICTED, "too many connections are in their handshake, and this one made room")
 
     def close(self) -> None:
         """Close the connection."""
-        self._finish()
+        self._connections.discard(self)
         self.link.owner = None  # breaks a reference cycle that would keep the link's buffers until the next collection
         self.link.close()

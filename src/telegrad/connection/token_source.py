@@ -15,7 +15,10 @@ any other text: words, phrases, dashes                2
 
 A token that repeats one piece counts as that piece alone. A token with fewer than 8 distinct characters is refused.
 
-No error contains a token or a part of one.
+No error contains a token or a part of one, and the repr of a `Token` does not show it.
+
+A launcher passes the token to its workers in an anonymous file, of which they inherit the descriptor. Unlike the
+environment, it is not shown in ``/proc/PID/environ``, and programs that a worker starts do not inherit it.
 """
 
 from __future__ import annotations
@@ -33,6 +36,11 @@ MIN_DISTINCT = 8
 MAX_TOKEN = 4096
 """Anything longer is probably the wrong file."""
 
+TOKEN_VARIABLE = "TELEGRAD_TOKEN"
+DESCRIPTOR_VARIABLE = "TELEGRAD_TOKEN_FD"
+"""Set by launchers: the number of a file descriptor that the token can be read from."""
+_FILE_NAME = "telegrad-token"  # of the anonymous file; shown by the system, without its contents
+
 _DIGITS = frozenset(string.digits.encode())
 _HEX = frozenset(string.hexdigits.encode())
 _BASE64 = frozenset((string.ascii_letters + string.digits + "+/-_").encode())
@@ -41,29 +49,40 @@ _LOWER = frozenset(string.ascii_lowercase.encode())
 _ADVICE = "make a good one with `telegrad token`"
 
 
-def find_token(explicit: str | bytes | None = None, environ: Mapping[str, str] = os.environ) -> bytes | None:
+class Token(bytes):
+    """A group token. Its repr and str show nothing of it: both end up in logs and in tracebacks with variables."""
+
+    def __repr__(self) -> str:
+        return "<group token>"
+
+    __str__ = __repr__
+
+
+def find_token(explicit: str | bytes | None = None, environ: Mapping[str, str] = os.environ) -> Token | None:
     """Return the group token, checked, or None if none is set.
 
-    The first of these that is given counts: `explicit`, ``TELEGRAD_TOKEN``, the file that ``TELEGRAD_TOKEN_FILE``
-    names. If it is empty or weak, this raises a TokenError. Falling back to the next one, or to no token at all, would
-    hide a mistake in the one setting that protects the group.
+    The first of these that is given counts: `explicit`, ``TELEGRAD_TOKEN``, the file descriptor ``TELEGRAD_TOKEN_FD``,
+    the file that ``TELEGRAD_TOKEN_FILE`` names. If it is empty or weak, this raises a TokenError. Falling back to the
+    next one, or to no token at all, would hide a mistake in the one setting that protects the group.
 
-    >>> find_token("0f1e2d3c4b5a69788796a5b4c3d2e1f0\\n", {})
-    b'0f1e2d3c4b5a69788796a5b4c3d2e1f0'
+    >>> find_token("0f1e2d3c4b5a69788796a5b4c3d2e1f0\\n", {}) == b"0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+    True
     >>> find_token(None, {}) is None
     True
     """
     if explicit is not None:
         return check_token(explicit, source="the token given to telegrad")
-    if "TELEGRAD_TOKEN" in environ:
-        return check_token(environ["TELEGRAD_TOKEN"], source="the token in TELEGRAD_TOKEN")
+    if TOKEN_VARIABLE in environ:
+        return check_token(environ[TOKEN_VARIABLE], source=f"the token in {TOKEN_VARIABLE}")
+    if DESCRIPTOR_VARIABLE in environ:
+        return check_token(_read_descriptor(environ[DESCRIPTOR_VARIABLE]), source="the token of the launcher")
     if "TELEGRAD_TOKEN_FILE" in environ:
         path = environ["TELEGRAD_TOKEN_FILE"]
         return check_token(_read_private_file(path), source=f"the token in the file {path} (TELEGRAD_TOKEN_FILE)")
     return None
 
 
-def check_token(token: str | bytes, source: str = "the group token") -> bytes:
+def check_token(token: str | bytes, source: str = "the group token") -> Token:
     """Return `token` as bytes, with whitespace around text removed. Raises a TokenError that says what is wrong.
 
     Errors call the token `source`, since they must not show it.
@@ -84,7 +103,7 @@ def check_token(token: str | bytes, source: str = "the group token") -> bytes:
         raise TokenError(f"{source} has {bits} bits, but needs at least {MIN_BITS}; {_ADVICE}")
     if len(set(token)) < MIN_DISTINCT:
         raise TokenError(f"{source} has fewer than {MIN_DISTINCT} distinct characters; {_ADVICE}")
-    return token
+    return Token(token)
 
 
 def token_bits(token: bytes) -> int:
@@ -105,6 +124,31 @@ def token_bits(token: bytes) -> int:
     if characters <= _BASE64 and characters & _UPPER and characters & _LOWER:
         return 6 * len(piece.rstrip(b"="))
     return 2 * len(piece)
+
+
+def write_to_descriptor(token: str) -> int:
+    """Return the descriptor of an anonymous file with the token, for workers that inherit it. The caller closes it."""
+    descriptor = os.memfd_create(_FILE_NAME, os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, token.encode("ascii"))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _read_descriptor(number: str) -> bytes:
+    """Return the contents of an anonymous file that `write_to_descriptor` made."""
+    try:
+        # The number may belong to another file by now, if this process is the child of a worker.
+        if not number.isdecimal() or f"/memfd:{_FILE_NAME} " not in os.readlink(f"/proc/self/fd/{number}"):
+            raise OSError(f"descriptor {number!r} is not a token")
+        return os.pread(int(number), MAX_TOKEN + 1, 0)
+    except OSError as error:
+        raise TokenError(
+            f"this process did not inherit the group token that {DESCRIPTOR_VARIABLE} promises: the launcher gives it "
+            "to the workers that it starts, not to their children. Unset the variable, or pass the token in the options"
+        ) from error
 
 
 def _read_private_file(path: str) -> bytes:

@@ -21,6 +21,7 @@ from typing import Any
 
 import cloudpickle
 
+from telegrad.connection.token_source import DESCRIPTOR_VARIABLE, TOKEN_VARIABLE
 from telegrad.launch import worker_result
 from telegrad.launch.supervisor import PipeConsumer, Worker, kill_with_launcher, launcher_is_gone
 from telegrad.launch.worker_result import WorkerResult, write_all
@@ -68,7 +69,7 @@ class Startup:
     """Everything that a worker needs to start. The forked process unpickles it and calls its `_bootstrap`."""
 
     name: str
-    # Not in the repr, which may end up in logs: both may contain the group's token.
+    # Not in the repr, which may end up in logs: both may contain secrets of the user.
     environment: Mapping[str, str] = field(repr=False)
     work: bytes = field(repr=False)
     """The pickled function, its arguments and the options of init_rpc. Unpickled after everything else is set up."""
@@ -82,11 +83,22 @@ class Startup:
 def start_server() -> None:
     """Start the server if it is not running, without waiting for it: it loads torch while this process does."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
+    # The server and all its workers would show a token of this process in /proc/PID/environ.
+    token = os.environ.pop(TOKEN_VARIABLE, None)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if token is not None:
+            os.environ[TOKEN_VARIABLE] = token
 
 
-def fork_worker(startup: Startup, rank: int, stdout: PipeConsumer | None, stderr: PipeConsumer | None) -> ForkedWorker:
-    """Fork one worker from the server. Without a consumer for its output, it writes to this process's output."""
+def fork_worker(
+    startup: Startup, rank: int, token: int, stdout: PipeConsumer | None, stderr: PipeConsumer | None
+) -> ForkedWorker:
+    """Fork one worker from the server. Without a consumer for its output, it writes to this process's output.
+
+    `token` is a descriptor of the group's token; see `telegrad.connection.token_source`.
+    """
     pipes: dict[int, PipeConsumer] = {}
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         passed = []
@@ -99,7 +111,7 @@ def fork_worker(startup: Startup, rank: int, stdout: PipeConsumer | None, stderr
             theirs.callback(os.close, write_end)
             pipes[read_end] = consumer
             passed.append(write_end)
-        status, data = forkserver.connect_to_new_process([fd for fd in passed if fd is not None])
+        status, data = forkserver.connect_to_new_process([*(fd for fd in passed if fd is not None), token])
         ours.callback(os.close, status)
         # The child uses the other end of this pipe as its lifeline, so it stays open as long as the worker lives.
         ours.callback(os.close, data)
@@ -132,11 +144,13 @@ class _Process(multiprocessing.Process):
         kill_with_launcher(self._lifeline, os.getpgrp())
         if launcher_is_gone(self._lifeline):
             os.kill(os.getpid(), signal.SIGKILL)
-        stdout, stderr, result_pipe = forkserver.get_inherited_fds() or []
+        stdout, stderr, result_pipe, token = forkserver.get_inherited_fds() or []
         _redirect_output(stdout, stderr)
         os.set_inheritable(result_pipe, False)
+        os.set_inheritable(token, False)
         os.environ.clear()
         os.environ.update(self._startup.environment)
+        os.environ[DESCRIPTOR_VARIABLE] = str(token)
         _reset_torch_and_numpy()
         try:
             value = _work(self._startup)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -106,8 +105,9 @@ def start(
             for target in (sys.stdout, sys.stderr)
         ]
         for rank, name in enumerate(names):
-            startup = Startup(name, {**os.environ, **rendezvous.environment(rank)}, work, init)
-            started.append(fork_worker(startup, rank, *(by_rank[rank] for by_rank in printers)))
+            startup = Startup(name, rendezvous.environment(rank), work, init)
+            token = rendezvous.token_descriptor
+            started.append(fork_worker(startup, rank, token, *(by_rank[rank] for by_rank in printers)))
             supervisor.add(started[-1])
         return Group(started, supervisor, requests, resources.pop_all())
 

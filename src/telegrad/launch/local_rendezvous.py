@@ -18,9 +18,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from telegrad.connection.token_source import DESCRIPTOR_VARIABLE, TOKEN_VARIABLE, write_to_descriptor
 from telegrad.connection.worker_record import MAX_ID, check_name
+from telegrad.errors import TelegradError
+from telegrad.transport.runtime_directory import explain
 
 HOST = "127.0.0.1"
+_NOT_INHERITED = (TOKEN_VARIABLE, DESCRIPTOR_VARIABLE, "TELEGRAD_TOKEN_FILE")
 # On Linux, the path of a unix socket has at most 107 bytes. Leave more than half of them for names in the directory.
 _MAX_PARENT_LENGTH = 40
 
@@ -56,16 +60,28 @@ class LocalRendezvous:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
         self.names = list(names)
-        self.token = secrets.token_hex(32)
-        listener = socket.create_server((HOST, 0), backlog=1024)
-        self.port: int = listener.getsockname()[1]
-        self._store: TCPStore | None = TCPStore(
-            HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        self.directory = tempfile.mkdtemp(prefix="tg-", dir=_short_temporary_directory())
+        self.directory = _make_directory(_short_temporary_directory())
+        try:
+            self.token_descriptor = write_to_descriptor(secrets.token_hex(32))
+            """An anonymous file with the token, for the workers; see `telegrad.connection.token_source`."""
+            listener = socket.create_server((HOST, 0), backlog=1024)
+            self.port: int = listener.getsockname()[1]
+            self._store: TCPStore | None = TCPStore(
+                HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
+        except BaseException:
+            shutil.rmtree(self.directory)
+            raise
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return the environment variables of the worker with this rank."""
+        """Return the environment of the worker with this rank: this process's, without its tokens, and what is new.
+
+        The token of the group is not part of it; see `token_descriptor`.
+        """
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        return {**inherited, **self._variables(rank)}
+
+    def _variables(self, rank: int) -> dict[str, str]:
         size = str(len(self.names))
         return {
             "RANK": str(rank),
@@ -78,7 +94,6 @@ class LocalRendezvous:
             # A file, because torch's TCPStore does a reverse name lookup for every connection.
             "TELEGRAD_INIT_METHOD": f"file://{self.directory}/store",
             "TELEGRAD_NAME": self.names[rank],
-            "TELEGRAD_TOKEN": self.token,
             "TELEGRAD_RUNTIME_DIR": self.directory,
             # Workers share the machine's cores. Like torchrun, give each one thread.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -89,6 +104,7 @@ class LocalRendezvous:
         # A worker may already have removed the directory.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.directory)
+        os.close(self.token_descriptor)
         # Dropping the last reference ends the store's thread and closes its sockets.
         self._store = None
 
@@ -99,6 +115,13 @@ class LocalRendezvous:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _make_directory(parent: str) -> str:
+    try:
+        return tempfile.mkdtemp(prefix="tg-", dir=parent)
+    except OSError as error:
+        raise TelegradError(f"cannot make a directory for the group: {explain(error, parent)}") from error
 
 
 def _short_temporary_directory() -> str:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from telegrad.connection.token_source import DESCRIPTOR_VARIABLE
 from telegrad.launch.local_rendezvous import LocalRendezvous
 from telegrad.launch.output import PrefixedLines, prefixes
 from telegrad.launch.supervisor import GRACE, PipeConsumer, StopRequests, Supervisor, Worker, kill_with_launcher
@@ -84,8 +85,12 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **rendezvous.environment(rank), "PYTHONUNBUFFERED": "1"},
-            pass_fds=[read_end],
+            env={
+                **rendezvous.environment(rank),
+                DESCRIPTOR_VARIABLE: str(rendezvous.token_descriptor),
+                "PYTHONUNBUFFERED": "1",
+            },
+            pass_fds=[read_end, rendezvous.token_descriptor],
             start_new_session=True,
         )
         kill_with_launcher(read_end, process.pid)

@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # publi
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.graph_breaks import keep_uncompiled
-from telegrad.bootstrap import check_token, start_agent
+from telegrad.bootstrap import ExchangeRecords, ListenIfNeeded, check_token, start_agent
 from telegrad.calls.call import Served, current_served
 from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.worker_record import WorkerRecord, check_name
@@ -29,6 +29,7 @@ from telegrad.rendezvous_store import open_store
 from telegrad.rpc.exposing import default_registry
 from telegrad.rpc.interpreter_exit import close_at_exit
 from telegrad.rpc.signals import WrappedHandlers, deliver_pending, pending_handlers
+from telegrad.rpc.token import take_token
 from telegrad.rref.handle import RRef
 from telegrad.rref.manager import RRefManager
 from telegrad.worker_info import Traffic, WorkerInfo
@@ -67,13 +68,16 @@ def init_rpc(
     name = os.environ.get("TELEGRAD_NAME") if name is None else name
     if name is not None:
         check_name(name)
+    options = take_token(options)
     check_token(options)  # before any worker waits for others
     options.settings()  # as above
     store, rank, world_size, address = open_store(options.init_method, rank, world_size, options.init_timeout)
     prefixed = PrefixStore(f"telegrad/{next(_init_counter)}", store)
 
-    def exchange_records(me: WorkerRecord, keys: GroupKeys | None) -> list[WorkerRecord]:
-        return assemble(prefixed, me, keys, world_size, options.init_timeout)
+    def exchange_records(
+        me: WorkerRecord, keys: GroupKeys | None, listen_if_needed: ListenIfNeeded
+    ) -> list[WorkerRecord]:
+        return assemble(prefixed, me, keys, world_size, options.init_timeout, listen_if_needed)
 
     join(f"worker{rank}" if name is None else name, rank, exchange_records, options, address)
 
@@ -81,13 +85,14 @@ def init_rpc(
 def join(
     name: str,
     rank: int,
-    exchange_records: Callable[[WorkerRecord, GroupKeys | None], Sequence[WorkerRecord]],
+    exchange_records: ExchangeRecords,
     options: Options,
     store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
 ) -> None:
     """Join a group as this process's default agent; see `telegrad.bootstrap.start_agent`."""
     global _signal_handlers
+    options = take_token(options)
     handlers = WrappedHandlers()
     try:
         agent = start_agent(name, rank, exchange_records, options, store_address, prepare, default_registry)

@@ -14,11 +14,9 @@ import hashlib
 import ipaddress
 import os
 import re
-import shlex
 import socket
 import stat
 import struct
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,50 +223,6 @@ def _first_interface(names: str, source: str) -> str:
     raise TelegradError(
         f"no network interface of this machine is listed in {source} ({names!r}); use one of {', '.join(existing)}"
     )
-
-
-def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory for this user's unix sockets. It is created if needed, and other users cannot write to it.
-
-    This is ``TELEGRAD_RUNTIME_DIR``, or ``telegrad`` in ``XDG_RUNTIME_DIR`` if that belongs to this user, or a
-    directory for this user in the system's temporary directory.
-    """
-    if environ.get("TELEGRAD_RUNTIME_DIR"):
-        directory = Path(environ["TELEGRAD_RUNTIME_DIR"])
-    elif environ.get("XDG_RUNTIME_DIR") and _is_ours(environ["XDG_RUNTIME_DIR"]):
-        directory = Path(environ["XDG_RUNTIME_DIR"], "telegrad")
-    else:
-        directory = Path(tempfile.gettempdir(), f"telegrad-{os.geteuid()}")
-    directory = directory.absolute()
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Do not follow a symbolic link: in a shared directory, another user may have put it there.
-        status = directory.lstat()
-    except OSError as error:
-        raise TelegradError(
-            f"cannot create the directory {directory} for unix sockets: {error.strerror}; set TELEGRAD_RUNTIME_DIR"
-        ) from error
-    if not stat.S_ISDIR(status.st_mode):
-        raise TelegradError(f"{directory} is not a directory; set TELEGRAD_RUNTIME_DIR to a directory of this user")
-    if status.st_uid != os.geteuid():
-        raise TelegradError(
-            f"the directory {directory} belongs to user id {status.st_uid}, but this process runs as {os.geteuid()}; "
-            "set TELEGRAD_RUNTIME_DIR to a directory of this user"
-        )
-    if status.st_mode & 0o022:
-        raise TelegradError(
-            f"other users can write to {directory} (mode {stat.S_IMODE(status.st_mode):04o}); "
-            f"run `chmod 700 {shlex.quote(str(directory))}`, or set TELEGRAD_RUNTIME_DIR"
-        )
-    return directory
-
-
-def _is_ours(directory: str) -> bool:
-    try:
-        status = os.stat(directory)
-    except OSError:
-        return False  # set but missing, as after su: use the next choice
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def socket_path(directory: Path, name: str, incarnation: int) -> Path:

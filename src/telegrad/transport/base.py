@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from telegrad.wire.frames import Frame, Limits
@@ -95,6 +95,10 @@ class Link(ABC):
     def close(self) -> None:
         """Close. Frames that were sent before still arrive, as far as the connection has room for them."""
 
+    def abort(self) -> None:
+        """Close, and keep nothing for the peer: what it has not received is lost."""
+        self.close()
+
     @abstractmethod
     def abandon(self) -> None:
         """Close only this process's handle, in a forked child."""
@@ -106,11 +110,23 @@ class Listener(ABC):
     address: str
     owner: Any = None
     """The object to notify when the poller reports a connection."""
+    is_open: bool = True
+    """Whether it accepts connections. Otherwise they are refused, and it must not be polled, until `open`."""
+
+    def open(self) -> None:  # noqa: B027 - most listeners accept connections from the start
+        """Accept connections from now on."""
 
     @abstractmethod
     def accept(self) -> Link | None:
         """Return the next connection, or None if none is pending. Never blocks. An OSError means that this process
-        cannot accept it now (it is out of file descriptors), and that it stays pending."""
+        cannot accept it now (it is out of file descriptors), and that it stays pending.
+
+        While very many are pending, it may drop some that have sent nothing, and return None before all are accepted.
+        """
+
+    def take_dropped(self) -> Mapping[str, int]:
+        """Return how many connections `accept` has dropped since the last call, by their source address."""
+        return _NONE_DROPPED
 
     @abstractmethod
     def close(self) -> None:
@@ -119,6 +135,9 @@ class Listener(ABC):
     @abstractmethod
     def abandon(self) -> None:
         """Close only this process's handle, in a forked child."""
+
+
+_NONE_DROPPED: Mapping[str, int] = {}
 
 
 class Readiness(NamedTuple):
@@ -135,7 +154,7 @@ class Poller(ABC):
     @abstractmethod
     def add(self, item: Link | Listener, *, read: bool, once: bool = False) -> None:
         """Watch `item`: always for its end, and for something to read if `read`. With `once`, it is reported once and
-        then not again until `arm`."""
+        then not again until `arm`. An item that is added again is watched as the last call says."""
 
     @abstractmethod
     def arm(self, item: Link | Listener, *, read: bool) -> None:

@@ -249,6 +249,7 @@ class MemoryPoller(Poller):
         assert isinstance(item, _Pollable)
         with self._network.lock:
             self._items[item] = once
+            self._done.discard(item)
             item.poller, item.armed = self, read
             self.changed()
 

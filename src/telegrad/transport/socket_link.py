@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +22,7 @@ from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, Limits
 if TYPE_CHECKING:
     from telegrad.transport.sockets import SocketPoller
 
+_RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: closing waits 0 seconds for what was not delivered
 _MAX_READ = 16 * 1024 * 1024  # read no more at once, so that the poller gets to look at other links
 
 _READ, _WRITE, _POLLER = Ready.READ, Ready.WRITE, Ready.POLLER
@@ -221,6 +224,16 @@ class SocketLink(SocketWriter):
                 if self._wake_fd >= 0:
                     os.eventfd_write(self._wake_fd, 1)
 
+    def abort(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = "closed by this worker"
+            poller, self._poller = self._poller, None
+        if poller is not None:
+            poller.remove(self)
+        reset(self._socket)
+
     def _discard_unread(self) -> None:
         """Drop what was received: otherwise TCP would send a reset, and the peer would lose our last frames."""
         # From an unauthenticated peer no more than this: if it keeps sending, only it loses our last frames.
@@ -251,6 +264,13 @@ class _Waiter:
         self.poll = select.poll()
         self.poller = poller
         self.writes = False
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a connection with a reset: the kernel would otherwise keep it until the peer has closed its side, too."""
+    with suppress(OSError):  # it is closed
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()
 
 
 @interruptible

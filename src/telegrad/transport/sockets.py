@@ -19,6 +19,7 @@ from telegrad.transport.spinning import SPIN, Spin
 _new_readiness = partial(tuple.__new__, Readiness)  # the constructor of a named tuple is a Python function
 _READ, _WRITE = Ready.READ, Ready.WRITE
 _EPOLLOUT = select.EPOLLOUT
+_MAX_DROPPED = 64  # connections to drop before other links are served
 
 
 class SocketListener(Listener):
@@ -30,6 +31,7 @@ class SocketListener(Listener):
         self._socket = sock
         self._fd = sock.fileno()
         self._make_link = make_link
+        self._spare = _spare_descriptor()
         self.once = False
         """Whether the poller reports this listener once, until it is armed again."""
 
@@ -40,9 +42,9 @@ class SocketListener(Listener):
         return self._fd
 
     def accept(self) -> Link | None:
-        while True:
+        for _ in range(_MAX_DROPPED):
             try:
-                sock, _ = self._socket.accept()
+                sock = self._accept()
             except OSError as error:
                 if is_shortage(error):
                     raise
@@ -54,12 +56,42 @@ class SocketListener(Listener):
                 raise
             if link is not None:
                 return link
+        return None  # there may be more, but other links have to be served, too
+
+    def _accept(self) -> socket.socket:
+        """Accept a connection. If no file descriptor is left, use the spare one; the next time, this raises."""
+        try:
+            sock, _ = self._socket.accept()
+        except OSError as error:
+            if self._spare < 0 or not is_shortage(error):
+                raise
+            os.close(self._spare)
+            self._spare = -1
+            sock, _ = self._socket.accept()
+        if self._spare < 0:
+            self._spare = _spare_descriptor()
+        return sock
 
     def close(self) -> None:
         self._socket.close()
+        self._close_spare()
 
     def abandon(self) -> None:
         self._socket.close()
+        self._close_spare()
+
+    def _close_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+
+def _spare_descriptor() -> int:
+    """Return a file descriptor that can be closed when another one is needed; -1 if there is none now."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 class SocketPoller(Poller):

@@ -7,24 +7,34 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 import time
+from collections.abc import Callable, Mapping
 
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.base import Link, Listener, Transport
-from telegrad.transport.socket_link import SocketLink, connect
+from telegrad.transport.socket_link import SocketLink, connect, reset
 from telegrad.transport.sockets import SocketListener
+from telegrad.wire.frames import HEADER_SIZE
 
-_BACKLOG = 1024
+_BACKLOG = 4096  # the kernel may allow less (net.core.somaxconn)
+_LONG_BACKLOG = 128
+_LOOK_EVERY = 32
+_BACKLOG_END = 28  # the end of tcp_info.tcpi_unacked, which is the length of the backlog for a listening socket
 
 
 class TcpTransport(Transport):
-    """Addresses are ``tcp://host:port`` and ``tcp://[ipv6]:port``; port 0 picks a free one."""
+    """Addresses are ``tcp://host:port`` and ``tcp://[ipv6]:port``; port 0 picks a free one.
+
+    If `deferred`, a listener only reserves its port, and refuses connections until it is opened.
+    """
 
     scheme = "tcp"
     resumable = True
 
-    def __init__(self, *, advertise: str | None = None) -> None:
+    def __init__(self, *, advertise: str | None = None, deferred: bool = False) -> None:
         self._advertise = advertise
+        self._deferred = deferred
 
     def listen(self, address: str) -> Listener:
         host, port = _host_and_port(address)
@@ -33,13 +43,17 @@ class TcpTransport(Transport):
         )[0]
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port:  # otherwise the kernel could choose a port that another socket has reserved
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)
-            sock.listen(_BACKLOG)
+            announced = format_tcp(self._advertise or host, sock.getsockname()[1])
+            listener = TcpListener(sock, announced, self._accepted_link)
+            if not self._deferred:
+                listener.open()
         except OSError:
             sock.close()
             raise
-        return SocketListener(sock, format_tcp(self._advertise or host, sock.getsockname()[1]), self._accepted)
+        return listener
 
     def connect(self, address: str, deadline: float) -> Link:
         host, port = _host_and_port(address)
@@ -62,20 +76,69 @@ class TcpTransport(Transport):
                 raise
         raise failure
 
-    def _accepted(self, sock: socket.socket) -> Link | None:
-        try:
-            host, port = sock.getpeername()[:2]
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:  # it was closed meanwhile
-            sock.close()
-            return None
-        return self._accepted_link(sock, f"{host}:{port}")
-
     def _accepted_link(self, sock: socket.socket, peer: str) -> Link:
         return SocketLink(sock, peer=peer, resumable=True)
 
     def _opened_link(self, sock: socket.socket, peer: str, deadline: float) -> Link:
         return SocketLink(sock, peer=peer, resumable=True)
+
+
+class TcpListener(SocketListener):
+    """A listening TCP socket. While its backlog is long, connections that have sent nothing are dropped.
+
+    The peer of a connection sends its first message as soon as it is connected. A connection at the head of a long
+    backlog had time for that. Dropping it here takes a third of the time of accepting and evicting it.
+    """
+
+    def __init__(self, sock: socket.socket, address: str, make_link: Callable[[socket.socket, str], Link]) -> None:
+        super().__init__(sock, address, self._accepted)
+        self._new_link = make_link
+        self._until_look = 0  # connections to accept before the length of the backlog is looked at again
+        self._hurries = False
+        self._dropped: dict[str, int] = {}
+        self.is_open = False
+
+    def open(self) -> None:
+        if not self.is_open:
+            self._socket.listen(_BACKLOG)
+            self.is_open = True
+
+    def _accepted(self, sock: socket.socket) -> Link | None:
+        try:
+            host, port = sock.getpeername()[:2]
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:  # it was closed meanwhile
+            host, port = "an address that is gone", 0
+        if self._until_look == 0:
+            self._until_look = _LOOK_EVERY
+            self._hurries = _backlog(self._socket) > _LONG_BACKLOG
+        self._until_look -= 1
+        if not port or (self._hurries and not _has_spoken(sock)):
+            self._dropped[host] = self._dropped.get(host, 0) + 1
+            reset(sock)
+            return None
+        return self._new_link(sock, f"{host}:{port}")
+
+    def take_dropped(self) -> Mapping[str, int]:
+        dropped, self._dropped = self._dropped, {}
+        return dropped
+
+
+def _backlog(listener: socket.socket) -> int:
+    """Return how many connections wait to be accepted; 0 if the system does not tell."""
+    try:
+        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BACKLOG_END)
+    except (AttributeError, OSError):
+        return 0
+    return int.from_bytes(info[_BACKLOG_END - 4 : _BACKLOG_END], sys.byteorder)
+
+
+def _has_spoken(sock: socket.socket) -> bool:
+    """Return whether at least a frame header has arrived."""
+    try:
+        return len(sock.recv(HEADER_SIZE, socket.MSG_PEEK | socket.MSG_DONTWAIT)) == HEADER_SIZE
+    except OSError:
+        return False
 
 
 def format_tcp(host: str, port: int) -> str:

@@ -15,8 +15,10 @@ class TlsTransport(TcpTransport):
 
     encrypted = True
 
-    def __init__(self, credentials: Credentials | None = None, *, advertise: str | None = None) -> None:
-        super().__init__(advertise=advertise)
+    def __init__(
+        self, credentials: Credentials | None = None, *, advertise: str | None = None, deferred: bool = False
+    ) -> None:
+        super().__init__(advertise=advertise, deferred=deferred)
         self._credentials = credentials or make_credentials()
 
     def _accepted_link(self, sock: socket.socket, peer: str) -> Link:

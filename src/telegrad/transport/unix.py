@@ -26,7 +26,7 @@ from telegrad.wire.frames import Kind, Limits, pack_header
 
 _log = logging.getLogger("telegrad")
 _CREDENTIALS = struct.Struct("iII")
-_BACKLOG = 1024
+_BACKLOG = 4096  # the kernel may allow less (net.core.somaxconn)
 _FD = struct.Struct("i")
 _FD_SPACE = socket.CMSG_SPACE(_FD.size)
 _MAX_FDS = 16

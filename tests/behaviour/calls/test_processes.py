@@ -360,7 +360,7 @@ def init_with(**options: Any) -> str:
 
 
 def init_without_token(transports: tuple[str, ...] | None) -> str:
-    del os.environ["TELEGRAD_TOKEN"]
+    del os.environ["TELEGRAD_TOKEN_FD"]
     return init_with(transports=transports, init_method=os.environ["TELEGRAD_INIT_METHOD"])
 
 

@@ -146,8 +146,15 @@ def start(
     check_kind(store, "static" if world_size else "dynamic")
     try:
         if world_size:
-            records = partial(assemble, store, world_size=world_size, timeout=options.init_timeout)
-            join(name, rank, records, options, address, prepare)
+            size, timeout = world_size, options.init_timeout
+            join(
+                name,
+                rank,
+                lambda me, keys, listen_if_needed: assemble(store, me, keys, size, timeout, listen_if_needed),
+                options,
+                address,
+                prepare,
+            )
             check_device_maps(default_agent(), rpc_backend_options)
         else:
             join_dynamic_group(store, name, rank, options, address, prepare)

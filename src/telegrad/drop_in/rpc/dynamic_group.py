@@ -16,11 +16,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from telegrad.agent.agent import Agent
-from telegrad.bootstrap import check_token
-from telegrad.connection.group_keys import derive_keys
+from telegrad.bootstrap import ListenIfNeeded, check_token
+from telegrad.connection.group_keys import GroupKeys, derive_keys
 from telegrad.connection.worker_record import MAX_NAME, WorkerRecord
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, WorkerLost
 from telegrad.rendezvous_records import MAX_RECORD, Records, check_record
@@ -61,10 +62,17 @@ def join_dynamic_group(
         for other in members:
             if name == other.name or rank == other.id:
                 raise DuplicateWorker(f"worker {other.name!r} (rank {other.id}) is already in the group")
-        join(name, rank, lambda me, _: [*members, me], options, store_address, prepare_open)
+        join(name, rank, partial(_join_members, members), options, store_address, prepare_open)
         agent = default_agent()
         alive = [member for member in members if _announce(agent, member)]
         _write(store, records, [*alive, agent.me])
+
+
+def _join_members(
+    members: list[WorkerRecord], me: WorkerRecord, keys: GroupKeys | None, listen_if_needed: ListenIfNeeded
+) -> list[WorkerRecord]:
+    listen_if_needed(())  # whoever joins later may be on another host
+    return [*members, me]
 
 
 def leave_dynamic_group(store: Any, agent: Agent, timeout: float) -> None:

@@ -88,6 +88,17 @@ def the_poller_reports_a_one_shot_link_once_until_it_is_armed_again(harness: Har
     expect(not harness.polled(server), "a link was reported after everything was read")
 
 
+def a_one_shot_link_that_is_added_again_is_reported_again(harness: Harness) -> None:
+    client, server = harness.pair()
+    harness.poller.add(server, read=True, once=True)
+    client.send(MESSAGE, b"x", 1, 0, 0)
+    harness.poll_for(server, Ready.READ)
+    expect(not harness.polled(server), "a one-shot link was reported twice")
+    harness.poller.add(server, read=True)
+    harness.poll_for(server, Ready.READ)
+    harness.poll_for(server, Ready.READ)
+
+
 def sending_does_not_arm_the_poller(harness: Harness) -> None:
     client, server = harness.pair()
     harness.poller.add(server, read=True, once=True)
@@ -229,6 +240,7 @@ POLLING_CHECKS: tuple[Check, ...] = (
     the_poller_reports_a_link_until_it_is_read,
     the_poller_reports_frames_that_arrived_before_the_link_was_added,
     the_poller_reports_a_one_shot_link_once_until_it_is_armed_again,
+    a_one_shot_link_that_is_added_again_is_reported_again,
     sending_does_not_arm_the_poller,
     the_poller_reports_reads_only_while_armed,
     the_poller_reports_the_end_of_a_link_even_if_not_armed,
