@@ -101,7 +101,6 @@ class Options:
             raise ValueError(f"{source} contains {unknown or 'nothing'}; the transports are {', '.join(TRANSPORTS)}")
         return names
 
-
     def uses_tls(self, environ: Mapping[str, str] = os.environ) -> bool:
         """Return whether tcp connections are encrypted, from the option or the environment."""
         if self.tls is not None:

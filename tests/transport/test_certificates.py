@@ -64,15 +64,13 @@ def test_older_versions_are_refused(side: str) -> None:
     old.check_hostname = False
     old.verify_mode = ssl.CERT_NONE
     old.maximum_version = ssl.TLSVersion.TLSv1_2
-    with pytest.raises(ssl.SSLError, match="(?i)protocol"):
+    with pytest.raises(ssl.SSLError, match=r"(?i)protocol"):
         shake_hands(*((mine.opener, old) if side == "opener" else (old, mine.listener)))
 
 
 def test_the_key_leaves_no_file_and_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(
-        ssl.SSLContext, "load_cert_chain", lambda self, path, *rest: opened.append(os.readlink(path))
-    )
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda self, path, *rest: opened.append(os.readlink(path)))
     before = os.listdir("/proc/self/fd")
     make_credentials()
     assert os.listdir("/proc/self/fd") == before
@@ -119,7 +117,7 @@ def test_certificates_of_another_ca_or_none_are_refused(tmp_path: Path) -> None:
     for other in (loaded(Authority(tmp_path, "other"), "b"), make_credentials()):
         with pytest.raises(ssl.SSLCertVerificationError):
             shake_hands(mine.opener, other.listener)
-    with pytest.raises(ssl.SSLError, match="(?i)certificate"):
+    with pytest.raises(ssl.SSLError, match=r"(?i)certificate"):
         shake_hands(make_credentials().opener, mine.listener)
 
 

@@ -137,7 +137,9 @@ def _check_certificate(path: Path) -> bytes:
         raise CertificateError(f"{path} is not a certificate in PEM format") from error
     now = datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
-        raise CertificateError(f"the certificate {path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: renew it")
+        raise CertificateError(
+            f"the certificate {path} expired on {certificate.not_valid_after_utc:%Y-%m-%d}: renew it"
+        )
     if now < certificate.not_valid_before_utc:
         raise CertificateError(
             f"the certificate {path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: check "

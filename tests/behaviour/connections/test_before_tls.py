@@ -67,9 +67,7 @@ def stranger(log: LogLines) -> Iterator[Stranger]:
     log.clear()
 
 
-with_one_group = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+with_one_group = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @with_one_group
