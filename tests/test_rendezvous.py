@@ -302,10 +302,10 @@ def test_a_malformed_outcome_is_an_error() -> None:
 def test_rank_0_waits_until_every_worker_has_signed_off() -> None:
     store = HashStore()
     put_registration(store, record(1), 2)
+    put_confirmation(store)
     outcomes: list[list[WorkerRecord] | RendezvousError] = []
     host = threading.Thread(target=lambda: outcomes.extend(together(joining(store, record(0), 2))))
     host.start()
-    put_confirmation(store)
     store.wait(["left/0"])
     host.join(0.05)
     assert host.is_alive()

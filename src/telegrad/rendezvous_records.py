@@ -104,7 +104,7 @@ class Records:
                 f"{what} was written by a worker with protocol version {version}, but this worker speaks {VERSION}: "
                 "install the same version of telegrad on every machine"
             )
-        if not hmac.compare_digest(mac.encode(), self._mac(name, json).encode()):
+        if version != str(VERSION) or not hmac.compare_digest(mac.encode(), self._mac(name, json).encode()):
             raise UnauthenticatedRecord(self._unauthenticated(what, mac, json))
         try:
             return msgspec.json.decode(json, type=kind)

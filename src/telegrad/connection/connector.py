@@ -299,8 +299,8 @@ class UnprovedAttempts:
         seen = f"it closed the connection ({failure})" if isinstance(failure, LinkClosed) else str(failure)
         raise AuthenticationError(
             f"worker {name!r} did not prove that it belongs to this group, in {self._count} attempts: {seen}. Usually "
-            "the group tokens differ: start every worker with the same TELEGRAD_TOKEN and the same version of telegrad."
-            f" The log of worker {name!r} says why it refuses connections"
+            "the group tokens differ: start every worker with the same TELEGRAD_TOKEN, and the same telegrad version. "
+            f"The log of worker {name!r} says why it refuses connections"
         ) from failure
 
 

@@ -1,0 +1,121 @@
+"""Programs without the token that a worker connects to: one that answers anything, and one that relays."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+
+from tests.support import tls_client
+
+from telegrad.transport.addresses import parse_address
+from telegrad.transport.certificates import make_credentials
+
+PATIENCE = 30.0
+
+
+class Listener:
+    """Listens on the loopback address, with a certificate of its own if `tls`, and handles each connection."""
+
+    def __init__(self, handle: Callable[[socket.socket], None], *, tls: bool = False) -> None:
+        self._handle = handle
+        self._context: ssl.SSLContext | None = make_credentials().listener if tls else None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.connections = 0
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._threads.append(threading.Thread(target=self._serve, args=(sock,)))
+            self._threads[-1].start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        sock.settimeout(PATIENCE)
+        plain = sock.dup()  # the wrapped socket takes the other one
+        self._open.append(plain)
+        with contextlib.suppress(OSError, EOFError):
+            if self._context is not None:
+                sock = self._context.wrap_socket(sock, server_side=True)
+            self._handle(sock)
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
+        plain.close()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._threads[0].join()
+        for sock in self._open:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+
+
+def read_exactly(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = sock.recv(count - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data
+
+
+def connect(address: str, *, tls: bool = False) -> socket.socket:
+    """Connect to a worker as a stranger, who accepts any certificate."""
+    parsed = parse_address(address)
+    sock = socket.create_connection((parsed.host, parsed.port), timeout=PATIENCE)
+    return tls_client.wrap(sock) if tls else sock
+
+
+def read_until_closed(sock: socket.socket) -> bytes:
+    """Return what the other side sends until it closes the connection."""
+    data = b""
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while piece := sock.recv(65536):
+            data += piece
+    return data
+
+
+class Relay(Listener):
+    """Passes bytes on between whoever connects and a worker, and records them."""
+
+    def __init__(self, target: str, *, tls: bool) -> None:
+        self.sent: list[bytes] = []
+        """What came from the side that opened the connection."""
+        self.answered: list[bytes] = []
+        """What the worker answered."""
+        self._target = target
+        self._target_tls = tls
+        super().__init__(self._relay, tls=tls)
+
+    def _relay(self, opener: socket.socket) -> None:
+        with connect(self._target, tls=self._target_tls) as worker:
+            back = threading.Thread(target=self._pass_on, args=(worker, opener, self.answered))
+            back.start()
+            self._pass_on(opener, worker, self.sent)
+            back.join()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, record: list[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                record.append(data)
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
