@@ -33,7 +33,7 @@ def test_an_example_runs_without_a_warning(example: Path) -> None:
     assert done.stdout
 
 
-@pytest.mark.parametrize("name", LIKE_ONE_PROCESS)
+@pytest.mark.parametrize("name", [*LIKE_ONE_PROCESS, "split_learning"])
 def test_an_example_trains_step_for_step_like_one_process(name: str) -> None:
     output = run(EXAMPLES[0].with_name(f"{name}.py")).stdout
     difference = re.search(r"largest difference to one process: (\S+)", output)
@@ -51,6 +51,13 @@ def test_a_model_split_over_two_workers_learns() -> None:
         r"^step .* loss ([0-9.]+)$", run(EXAMPLES[0].with_name("split_training.py")).stdout, re.MULTILINE
     )
     assert float(losses[-1]) < 0.01 * float(losses[0])
+
+
+def test_neither_party_of_split_learning_gets_what_the_other_does_not_expose() -> None:
+    output = run(EXAMPLES[0].with_name("split_learning.py")).stdout
+    assert len(re.findall(r"is not exposed to worker '(?:lab|hospital)'\.$", output, re.MULTILINE)) == 3
+    first, last = re.findall(r"from (\S+) to (\S+)\. ", output)[0]
+    assert float(last) < 0.7 * float(first)
 
 
 def test_the_demo_trains_like_one_process() -> None:

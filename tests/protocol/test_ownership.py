@@ -638,12 +638,8 @@ def test_the_rules_tell_who_holds_and_who_owns_a_fork() -> None:
     owner, user = Ownership(0), Ownership(1)
     owner.own((0, 1, 0))
     fork = owner.prepare_fork((0, 1, 0), None, to=1, fork=(0, 2))
-    assert owner.holds(1, (0, 1, 0))
-    assert not owner.holds(2, (0, 1, 0))
-    assert not owner.holds(1, (0, 9, 0))
-    assert owner.holder_of((0, 1, 0), (0, 2)) == 1
-    assert owner.holder_of((0, 1, 0), (0, 9)) is None
-    assert owner.holder_of((0, 9, 0), (0, 2)) is None
+    assert owner.holders_of((0, 1, 0)) == {(0, 2): 1}
+    assert owner.holders_of((0, 9, 0)) == {}
     user.fork_received(0, fork)
     assert user.owner_of((0, 2)) == 0
     assert user.owner_of((0, 9)) is None

@@ -81,7 +81,7 @@ class Agent:
             self.registry = registry or Registry()
             self.pipeline = Pipeline(REGISTERED, PLAIN)
         self.client = Client(local, self.peers, self.pipeline, self.registry)
-        self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor), self.registry)
+        self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor))
         self.oneway = OneWay(local, self.peers, self.pipeline)
         replies = IncomingReplies(self.client.completion, self.pipeline)
         dispatcher = Dispatcher(self.client.completion, replies, self.server, self.oneway)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +21,7 @@ from telegrad.calls.replier import Replier
 from telegrad.connection.channel import Channel
 from telegrad.connection.goodbye import shortened
 from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled, FunctionNotFound, ProtocolError, TelegradError
 from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
@@ -47,19 +48,12 @@ DEFERRED = "_telegrad_answers_later"
 class Server:
     """The calls that this worker serves."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        local: LocalWorker,
-        pipeline: Pipeline,
-        loop: EventLoop,
-        registry: Registry | None = None,
-    ) -> None:
+    def __init__(self, agent: Agent, local: LocalWorker, pipeline: Pipeline, loop: EventLoop) -> None:
         self._agent = agent  # for the functions that run here
         self._local = local
         self._pipeline = pipeline
-        self._registry = registry  # in registered mode
-        self._find = function_names.resolve_function if registry is None else self._find_exposed
+        self._registry = agent.registry  # in registered mode
+        self._unpack = pipeline.unpack if agent.registry is None else partial(_unpack_checked, agent.registry, pipeline)
         self.loop = loop
         self.replier = Replier(local, pipeline)
         self._answer = self.replier.answer
@@ -206,15 +200,11 @@ class Server:
             if served.cancelled:  # while it waited for a thread, or for its references
                 served.check()
             name = request.function
-            if self._registry is not None:
-                self._registry.check_request(name, served.caller)  # before anything is decoded
-            values = self._pipeline.unpack(served.worker, request, holder.pop(), references)
-            if self._registry is not None:
-                values = check_arguments(values)
+            values = self._unpack(served.worker, request, holder.pop(), references)
             if references:
                 references.clear()
             if name.startswith("@"):
-                function, deferred = self._services.get(name) or self._unknown(name)
+                function, deferred = self._services.get(name) or _unknown(self._services, name)
                 if deferred:
                     function = partial(function, partial(self._answer, served))
                     if request.autocast is None:
@@ -225,7 +215,10 @@ class Server:
                     return
                 args, kwargs = values
             elif name:
-                function = self._find(name)
+                if self._registry is None:
+                    function = function_names.resolve_function(name)
+                else:
+                    function = self._registry.function(name, served.caller)
                 args, kwargs = values
             else:
                 function, args, kwargs = values
@@ -283,16 +276,6 @@ class Server:
         if served.answered:
             served.on_cancel = None  # the reply was sent before it was set
 
-    def _find_exposed(self, name: str) -> Callable[..., Any]:
-        served = current_served.get()
-        assert self._registry is not None
-        assert served is not None
-        return self._registry.function(name, served.caller)
-
-    def _unknown(self, name: str) -> NoReturn:
-        known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"
-        raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
-
     # -- cancelling -------------------------------------------------------------------------------------------
 
     def cancel(self, channel: Channel, call: int, reason: str) -> list[Served]:
@@ -321,6 +304,24 @@ def _give_up_references(
     """End a call that waits for the owners of its references. What waits for them refers to the call."""
     references.clear()
     served.give_up(answer)
+
+
+def _unpack_checked(
+    registry: Registry,
+    pipeline: Pipeline,
+    caller: WorkerRecord,
+    request: Request,
+    message: Message,
+    references: Sequence[PlacedReference],
+) -> Any:
+    """Decode the arguments of a request in registered mode, if the caller may call the function."""
+    registry.check_request(request.function, caller.name)  # before anything is decoded
+    return check_arguments(pipeline.unpack(caller, request, message, references))
+
+
+def _unknown(services: Iterable[str], name: str) -> NoReturn:
+    known = ", ".join(sorted(each[1:] for each in list(services) if not each.startswith("@telegrad."))) or "none"
+    raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
 
 
 def _pass_on(future: Any, answer: Callable[[object, BaseException | None], None]) -> None:

@@ -98,18 +98,10 @@ class DistributedOptimizer(Optimizer):
                 local_groups.setdefault(worker, []).append(local)
                 indices.setdefault(worker, []).extend(starts[number] + index for index, _ in pairs)
         in_backward = self._in_backward.number if self._in_backward is not None else None
-        calls = [
-            (
-                worker,
-                partial(
-                    rpc_async,
-                    worker,
-                    build,
-                    (sent_class, [group.plain() for group in theirs], args, kwargs, in_backward),
-                ),
-            )
-            for worker, theirs in local_groups.items()
-        ]
+        calls = []
+        for worker, theirs in local_groups.items():
+            build_args = sent_class, [group.plain() for group in theirs], args, kwargs, in_backward
+            calls.append((worker, partial(rpc_async, worker, build, build_args)))
         built = [BuiltOptimizer.parse(made) for made in run_on_all(f"creating {_name(optimizer_class)}", calls)]
 
         self._owners = [

@@ -301,15 +301,9 @@ class Ownership:
         """Return whether a value is kept here, or will be."""
         return rref in self._owned
 
-    def holds(self, worker: WorkerId, rref: RRefId) -> bool:
-        """Return whether a worker holds a fork of a value that is kept here."""
-        owned = self._owned.get(rref)
-        return owned is not None and worker in owned.forks.values()
-
-    def holder_of(self, rref: RRefId, fork: ForkId) -> WorkerId | None:
-        """Return which worker holds a fork of a value that is kept here."""
-        owned = self._owned.get(rref)
-        return None if owned is None else owned.forks.get(fork)
+    def holders_of(self, rref: RRefId) -> dict[ForkId, WorkerId]:
+        """Return the forks of a value that is kept here, and the workers that hold them."""
+        return self._owned[rref].forks if rref in self._owned else {}
 
     def owner_of(self, fork: ForkId) -> WorkerId | None:
         """Return the owner of a fork that is held here."""

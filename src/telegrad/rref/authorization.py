@@ -28,7 +28,7 @@ def is_permitted(rules: Ownership, sender: int, head: Any) -> bool:
         return rules.receiver_of(head.fork) == sender
     if isinstance(head, RRefUserDelete):
         if rules.owns(head.rref):
-            return rules.holder_of(head.rref, head.fork) == sender
+            return rules.holders_of(head.rref).get(head.fork) == sender
         return head.rref[0] == sender == head.fork[0]  # it may overtake the call that creates the value
     return False
 
@@ -47,7 +47,9 @@ def check_received(rules: Ownership, me: int, sender: int, fork: ForkInfo) -> No
     if sender == me:
         return
     if fork.owner == me:
-        known = rules.holds(sender, fork.rref) or (fork.rref[0] == sender and rules.is_pending(fork.rref))
+        known = sender in rules.holders_of(fork.rref).values() or (
+            fork.rref[0] == sender and rules.is_pending(fork.rref)
+        )
     else:
         known = fork.owner == sender == fork.fork[0] and rules.owner_of(fork.fork) is None
     if not known:

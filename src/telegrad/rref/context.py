@@ -120,7 +120,7 @@ class RRefContext:
         return value
 
     def _may_use(self, caller: int, rref: RRefId) -> bool:
-        return self.rules.holds(caller, rref) or (rref[0] == caller and self.rules.is_pending(rref))
+        return caller in self.rules.holders_of(rref).values() or (rref[0] == caller and self.rules.is_pending(rref))
 
     def settle(self, user: UserRRef) -> None:
         """Record that the owner has confirmed a fork, or never will, and run the callbacks that wait for it."""

@@ -15,8 +15,8 @@ import torch
 
 from telegrad.errors import PayloadError, ProtocolError
 from telegrad.interrupts import interruptible
+from telegrad.wire import plain_fast_path
 from telegrad.wire.descriptors import DTYPE_NAMES, DTYPES
-from telegrad.wire.plain_encode import ATOM_CALLS, CALLS, NONE, ONE_TENSOR
 from telegrad.wire.plain_format import (
     ATOMS,
     BYTEARRAY,
@@ -51,9 +51,6 @@ from telegrad.wire.torch_state import default_torch_state
 
 _Parts = tuple[bytes, list[bool | int | float | str | None], list[bytes]]
 _from_msgpack = msgspec.msgpack.Decoder(_Parts).decode
-_COUNTS = {data: count for count, data in enumerate(CALLS)}
-_ATOM_COUNTS = {program: count for count, program in enumerate(ATOM_CALLS)}
-_MOST_IN_TABLE = max(map(len, (NONE, ONE_TENSOR, *CALLS)))
 _DEVICE_NAME = 32  # characters
 
 
@@ -66,18 +63,15 @@ def decode(
         attachments = list(attachments)
         for position, reference in references:
             attachments.insert(min(position, len(attachments)), reference)
-    if len(data) <= _MOST_IN_TABLE:
-        key = bytes(data)
-        count = _COUNTS.get(key)
-        if count is not None and count == len(attachments) and _are_tensors(attachments):
-            return tuple(attachments), {}
-        if key == NONE:
-            return None
+    if len(data) <= plain_fast_path.MAX_SIZE:
+        value = plain_fast_path.decode(bytes(data), attachments)
+        if value is not plain_fast_path.NOT_FOUND:
+            return value
     try:
         program, atoms, blobs = _from_msgpack(data)
-        count = _ATOM_COUNTS.get(program)
-        if count is not None and count == len(atoms) and not blobs:
-            return tuple(atoms), {}
+        value = plain_fast_path.decode_atoms(program, atoms, blobs)
+        if value is not plain_fast_path.NOT_FOUND:
+            return value
         operations = struct.unpack(f"<{len(program) // 4}I", program)
         if len(operations) + len(atoms) + len(blobs) > 2 * MAX_ELEMENTS:
             raise ProtocolError(f"it has more than {2 * MAX_ELEMENTS:,} elements")
@@ -87,10 +81,6 @@ def decode(
     except (ValueError, TypeError, IndexError, OverflowError, RuntimeError, struct.error) as error:
         # A ProtocolError is a RuntimeError; msgspec's errors and UnicodeDecodeError are ValueErrors.
         raise ProtocolError(f"a received value is not plain data: {error}") from error
-
-
-def _are_tensors(attachments: Sequence[object]) -> bool:
-    return all(isinstance(attachment, torch.Tensor) for attachment in attachments)
 
 
 class _Reader:

@@ -13,17 +13,17 @@ state or behaviour that the receiver cannot have, so it is refused.
 from __future__ import annotations
 
 import reprlib
-import struct
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 
 from telegrad.errors import PayloadError
 from telegrad.interrupts import interruptible
+from telegrad.wire import plain_fast_path
 from telegrad.wire.descriptors import CODES
 from telegrad.wire.encoded import Attachment, Encoded
+from telegrad.wire.plain_fast_path import ATOM_TYPES, pack_program, to_msgpack
 from telegrad.wire.plain_format import (
     ATOMS,
     BYTEARRAY,
@@ -55,47 +55,12 @@ from telegrad.wire.plain_format import (
 )
 from telegrad.wire.reference import Reference
 
-_to_msgpack = msgspec.msgpack.Encoder().encode
-_ATOM_TYPES = frozenset({type(None), bool, int, float, str})
-_MOST_IN_TABLE = 8
 PLAIN_TYPES = (
     "None, bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, slice, range, tensors, "
     "torch's Size, dtype, device and layout, and RRefs"
 )
 SENT_AS_INT = "_telegrad_sent_as_int"
 """A class attribute: instances of this subclass of int are sent as ints."""
-
-
-def _program(*operations: int) -> bytes:
-    return struct.pack(f"<{len(operations)}I", *operations)
-
-
-def _operation(code: int, count: int = 0) -> int:
-    return count << CODE_BITS | code
-
-
-NONE = _to_msgpack((_program(_operation(ATOMS, 1)), [None], []))
-ONE_TENSOR = _to_msgpack((_program(_operation(TENSOR)), [], []))
-CALLS = [
-    _to_msgpack(
-        (
-            _program(
-                *[_operation(TENSOR, index) for index in range(count)],
-                *(_operation(TUPLE, count), _operation(DICT), _operation(TUPLE, 2)),
-            ),
-            [],
-            [],
-        )
-    )
-    for count in range(_MOST_IN_TABLE + 1)
-]
-"""Calls with nothing but tensors, by their number. `plain_decode` looks them up."""
-_ATOM = _program(_operation(ATOMS, 1))
-ATOM_CALLS = [
-    _program(_operation(ATOMS, count), _operation(TUPLE, count), _operation(DICT), _operation(TUPLE, 2))
-    for count in range(_MOST_IN_TABLE + 1)
-]
-"""The operations of calls with nothing but atoms, by their number."""
 
 
 @interruptible
@@ -108,9 +73,9 @@ def encode(
     The other arguments are those of `payload.encode`, and have no effect: plain data names no classes, and every tensor
     keeps its autograd edge. Raise PayloadError, which names the part that is not plain, as in ``kwargs['model']``.
     """
-    fast = _encode_common(value)
+    fast = plain_fast_path.encode(value)
     if fast is not None:
-        return fast
+        return Encoded(*fast)
     try:
         try:
             return _encode(value, careful=False)
@@ -122,38 +87,13 @@ def encode(
         raise PayloadError(f"a value cannot be sent: {error}. Call from a less deeply nested function") from error
 
 
-def _encode_common(value: Any) -> Encoded | None:
-    """Encode a single atom or tensor, and calls with only atoms or only different tensors; None for all others."""
-    kind = type(value)
-    try:
-        if kind in _ATOM_TYPES:
-            return Encoded(NONE if value is None else _to_msgpack((_ATOM, (value,), ())), [])
-        if kind is torch.Tensor:
-            return None if value.__dict__ else Encoded(ONE_TENSOR, [value])
-        if kind is not tuple or len(value) != 2:
-            return None
-        args, kwargs = value
-        if type(args) is not tuple or type(kwargs) is not dict or kwargs or len(args) > _MOST_IN_TABLE:
-            return None
-        if _ATOM_TYPES.issuperset(map(type, args)):
-            return Encoded(_to_msgpack((ATOM_CALLS[len(args)], args, ())) if args else CALLS[0], [])
-    except (OverflowError, UnicodeEncodeError):
-        return None
-    for arg in args:
-        if type(arg) is not torch.Tensor or arg.__dict__:
-            return None
-    if len(args) > 1 and len(set(map(id, args))) < len(args):
-        return None  # a repeated tensor is sent once
-    return Encoded(CALLS[len(args)], list(args))
-
-
 @interruptible
 def _encode(value: object, *, careful: bool) -> Encoded:
     writer = _Writer(careful)
     writer.write(value, 0)
     writer.end_run()
     writer.check_size()
-    data = _to_msgpack((_program(*writer.operations), writer.atoms, writer.blobs))
+    data = to_msgpack((pack_program(writer.operations), writer.atoms, writer.blobs))
     return Encoded(data, writer.attachments, frozenset(), tuple(writer.references))
 
 
@@ -194,7 +134,7 @@ class _Writer:
 
     def write(self, value: Any, depth: int) -> None:
         kind = type(value)
-        if kind in _ATOM_TYPES:
+        if kind in ATOM_TYPES:
             if self._careful:
                 self._check_atom(value)
             else:
@@ -241,7 +181,7 @@ class _Writer:
     # -- containers -------------------------------------------------------------------------------------------
 
     def _elements(self, items: list[Any] | tuple[Any, ...], depth: int) -> None:
-        if not self._careful and _ATOM_TYPES.issuperset(map(type, items)):
+        if not self._careful and ATOM_TYPES.issuperset(map(type, items)):
             self.atoms += items
             self._run += len(items)
             return
