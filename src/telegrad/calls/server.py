@@ -18,7 +18,8 @@ from telegrad.calls.pipeline import Pipeline, pack_head
 from telegrad.calls.replier import Replier
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
+from telegrad.connection.peer_account import Held
+from telegrad.errors import CallCancelled, FunctionNotFound, LimitExceeded, ProtocolError, TelegradError
 from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.torch_private import FutureBase
@@ -65,7 +66,7 @@ class Server:
 
     # -- one call ---------------------------------------------------------------------------------------------
 
-    def take(self, channel: Channel, request: Request, message: Message) -> None:
+    def take(self, channel: Channel, request: Request, message: Message, held: Held | None = None) -> None:
         """Have a worker thread serve a request. Until it does, a cancelled request is never run."""
         now = self._local.runtime.now()
         served = Served(
@@ -84,6 +85,8 @@ class Server:
             references = references or served.stream_position is not None
         if request.autocast is not None:
             served.autocast = request.autocast
+        if held is not None:
+            served.held = held
         self.active[channel, request.call] = served
         if self._early:
             with self._lock:
@@ -95,7 +98,34 @@ class Server:
             task = partial(self._admit, served, request, [message])
         else:
             task = partial(self._serve, served, request, [message], ())
-        self._local.executor.submit(task)
+        if held is None:
+            self._local.executor.submit(task)
+        else:
+            self.submit(served, task)
+
+    def submit(self, served: Served, task: Callable[[], None]) -> None:
+        """Have a worker thread continue a call, when the limits of its caller allow it."""
+        account = served.channel.account
+        if account is None:
+            self._local.executor.submit(task)
+        else:
+            self._local.executor.submit_in(account.tasks, task)
+
+    def reject(self, channel: Channel, call: int, error: Exception) -> None:
+        """Answer a request that exceeds a limit. It was never taken, so a call with the same number is not affected."""
+        served = Served(self._agent, channel, call, channel.worker, "", self._local.runtime.now(), None, 0)
+        try:
+            channel.post(self.replier.pack_failure(served, error))
+        except TelegradError as failure:  # the caller is gone
+            _log.debug("the refusal of call %d of worker %r cannot be delivered: %s", call, channel.peer, failure)
+
+    def exceeded(self, served: Served, error: LimitExceeded) -> None:
+        """Answer a call that was taken and exceeds a limit, before its function has run."""
+        self._answer(served, None, error)
+        account = served.channel.account
+        reason = account.count_refusal(error) if account is not None else ""
+        if reason:
+            served.channel.give_up(reason)
 
     def refuse(self, channel: Channel, call: int, error: Exception) -> None:
         """Answer a request that cannot be taken with `error`."""
@@ -117,8 +147,22 @@ class Server:
             return
         arrived = IncomingMessage(channel.worker, forks=request.references, creation=request.creation, served=served)
         later = partial(self._serve, served, request, holder, arrived.references)
-        arrived.proceed = partial(self._local.executor.submit, later)
+        arrived.proceed = partial(self.submit, served, later)
         held_back = False
+        if channel.account is not None:
+            try:
+                for extension in served.extensions:
+                    extension.check(arrived, channel.account)
+            except LimitExceeded as error:
+                arrived.autograd, arrived.account = request.autograd, channel.account
+                for extension in served.extensions:  # its place in an order of calls is skipped when it is answered
+                    extension.refused(arrived)
+                self.exceeded(served, error)
+                return
+            except ProtocolError as error:
+                self._answer(served, None, error)
+                channel.give_up(f"it broke the protocol: {error}")
+                return
         try:
             for extension in served.extensions:
                 held_back = not extension.arrived(arrived) or held_back

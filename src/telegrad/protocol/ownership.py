@@ -30,6 +30,7 @@ Events are methods. They return effects, which the caller carries out in order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -86,6 +87,7 @@ class Ownership:
         self._held: dict[ForkId, _HeldFork] = {}
         self._parents: dict[ForkId, ForkId] = {}  # fork that we sent -> the fork of ours that it was made from
         self._early: dict[tuple[RRefId, ForkId], WorkerId] = {}  # deletions that arrived before their fork
+        self._forks: Counter[WorkerId] = Counter()  # how many forks of our values each worker holds
         self.is_pending = self.creations.is_pending
 
     # -- values owned here --------------------------------------------------------------------------------------
@@ -103,6 +105,16 @@ class Ownership:
         owned.created = owned.computing = True
         self.creations.arrived(rref, after)
         self._add_fork(owned, rref, fork, caller)
+
+    def creation_refused(self, rref: RRefId, fork: ForkId, after: int = -1) -> list[OwnershipEffect]:
+        """Record that the call that creates a value was refused: the value will never exist."""
+        self.creations.arrived(rref, after)
+        self._early.pop((rref, fork), None)
+        owned = self._owned.get(rref)
+        if owned is None or owned.created:
+            return []
+        owned.created = True
+        return [ValueOrphaned(rref)]
 
     def value_computed(self, rref: RRefId) -> list[OwnershipEffect]:
         """Record that the call that computes a value has ended."""
@@ -132,7 +144,7 @@ class Ownership:
         """Record that a user has dropped its fork."""
         owned = self._owned.get(rref)
         if owned is not None and fork in owned.forks:
-            del owned.forks[fork]
+            self._remove_fork(owned, fork)
             return self._settle(rref, owned)
         if not self._is_lost(sender) and self.is_pending(rref):
             self._early[rref, fork] = sender
@@ -140,7 +152,14 @@ class Ownership:
 
     def _add_fork(self, owned: _OwnedValue, rref: RRefId, fork: ForkId, holder: WorkerId) -> None:
         if self._early.pop((rref, fork), None) is None and not self._is_lost(holder):
+            self._remove_fork(owned, fork)
             owned.forks[fork] = holder
+            self._forks[holder] += 1
+
+    def _remove_fork(self, owned: _OwnedValue, fork: ForkId) -> None:
+        holder = owned.forks.pop(fork, None)
+        if holder is not None:
+            self._forks[holder] -= 1
 
     def _settle(self, rref: RRefId, owned: _OwnedValue) -> list[OwnershipEffect]:
         if owned.is_needed():
@@ -170,7 +189,7 @@ class Ownership:
         """Make `fork`, to be sent to another worker, from a fork held here or (None) from a handle on the owner."""
         if parent is None:
             if to != self._me and not self._is_lost(to):
-                self._owned[rref].forks[fork] = to
+                self._add_fork(self._owned[rref], rref, fork, to)
             elif to == self._me:
                 self._owned[rref].handles += 1  # held while it is in flight
             return ForkData(rref, fork, self._me)
@@ -189,7 +208,7 @@ class Ownership:
             return []
         if to == self._me:
             owned.handles -= 1
-        owned.forks.pop(fork.fork, None)
+        self._remove_fork(owned, fork.fork)
         return self._settle(fork.rref, owned)
 
     def fork_received(self, sender: WorkerId, fork: ForkData) -> list[OwnershipEffect]:
@@ -213,6 +232,12 @@ class Ownership:
             held.parent = None
             return []
         return [RequestFork(fork.owner, fork.rref, fork.fork)]
+
+    def fork_rejected(self, sender: WorkerId, fork: ForkData) -> list[OwnershipEffect]:
+        """Return what tells the sender that a fork that it sent is not used here: the message was refused."""
+        if fork.owner == sender:
+            return [DeleteFork(sender, fork.rref, fork.fork)]
+        return [AcceptChild(sender, fork.fork)]  # so that it need not keep its own fork for this one
 
     def fork_accepted(self, fork: ForkId, *, refused: bool) -> list[OwnershipEffect]:
         """Record the owner's reply to a request: it knows our fork, or the value is gone."""
@@ -267,7 +292,7 @@ class Ownership:
         for rref, owned in list(self._owned.items()):
             forks = [fork for fork, holder in owned.forks.items() if holder == worker]
             for fork in forks:
-                del owned.forks[fork]
+                self._remove_fork(owned, fork)
             if forks:
                 effects += self._settle(rref, owned)
             if rref in self._owned and not owned.created and creator_of(rref) == creator:
@@ -305,6 +330,12 @@ class Ownership:
     def held_forks(self) -> dict[ForkId, tuple[RRefId, WorkerId]]:
         """Return the forks that are held here, each with its RRef and owner."""
         return {fork: (held.rref, held.owner) for fork, held in self._held.items()}
+
+    def references_of(self, worker: WorkerId) -> int:
+        """Return how much is kept here for a worker: its forks, early deletions, and gaps in its creations."""
+        early = sum(sender == worker for sender in self._early.values())
+        gaps = sum(gaps for (creator, _), gaps in self.creations.gaps().items() if creator == worker)
+        return self._forks[worker] + early + gaps
 
     def fork_count(self) -> int:
         """Return how many forks of our values are known."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ from typing import Any
 from telegrad.agent.agent import Agent
 from telegrad.agent.shutdown import RRefMessageCounts
 from telegrad.connection.channel import Channel
+from telegrad.connection.peer_account import PeerAccount
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import ReferenceGone, UnknownWorker
+from telegrad.errors import LimitExceeded, ReferenceGone, UnknownWorker
 from telegrad.protocol.ownership import Ownership
 from telegrad.protocol.ownership_effects import (
     AcceptChild,
@@ -35,6 +37,8 @@ from telegrad.rref.owner import OwnerValue
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import RRefChildAccept, RRefForkAccept, RRefForkRequest, RRefUserDelete
 
+_log = logging.getLogger("telegrad")
+
 
 class RRefContext:
     """Owner values by reference id and user references by fork id, kept in step with the other workers."""
@@ -50,11 +54,13 @@ class RRefContext:
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._serials = itertools.count()  # of references and forks
+        self._expected: dict[RRefId, int] = {}  # values that were announced and not created, and who announced them
+        self._expecting: Counter[int] = Counter()  # how many each worker announced
         self._latest: dict[ForkId, int] = {}  # by owner and incarnation: serial of our last reference there
         self._on_message(RRefForkRequest, self._fork_requested)
         self._on_message(RRefForkAccept, lambda _, head: self.rules.fork_accepted(head.fork, refused=head.refused))
         self._on_message(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
-        self._on_message(RRefUserDelete, lambda sender, head: self.rules.fork_deleted(sender, head.rref, head.fork))
+        self._on_message(RRefUserDelete, self._fork_deleted)
         agent.on_lost(self._on_lost)
 
     def _is_gone(self, worker: int) -> bool:
@@ -102,15 +108,43 @@ class RRefContext:
             "held it are lost"
         )
 
-    def find_for(self, caller: int, rref: RRefId) -> OwnerValue:
-        """Return the value that `caller` asks for. Its creator may ask before the call that computes it arrives."""
+    def find_for(self, caller: int, rref: RRefId, account: PeerAccount | None) -> OwnerValue:
+        """Return the value that `caller` asks for. Its creator may ask before the call that computes it arrives.
+
+        Raises LimitExceeded if the caller, whose account this is, has too many references.
+        """
         with self.lock:
             value = self.values.get(rref)
             if value is None and rref[0] == caller and self.rules.is_pending(rref):
+                self.check_references(caller, account)
                 value = self.values[rref] = OwnerValue()
+                self.expect(rref, caller)
         if value is None:
             raise self._no_value(rref)
         return value
+
+    # The caller of these holds the lock.
+
+    def expect(self, rref: RRefId, announced_by: int) -> None:
+        """Count a value that has been announced, and that this worker keeps room for."""
+        if not self.rules.owns(rref) and rref not in self._expected:
+            self._expected[rref] = announced_by
+            self._expecting[announced_by] += 1
+
+    def arrived(self, rref: RRefId) -> None:
+        """Stop counting a value as announced: it is created, or never will be."""
+        announced_by = self._expected.pop(rref, None)
+        if announced_by is not None:
+            self._expecting[announced_by] -= 1
+
+    def references_of(self, worker: int) -> int:
+        """Return how many references this worker keeps something for because of another."""
+        return self.rules.references_of(worker) + self._expecting[worker]
+
+    def check_references(self, worker: int, account: PeerAccount | None) -> None:
+        """Raise LimitExceeded if a worker would have too many references here with one more."""
+        if account is not None:
+            account.check_count("references", self.references_of(worker) + 1)
 
     def settle(self, user: UserRRef) -> None:
         """Record that the owner has confirmed a fork, or never will, and run the callbacks that wait for it."""
@@ -166,12 +200,18 @@ class RRefContext:
             self._sent[to] += 1
         self.agent.tell(to, head)
 
-    def _fail_orphan(self, rref: RRefId) -> None:
+    def _fail_orphan(self, rref: RRefId, why: str = "the worker that created it is lost") -> None:
         with self.lock:
             value = self.values.get(rref)
         if value is not None:
-            text = f"{describe(rref)} will never have a value: the worker that created it is lost"
-            value.set(None, ReferenceGone(text))
+            value.set(None, ReferenceGone(f"{describe(rref)} will never have a value: {why}"))
+
+    def fail_expected(self, rref: RRefId) -> None:
+        """Fail everybody who waits for a value whose creation was refused."""
+        self._fail_orphan(rref, "the call that creates it was refused")
+        with self.lock:
+            if not self.rules.owns(rref):
+                self.values.pop(rref, None)
 
     def _settle_fork(self, fork: ForkId, effect: ForkConfirmed | ForkRefused) -> None:
         with self.lock:
@@ -188,24 +228,40 @@ class RRefContext:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _on_message(self, kind: type, rule: Callable[[int, Any], list[OwnershipEffect]]) -> None:
+    def _on_message(self, kind: type, rule: Callable[[Channel, Any], list[OwnershipEffect]]) -> None:
         def handle(channel: Channel, head: Any, message: Message) -> None:
             with self.lock:
                 if channel.session.state.is_over:
                     return  # the sender is lost, and may have been restarted
                 sender = channel.worker.id
-                effects = rule(sender, head)
+                effects = rule(channel, head)
             self.perform(effects)
             with self.lock:
                 self._received[sender] += 1
 
         self.agent.handle(kind, handle, urgent=True)
 
-    def _fork_requested(self, sender: int, head: RRefForkRequest) -> list[OwnershipEffect]:
+    def _fork_requested(self, channel: Channel, head: RRefForkRequest) -> list[OwnershipEffect]:
+        sender = channel.worker.id
+        try:
+            self.check_references(sender, channel.account)
+        except LimitExceeded as error:
+            _log.info("refused a fork of %s: %s", describe(head.rref), error)
+            return [AcceptFork(sender, head.fork, True)]
         effects = self.rules.fork_requested(sender, head.rref, head.fork)
         if self.rules.owns(head.rref):
             self.values.setdefault(head.rref, OwnerValue())
         return effects
+
+    def _fork_deleted(self, channel: Channel, head: RRefUserDelete) -> list[OwnershipEffect]:
+        sender = channel.worker.id
+        if channel.account is not None and self.rules.is_pending(head.rref):
+            try:
+                self.check_references(sender, channel.account)
+            except LimitExceeded as error:  # the fork that it deletes, if it ever comes, counts for its sender
+                _log.info("ignored an early deletion of %s: %s", describe(head.rref), error)
+                return []
+        return self.rules.fork_deleted(sender, head.rref, head.fork)
 
     def _on_lost(self, record: WorkerRecord, reason: str) -> None:
         incarnation = incarnation_of(record)
@@ -226,6 +282,7 @@ class RRefContext:
             self._fail_orphan(rref)
             with self.lock:
                 self.values.pop(rref, None)
+                self.arrived(rref)
 
     def message_counts(self, pending: bool) -> RRefMessageCounts:
         """Return how many messages about references were sent and received, for the rounds of a shutdown."""
