@@ -48,6 +48,9 @@ from telegrad.protocol.ownership_effects import (
 )
 from telegrad.protocol.rref_ids import ForkData, ForkId, RRefId, WorkerId
 
+SPARE_GAPS = 1000
+"""Gaps in the creations of a worker that do not count as references: a call that could not be sent may leave one."""
+
 
 @dataclass
 class _OwnedValue:
@@ -131,6 +134,11 @@ class Ownership:
             return []
         owned.handles -= 1
         return self._settle(rref, owned)
+
+    def fork_refused(self, sender: WorkerId, rref: RRefId, fork: ForkId) -> list[OwnershipEffect]:
+        """Refuse a user's request to accept its fork, because the user has too many."""
+        self._early.pop((rref, fork), None)
+        return [AcceptFork(sender, fork, True)]
 
     def fork_requested(self, sender: WorkerId, rref: RRefId, fork: ForkId) -> list[OwnershipEffect]:
         """Handle a user's request to accept its fork."""
@@ -331,11 +339,14 @@ class Ownership:
         """Return the forks that are held here, each with its RRef and owner."""
         return {fork: (held.rref, held.owner) for fork, held in self._held.items()}
 
+    def early_deletions(self, worker: WorkerId) -> int:
+        """Return how many deletions of a worker are kept because they arrived before their forks."""
+        return sum(sender == worker for sender in self._early.values())
+
     def references_of(self, worker: WorkerId) -> int:
         """Return how much is kept here for a worker: its forks, early deletions, and gaps in its creations."""
-        early = sum(sender == worker for sender in self._early.values())
         gaps = sum(gaps for (creator, _), gaps in self.creations.gaps().items() if creator == worker)
-        return self._forks[worker] + early + gaps
+        return self._forks[worker] + self.early_deletions(worker) + max(0, gaps - SPARE_GAPS)
 
     def fork_count(self) -> int:
         """Return how many forks of our values are known."""

@@ -78,7 +78,7 @@ class RRefContext:
         except UnknownWorker:
             return f"number {worker}"
 
-    # The caller of these two holds the lock.
+    # The caller of these three holds the lock.
 
     def new_fork(self) -> ForkId:
         """Return a new fork id."""
@@ -91,6 +91,12 @@ class RRefContext:
         previous = self._latest.get((owner.id, incarnation), -1)
         self._latest[owner.id, incarnation] = serial
         return (self.me, self.incarnation << COUNTER_BITS | serial, incarnation), previous
+
+    def forget_rref(self, owner: WorkerRecord, rref: RRefId, previous: int) -> None:
+        """Undo `new_rref`, if it was the last: the owner would wait for a reference that is never created."""
+        key = owner.id, incarnation_of(owner)
+        if self._latest.get(key) == rref[1] & ((1 << COUNTER_BITS) - 1):
+            self._latest[key] = previous
 
     # -- values and users -------------------------------------------------------------------------------------------
 
@@ -247,7 +253,7 @@ class RRefContext:
             self.check_references(sender, channel.account)
         except LimitExceeded as error:
             _log.info("refused a fork of %s: %s", describe(head.rref), error)
-            return [AcceptFork(sender, head.fork, True)]
+            return self.rules.fork_refused(sender, head.rref, head.fork)
         effects = self.rules.fork_requested(sender, head.rref, head.fork)
         if self.rules.owns(head.rref):
             self.values.setdefault(head.rref, OwnerValue())
@@ -257,7 +263,7 @@ class RRefContext:
         sender = channel.worker.id
         if channel.account is not None and self.rules.is_pending(head.rref):
             try:
-                self.check_references(sender, channel.account)
+                channel.account.check_count("references", self.rules.early_deletions(sender) + 1)
             except LimitExceeded as error:  # the fork that it deletes, if it ever comes, counts for its sender
                 _log.info("ignored an early deletion of %s: %s", describe(head.rref), error)
                 return []

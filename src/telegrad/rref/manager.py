@@ -105,6 +105,7 @@ class RRefManager:
         except BaseException:
             with context.lock:
                 context.rules.cancel_creation(fork)
+                context.forget_rref(record, rref, previous)
                 effects = context.rules.value_computed(rref)
             context.perform(effects)
             raise
