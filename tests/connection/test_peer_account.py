@@ -78,7 +78,7 @@ def test_errors_name_worker_limit_value_and_remedy() -> None:
         one.check_count("contexts", 3)
     assert "leave autograd contexts that are no longer needed, then retry" in str(caught.value)
     one.take_call(0, 0, None).release()
-    with pytest.raises(LimitExceeded, match="retry after 0.5 s") as caught:
+    with pytest.raises(LimitExceeded, match=r"retry after 0\.5 s") as caught:
         one.take_call(0, 0, None)
     error = caught.value
     assert isinstance(error, CallError)

@@ -186,7 +186,7 @@ class PeerAccount:
         if count:
             _log.warning(
                 "worker %r refused %d call%s of worker %r since the last line about it; the last: %s",
-                *(self._worker, count, "s" if count > 1 else "", self._peer, error),
+                *(self._worker, count, "s" if count > 1 else "", self._peer, str(error)),
             )
         return ""
 
