@@ -184,7 +184,7 @@ class AutogradExtension(Extension):
         context = self._contexts.get(context_id)
         if context is not None and served.channel.session.state.is_over:  # as in `serve`
             self._contexts.caller_lost(context, caller)
-        served.agent.server.exceeded(served, error)
+        served.agent.server.refusals.exceeded(served, error)
 
     def refused(self, message: IncomingMessage) -> None:
         """Count a refused call as answered: its caller says how many it made when the context ends."""

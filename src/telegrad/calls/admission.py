@@ -65,7 +65,7 @@ class Admission:
             arrived.stream_position = request.rref_access.stream_position
         for extension in self._pipeline.concerned[(request.autograd is not None) + (2 if references else 0)]:
             extension.refused(arrived)
-        self._server.reject(channel, request.call, error)
+        self._server.refusals.reject(channel, request.call, error)
 
     def admit_message(self, channel: Channel, account: PeerAccount, head: Any, message: Message) -> Held | None:
         """Return what a one-way message holds; None if it was refused. Raises LimitExceeded if it cannot be."""
@@ -78,7 +78,7 @@ class Admission:
             return account.take_message(_size(message)) if taken is None else taken
         except LimitExceeded as error:
             if type(head) is RRefBackwardReq:
-                self._server.reject(channel, head.call, error)
+                self._server.refusals.reject(channel, head.call, error)
             else:
                 refuse = self.refusals.get(type(head))
                 if refuse is None:

@@ -15,11 +15,12 @@ import torch
 from telegrad.calls.call import Served, current_served
 from telegrad.calls.extension import IncomingMessage, PlacedReference
 from telegrad.calls.pipeline import Pipeline, pack_head
+from telegrad.calls.refusals import Refusals
 from telegrad.calls.replier import Replier
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_account import Held
-from telegrad.errors import CallCancelled, FunctionNotFound, LimitExceeded, ProtocolError, TelegradError
+from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
 from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.torch_private import FutureBase
@@ -51,6 +52,7 @@ class Server:
         self._pipeline = pipeline
         self.loop = loop
         self.replier = Replier(local, pipeline)
+        self.refusals = Refusals(agent, local, self.replier)
         self._answer = self.replier.answer
         self.active, self.unanswered = self.replier.active, self.replier.unanswered
         self._lock = threading.Lock()  # protects the two below
@@ -111,22 +113,6 @@ class Server:
         else:
             self._local.executor.submit_in(account.tasks, task)
 
-    def reject(self, channel: Channel, call: int, error: Exception) -> None:
-        """Answer a request that exceeds a limit. It was never taken, so a call with the same number is not affected."""
-        served = Served(self._agent, channel, call, channel.worker, "", self._local.runtime.now(), None, 0)
-        try:
-            channel.post(self.replier.pack_failure(served, error))
-        except TelegradError as failure:  # the caller is gone
-            _log.debug("the refusal of call %d of worker %r cannot be delivered: %s", call, channel.peer, failure)
-
-    def exceeded(self, served: Served, error: LimitExceeded) -> None:
-        """Answer a call that was taken and exceeds a limit, before its function has run."""
-        self._answer(served, None, error)
-        account = served.channel.account
-        reason = account.count_refusal(error) if account is not None else ""
-        if reason:
-            served.channel.give_up(reason)
-
     def refuse(self, channel: Channel, call: int, error: Exception) -> None:
         """Answer a request that cannot be taken with `error`."""
         served = self.active.get((channel, call))
@@ -149,20 +135,8 @@ class Server:
         later = partial(self._serve, served, request, holder, arrived.references)
         arrived.proceed = partial(self.submit, served, later)
         held_back = False
-        if channel.account is not None:
-            try:
-                for extension in served.extensions:
-                    extension.check(arrived, channel.account)
-            except LimitExceeded as error:
-                arrived.autograd, arrived.account = request.autograd, channel.account
-                for extension in served.extensions:  # its place in an order of calls is skipped when it is answered
-                    extension.refused(arrived)
-                self.exceeded(served, error)
-                return
-            except ProtocolError as error:
-                self._answer(served, None, error)
-                channel.give_up(f"it broke the protocol: {error}")
-                return
+        if not self.refusals.check(served, request, arrived):
+            return
         try:
             for extension in served.extensions:
                 held_back = not extension.arrived(arrived) or held_back

@@ -56,7 +56,7 @@ class Undeliverable:
             reason = channel.account.count_refusal(cause)
             if reason or channel.outgoing or tag not in _REQUESTS:
                 raise LimitExceeded(reason or str(cause)) from cause  # disconnects the peer
-            self._server.reject(channel, call, cause)
+            self._server.refusals.reject(channel, call, cause)
             return True
         if not channel.outgoing and tag in _REQUESTS:
             self._server.refuse(channel, call, _error(f"worker {me!r} cannot take a call from", channel, cause, call))

@@ -31,6 +31,7 @@ from telegrad.protocol.ownership_effects import (
     ValueOrphaned,
 )
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
+from telegrad.rref.expected_values import ExpectedValues
 from telegrad.rref.handle import UserRRef
 from telegrad.rref.ids import describe, incarnation_of
 from telegrad.rref.owner import OwnerValue
@@ -54,8 +55,7 @@ class RRefContext:
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._serials = itertools.count()  # of references and forks
-        self._expected: dict[RRefId, int] = {}  # values that were announced and not created, and who announced them
-        self._expecting: Counter[int] = Counter()  # how many each worker announced
+        self.expected = ExpectedValues()
         self._latest: dict[ForkId, int] = {}  # by owner and incarnation: serial of our last reference there
         self._on_message(RRefForkRequest, self._fork_requested)
         self._on_message(RRefForkAccept, lambda _, head: self.rules.fork_accepted(head.fork, refused=head.refused))
@@ -124,28 +124,14 @@ class RRefContext:
             if value is None and rref[0] == caller and self.rules.is_pending(rref):
                 self.check_references(caller, account)
                 value = self.values[rref] = OwnerValue()
-                self.expect(rref, caller)
+                self.expected.add(rref, caller)
         if value is None:
             raise self._no_value(rref)
         return value
 
-    # The caller of these holds the lock.
-
-    def expect(self, rref: RRefId, announced_by: int) -> None:
-        """Count a value that has been announced, and that this worker keeps room for."""
-        if not self.rules.owns(rref) and rref not in self._expected:
-            self._expected[rref] = announced_by
-            self._expecting[announced_by] += 1
-
-    def arrived(self, rref: RRefId) -> None:
-        """Stop counting a value as announced: it is created, or never will be."""
-        announced_by = self._expected.pop(rref, None)
-        if announced_by is not None:
-            self._expecting[announced_by] -= 1
-
     def references_of(self, worker: int) -> int:
-        """Return how many references this worker keeps something for because of another."""
-        return self.rules.references_of(worker) + self._expecting[worker]
+        """Return how many references this worker keeps something for because of another. Call with the lock held."""
+        return self.rules.references_of(worker) + self.expected.count(worker)
 
     def check_references(self, worker: int, account: PeerAccount | None) -> None:
         """Raise LimitExceeded if a worker would have too many references here with one more."""
@@ -288,7 +274,7 @@ class RRefContext:
             self._fail_orphan(rref)
             with self.lock:
                 self.values.pop(rref, None)
-                self.arrived(rref)
+                self.expected.remove(rref)
 
     def message_counts(self, pending: bool) -> RRefMessageCounts:
         """Return how many messages about references were sent and received, for the rounds of a shutdown."""

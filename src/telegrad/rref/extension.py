@@ -97,7 +97,7 @@ class RRefExtension(Extension):
                 effects += context.rules.fork_rejected(sender, ForkData(info.rref, info.fork, info.owner))
             if creation is not None and sender != context.me:
                 effects += context.rules.creation_refused(creation.rref, creation.fork, creation.after)
-                context.arrived(creation.rref)
+                context.expected.remove(creation.rref)
         context.perform(effects)
         if creation is not None:
             context.fail_expected(creation.rref)
@@ -111,7 +111,8 @@ class RRefExtension(Extension):
             handle = self._manager.make_handle(info.rref, user, info.owner, info.ordered)
             with context.lock:
                 if user is None:
-                    context.expect(info.rref, sender)
+                    if not context.rules.owns(info.rref):
+                        context.expected.add(info.rref, sender)
                     context.values.setdefault(info.rref, OwnerValue(info.ordered))
                 else:
                     context.users[info.fork] = user
@@ -127,7 +128,7 @@ class RRefExtension(Extension):
         if caller == context.me:
             return  # `RRefManager.create` has added it
         with context.lock:
-            context.arrived(creation.rref)
+            context.expected.remove(creation.rref)
             owned = context.values.setdefault(creation.rref, OwnerValue())
             if creation.ordered and owned.queue is None:
                 owned.queue = OrderedQueue()
