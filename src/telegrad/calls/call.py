@@ -96,6 +96,14 @@ class Served(msgspec.Struct, eq=False):
         """The name of the calling worker."""
         return self.worker.name
 
+    def submit(self, task: Callable[[], None]) -> None:
+        """Have a worker thread continue the call, when the limits of its caller allow it."""
+        account, executor = self.channel.account, self.agent.executor
+        if account is None:
+            executor.submit(task)
+        else:
+            executor.submit_in(account.tasks, task)
+
     def check(self) -> None:
         """Raise CallCancelled if the caller gave the call up. Long functions may call this now and then."""
         if self.cancelled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -80,6 +80,7 @@ class Server:
             now,
             now + request.timeout if request.timeout else None,
             0 if request.nested else message.size,
+            held=held,
         )
         references = request.creation is not None or bool(request.references)
         if request.rref_access is not None:
@@ -87,8 +88,6 @@ class Server:
             references = references or served.stream_position is not None
         if request.autocast is not None:
             served.autocast = request.autocast
-        if held is not None:
-            served.held = held
         self.active[channel, request.call] = served
         if self._early:
             with self._lock:
@@ -103,15 +102,7 @@ class Server:
         if held is None:
             self._local.executor.submit(task)
         else:
-            self.submit(served, task)
-
-    def submit(self, served: Served, task: Callable[[], None]) -> None:
-        """Have a worker thread continue a call, when the limits of its caller allow it."""
-        account = served.channel.account
-        if account is None:
-            self._local.executor.submit(task)
-        else:
-            self._local.executor.submit_in(account.tasks, task)
+            served.submit(task)
 
     def refuse(self, channel: Channel, call: int, error: Exception) -> None:
         """Answer a request that cannot be taken with `error`."""
@@ -133,7 +124,7 @@ class Server:
             return
         arrived = IncomingMessage(channel.worker, forks=request.references, creation=request.creation, served=served)
         later = partial(self._serve, served, request, holder, arrived.references)
-        arrived.proceed = partial(self.submit, served, later)
+        arrived.proceed = partial(served.submit, later)
         held_back = False
         if not self.refusals.check(served, request, arrived):
             return
@@ -209,7 +200,7 @@ class Server:
             if references:
                 references.clear()
             if name.startswith("@"):
-                function, deferred = self._services.get(name) or self._unknown(name)
+                function, deferred = self._services.get(name) or _unknown(name, self._services)
                 if deferred:
                     function = partial(function, partial(self._answer, served))
                     if request.autocast is None:
@@ -278,10 +269,6 @@ class Server:
         if served.answered:
             served.on_cancel = None  # the reply was sent before it was set
 
-    def _unknown(self, name: str) -> NoReturn:
-        known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"
-        raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
-
     # -- cancelling -------------------------------------------------------------------------------------------
 
     def cancel(self, channel: Channel, call: int, reason: str) -> list[Served]:
@@ -307,6 +294,11 @@ class Server:
         return [
             served for key in list(self.active) if key[0] is channel for served in self.cancel(channel, key[1], reason)
         ]
+
+
+def _unknown(name: str, services: Iterable[str]) -> NoReturn:
+    known = ", ".join(sorted(n[1:] for n in list(services) if not n.startswith("@telegrad."))) or "none"
+    raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
 
 
 def _pass_on(future: Any, answer: Callable[[object, BaseException | None], None]) -> None:

@@ -62,7 +62,7 @@ class RRefService:
         if served is None:
             self._agent.executor.submit(run)
         else:
-            self._agent.server.submit(served, run)
+            served.submit(run)
 
     # -- fetch --------------------------------------------------------------------------------------------------------
 
