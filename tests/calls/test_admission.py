@@ -15,7 +15,6 @@ from telegrad.protocol.peer_limits import PeerLimits
 from telegrad.settings import AgentSettings
 from telegrad.testing.simulation import Simulation
 from telegrad.wire.messages import (
-    Cancel,
     CleanupAutogradContextReq,
     Request,
     RRefBackwardReq,
@@ -97,15 +96,6 @@ def test_backward_from_a_reference_is_a_call() -> None:
             a.result(call)
 
     run(program, calls_per_second=0.001, burst=1)
-
-
-def test_the_reason_of_a_cancellation_is_stored_in_part() -> None:
-    def program(sim: Simulation, channel: Channel) -> None:
-        post(channel, Cancel(555, "x" * 50_000))
-        sim.sleep(0.5)
-        assert [len(reason) for reason in sim["b"].server._early.values()] == [1000]
-
-    run(program, calls=1)
 
 
 def test_ends_of_unknown_contexts_do_not_make_contexts_without_end() -> None:

@@ -99,10 +99,8 @@ class Server:
             task = partial(self._admit, served, request, [message])
         else:
             task = partial(self._serve, served, request, [message], ())
-        if held is None:
-            self._local.executor.submit(task)
-        else:
-            served.submit(task)
+        submit = self._local.executor.submit if held is None else served.submit
+        submit(task)
 
     def refuse(self, channel: Channel, call: int, error: Exception) -> None:
         """Answer a request that cannot be taken with `error`."""
