@@ -9,6 +9,7 @@ from pathlib import Path
 
 from telegrad.errors import CertificateError
 from telegrad.protocol.limits import SessionSettings
+from telegrad.protocol.peer_limits import PeerLimits, check_limits
 from telegrad.settings import AgentSettings
 from telegrad.transport.spinning import SPIN
 from telegrad.wire.frames import Limits
@@ -68,6 +69,9 @@ class Options:
     """Seconds to wait for all workers to join."""
     session: SessionSettings = field(default_factory=SessionSettings)
     limits: Limits = field(default_factory=Limits)
+    peer_limits: PeerLimits | Mapping[str, PeerLimits] | None = None
+    """What each other worker may use of this one: limits for all, or by patterns of worker names such as
+    ``{"partner*": PeerLimits(calls=8)}``, of which the first that matches counts."""
 
     def settings(self) -> AgentSettings:
         """Return the settings of the agent."""
@@ -82,6 +86,7 @@ class Options:
             accept=self.accepted(),
             session=self.session,
             limits=self.limits,
+            peer_limits=check_limits(self.peer_limits),
         )
 
     def accepted(self, environ: Mapping[str, str] = os.environ) -> str:

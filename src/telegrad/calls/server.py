@@ -16,11 +16,13 @@ from telegrad.calls.call import Served, current_served
 from telegrad.calls.early_cancels import EarlyCancels
 from telegrad.calls.extension import IncomingMessage, PlacedReference
 from telegrad.calls.pipeline import Pipeline, pack_head
+from telegrad.calls.refusals import Refusals
 from telegrad.calls.registry import Registry, check_arguments
 from telegrad.calls.replier import Replier
 from telegrad.connection.channel import Channel
 from telegrad.connection.goodbye import shortened
 from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.peer_account import Held
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled, FunctionNotFound, ProtocolError, TelegradError
 from telegrad.execution.autocast import enter_autocast
@@ -56,6 +58,7 @@ class Server:
         self._unpack = pipeline.unpack if agent.registry is None else partial(_unpack_checked, agent.registry, pipeline)
         self.loop = loop
         self.replier = Replier(local, pipeline)
+        self.refusals = Refusals(agent, local, self.replier)
         self._answer = self.replier.answer
         self.active, self.unanswered = self.replier.active, self.replier.unanswered
         self._lock = threading.Lock()  # protects _services
@@ -71,7 +74,7 @@ class Server:
 
     # -- one call ---------------------------------------------------------------------------------------------
 
-    def take(self, channel: Channel, request: Request, message: Message) -> None:
+    def take(self, channel: Channel, request: Request, message: Message, held: Held | None = None) -> None:
         """Have a worker thread serve a request. Until it does, a cancelled request is never run."""
         now = self._local.runtime.now()
         served = Served(
@@ -83,6 +86,7 @@ class Server:
             now,
             now + request.timeout if 0.0 < request.timeout < _FOREVER else None,
             0 if request.nested else message.size,
+            held=held,
         )
         references = request.creation is not None or bool(request.references)
         if request.rref_access is not None:
@@ -101,7 +105,8 @@ class Server:
             task = partial(self._admit, served, request, [message])
         else:
             task = partial(self._serve, served, request, [message], ())
-        self._local.executor.submit(task)
+        submit = self._local.executor.submit if held is None else served.submit
+        submit(task)
 
     def refuse(self, channel: Channel, call: int, error: Exception) -> None:
         """Answer a request that cannot be taken with `error`."""
@@ -123,8 +128,10 @@ class Server:
             return
         arrived = IncomingMessage(channel.worker, forks=request.references, creation=request.creation, served=served)
         later = partial(self._serve, served, request, holder, arrived.references)
-        arrived.proceed = partial(self._local.executor.submit, later)
+        arrived.proceed = partial(served.submit, later)
         held_back = False
+        if not self.refusals.check(served, request, arrived):
+            return
         try:
             for extension in served.extensions:
                 held_back = not extension.arrived(arrived) or held_back

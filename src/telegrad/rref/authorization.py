@@ -13,7 +13,6 @@ from typing import Any
 
 from telegrad.errors import PayloadError, ProtocolError
 from telegrad.protocol.ownership import Ownership
-from telegrad.protocol.rref_ids import COUNTER_BITS
 from telegrad.wire.messages import Creation, ForkInfo, RRefChildAccept, RRefForkAccept, RRefUserDelete
 
 
@@ -56,8 +55,7 @@ def check_received(rules: Ownership, me: int, sender: int, fork: ForkInfo) -> No
         raise ProtocolError(f"worker number {sender} sent a reference that it does not hold")
 
 
-def check_creation(rules: Ownership, caller: int, incarnation: int, creation: Creation) -> None:
-    """Raise unless `caller` may create a value under this id: it is its own, and has not been used."""
-    creator = creation.rref[0], creation.rref[1] >> COUNTER_BITS
-    if creator != (caller, incarnation) or creation.fork[0] != caller or not rules.is_pending(creation.rref):
-        raise ProtocolError(f"worker number {caller} creates a value under an id that is not its own")
+def check_creation(rules: Ownership, caller: int, creation: Creation) -> None:
+    """Raise unless `caller` may create a value under this id, which is its own: it has not been used."""
+    if creation.fork[0] != caller or not rules.is_pending(creation.rref):
+        raise ProtocolError(f"worker number {caller} creates a value under an id that was used before")
