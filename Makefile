@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test lint coverage conformance soak bench bench-check clean
+.PHONY: setup demo test test-network lint coverage conformance soak bench bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -29,6 +29,10 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/protocol --ignore=tests/wire
 	$(MAKE) coverage
+
+# Captures the traffic of two workers in two network namespaces. Needs root, iproute2 and tshark.
+test-network: setup
+	$(BIN)/python -m pytest -s tests/behaviour/security/test_network_capture.py
 
 # Runs the tests of protocol/ and wire/ under coverage, and fails unless they reach every line and branch.
 coverage: setup

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from telegrad.errors import CertificateError
 from telegrad.options import Options
 
 
@@ -42,3 +45,29 @@ def test_invalid_shared_memory_is_refused(text: str, monkeypatch: pytest.MonkeyP
 def test_the_repr_of_options_shows_no_token() -> None:
     assert "secret" not in repr(Options(token="secret"))
     assert "rpc_timeout=10" in repr(Options(rpc_timeout=10))
+
+
+def test_tls_is_on_unless_the_option_or_the_environment_switches_it_off() -> None:
+    assert Options().uses_tls({})
+    assert Options().uses_tls({"TELEGRAD_TLS": "1"})
+    assert not Options().uses_tls({"TELEGRAD_TLS": "0"})
+    assert not Options(tls=False).uses_tls({"TELEGRAD_TLS": "1"})
+    assert Options(tls=True).uses_tls({"TELEGRAD_TLS": "0"})
+    with pytest.raises(ValueError, match="TELEGRAD_TLS is 'off': set it to 0 to switch TLS off, or to 1"):
+        Options().uses_tls({"TELEGRAD_TLS": "off"})
+
+
+def test_certificates_come_from_the_options_or_the_environment() -> None:
+    paths = {"TELEGRAD_TLS_CERT": "/c", "TELEGRAD_TLS_KEY": "/k", "TELEGRAD_TLS_CA": "/a"}
+    assert Options().certificate_files({}) is None
+    assert Options().certificate_files(paths) == (Path("/c"), Path("/k"), Path("/a"))
+    assert Options(tls_key="/other").certificate_files(paths) == (Path("/c"), Path("/other"), Path("/a"))
+
+
+def test_certificates_are_given_completely_and_only_with_tls() -> None:
+    with pytest.raises(CertificateError, match=r"but tls_key \(TELEGRAD_TLS_KEY\) is not set"):
+        Options(tls_certificate="/c", tls_ca="/a").certificate_files({})
+    with pytest.raises(CertificateError, match=r"but tls_certificate \(.*\) and tls_key \(.*\) are not set"):
+        Options().certificate_files({"TELEGRAD_TLS_CA": "/a"})
+    with pytest.raises(CertificateError, match="certificates are given, but TLS is switched off"):
+        Options(tls=False, tls_certificate="/c", tls_key="/k", tls_ca="/a").certificate_files({})

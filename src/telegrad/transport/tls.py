@@ -1,4 +1,4 @@
-"""TLS 1.3 over TCP. Imported only where TCP is used: unix sockets stay plain, and need neither import nor certificate."""
+"""TLS 1.3 over TCP. Imported only where TCP is used: unix sockets stay plain, and need no certificate."""
 
 from __future__ import annotations
 

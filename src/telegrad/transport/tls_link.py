@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
+from typing import Any, cast
 
 from telegrad.errors import ProtocolError, is_shortage
 from telegrad.transport.base import LinkClosed, Ready
@@ -49,6 +50,8 @@ class TlsLink(SocketLink):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = credentials.opener if opens else credentials.listener
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not opens)
+        # The types of the standard library claim that this returns bytes, even if it is given a buffer.
+        self._read = cast("Callable[[int, memoryview], int]", self._tls.read)
         self._opens = opens
         self._verifies = credentials.verifies
         self._established = False
@@ -113,8 +116,8 @@ class TlsLink(SocketLink):
         if self._opens:
             self.binding = hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
         if self._verifies:
-            names = (self._tls.getpeercert() or {}).get("subjectAltName", ())
-            self.peer_names = tuple(str(name) for kind, name in names if kind == "DNS")
+            certificate = cast("dict[str, Any]", self._tls.getpeercert() or {})
+            self.peer_names = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS")
         for kind, header, body in self._early:
             self._queue(kind).append([memoryview(header), memoryview(body)])
         self._early = []
@@ -175,7 +178,7 @@ class TlsLink(SocketLink):
             self._incoming.write(self._scratch[:received])
             self._unfed = 0
             self._fed += received
-            count = self._tls.read(len(buffer), buffer)
+            count = self._read(len(buffer), buffer)
         except (ssl.SSLError, MemoryError) as error:
             if self._unfed or isinstance(error, ssl.SSLWantReadError | MemoryError):
                 return 0  # _take_records tries again
@@ -240,10 +243,10 @@ class TlsLink(SocketLink):
 
     def _decrypt(self, buffer: memoryview) -> tuple[int, bool]:
         """Return how many bytes were decrypted into `buffer`, and whether the peer has ended the stream."""
-        tls, incoming, count, room = self._tls, self._incoming, 0, len(buffer)
+        incoming, count, room = self._incoming, 0, len(buffer)
         try:
             while count < room:
-                got = tls.read(room - count, buffer[count:] if count else buffer)
+                got = self._read(room - count, buffer[count:] if count else buffer)
                 if not got:
                     return count, True
                 count += got

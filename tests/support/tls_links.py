@@ -1,0 +1,127 @@
+"""Two connected TLS links in one process, and a client that can send TLS messages which Python's ssl cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from telegrad.transport.base import Listener
+from telegrad.transport.certificates import Credentials
+from telegrad.transport.tls import TlsTransport
+from telegrad.transport.tls_link import TlsLink
+from telegrad.wire.frames import Kind, Limits
+
+PATIENCE = 30.0
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE
+
+
+@contextmanager
+def listening(credentials: Credentials | None = None) -> Iterator[Listener]:
+    listener = TlsTransport(credentials).listen("tcp://127.0.0.1:0")
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+def accept(listener: Listener) -> TlsLink:
+    """Return the next connection."""
+    deadline = soon()
+    while (link := listener.accept()) is None:
+        assert time.monotonic() < deadline
+    assert isinstance(link, TlsLink)
+    return link
+
+
+class Connecting(threading.Thread):
+    """Connects to an address on another thread, because the other end has to take part."""
+
+    def __init__(self, address: str, credentials: Credentials | None = None, *, patience: float = PATIENCE) -> None:
+        super().__init__()
+        self._transport, self._address = TlsTransport(credentials), address
+        self._deadline = time.monotonic() + patience
+        self.link: TlsLink | None = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Connect."""
+        try:
+            link = self._transport.connect(self._address, self._deadline)
+            assert isinstance(link, TlsLink)
+            self.link = link
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+
+@contextmanager
+def connected(
+    mine: Credentials | None = None, theirs: Credentials | None = None, *, admitted: bool = True
+) -> Iterator[tuple[TlsLink, TlsLink]]:
+    """Yield the connecting and the accepting end of a connection."""
+    with listening(theirs) as listener:
+        connecting = Connecting(listener.address, mine)
+        there = accept(listener)
+        while connecting.is_alive():
+            assert not list(there.receive())
+            connecting.join(0.001)
+        here = connecting.link
+        assert here is not None, connecting.error
+        here.send(Kind.HANDSHAKE, b"", 0, 0, 0)
+        while not list(there.receive()):
+            there.wait(soon())
+        if admitted:
+            for link in (here, there):
+                link.admit(Limits(), lambda sequence, length: memoryview(bytearray(length)))
+        try:
+            yield here, there
+        finally:
+            here.close()
+            there.close()
+
+
+class RawClient:
+    """A TLS client made of OpenSSL's own functions, which asks for new keys as often as it likes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        found = re.search(r"\S*/libssl\.so\.3", Path("/proc/self/maps").read_text())
+        assert found is not None, "Python's ssl is not built with OpenSSL 3"
+        self._library = library = ctypes.CDLL(found[0])
+        for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+            getattr(library, name).restype = ctypes.c_void_p
+        self._context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
+        self._ssl = ctypes.c_void_p(library.SSL_new(self._context))
+        library.SSL_set_fd(self._ssl, sock.fileno())
+
+    def connect(self) -> None:
+        """Perform the TLS handshake, which blocks."""
+        assert self._library.SSL_connect(self._ssl) == 1
+
+    def update_keys(self) -> bool:
+        """Ask the peer for new keys. Return False if that failed, because the connection is closed."""
+        asked = self._library.SSL_key_update(self._ssl, 1) == 1
+        return asked and self._library.SSL_do_handshake(self._ssl) == 1
+
+    def write(self, data: bytes) -> bool:
+        """Send data."""
+        return int(self._library.SSL_write(self._ssl, data, len(data))) == len(data)
+
+    def read(self, count: int) -> bytes:
+        """Return up to `count` bytes of data."""
+        buffer = ctypes.create_string_buffer(count)
+        got = self._library.SSL_read(self._ssl, buffer, count)
+        return buffer.raw[: max(0, got)]
+
+    def close(self) -> None:
+        """Free what OpenSSL holds."""
+        self._library.SSL_free(self._ssl)
+        self._library.SSL_CTX_free(self._context)

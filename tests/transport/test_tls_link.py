@@ -1,0 +1,513 @@
+"""TLS links: what they add to the contract of transports."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import socket
+import threading
+import time
+import weakref
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.support.certificate_authority import Authority
+from tests.support.tls_links import Connecting, RawClient, accept, connected, listening, soon
+
+from telegrad.errors import ProtocolError
+from telegrad.transport import tls_link
+from telegrad.transport.addresses import parse_address
+from telegrad.transport.base import Link, LinkClosed, Listener, Ready
+from telegrad.transport.certificates import load_credentials, make_credentials
+from telegrad.transport.tls_link import MAX_UNAUTHENTICATED, TlsLink
+from telegrad.wire.frames import BULK_CHUNK, CHUNK, HEADER_SIZE, MESSAGE, Frame, Kind, Limits, pack_header
+
+
+def where(listener: Listener) -> tuple[str, int]:
+    address = parse_address(listener.address)
+    return address.host, address.port
+
+
+def read(link: Link, count: int, sender: Link | None = None) -> list[Frame]:
+    frames: list[Frame] = []
+    deadline = soon()
+    while len(frames) < count:
+        assert time.monotonic() < deadline
+        link.wait(deadline if sender is None or not sender.unsent() else time.monotonic())
+        if sender is not None:
+            sender.flush()
+        frames.extend(link.receive())
+    return frames
+
+
+def read_to_the_end(link: Link) -> Exception:
+    deadline = soon()
+    while time.monotonic() < deadline:
+        link.wait(deadline)
+        try:
+            assert not list(link.receive())
+        except (LinkClosed, ProtocolError) as error:
+            return error
+    raise AssertionError("the link did not end")
+
+
+class Relay:
+    """Passes bytes between two connections. `change` may change what the opener sends."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self.seen = b""
+        self.corrupt = False
+        self._ends: list[socket.socket] = []
+        self._target = target
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        here, there = self._server.accept()[0], socket.create_connection(self._target)
+        self._ends = [here, there]
+        for source, sink in ((here, there), (there, here)):
+            self._threads.append(threading.Thread(target=self._pass, args=(source, sink)))
+            self._threads[-1].start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                self.seen += data
+                if self.corrupt:
+                    data = data[:-1] + bytes([data[-1] ^ 1])
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        for end in self._ends:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+        for thread in self._threads:
+            thread.join()
+        for end in [*self._ends, self._server]:
+            end.close()
+
+
+# -- the channel binding ----------------------------------------------------------------------------------------
+
+
+def test_both_ends_have_the_same_binding() -> None:
+    with connected() as (here, there):
+        assert here.binding == there.binding
+        assert len(here.binding) == 32
+        assert here.peer_names is None
+        assert there.peer_names is None
+
+
+def test_a_man_in_the_middle_with_its_own_certificate_gives_the_ends_different_bindings() -> None:
+    """It terminates TLS on both sides, and passes all frames on."""
+    with connected() as (opener, middle_in), connected() as (middle_out, listener):
+        opener.send(MESSAGE, b"for the listener", 1, 0, 0)
+        (frame,) = read(middle_in, 1)
+        middle_out.send(MESSAGE, frame.body, 1, 0, 0)
+        assert bytes(read(listener, 1)[0].body) == b"for the listener"
+        assert opener.binding != listener.binding
+
+
+def test_a_relay_that_does_not_terminate_tls_sees_and_changes_nothing() -> None:
+    with listening() as listener, closing(Relay(where(listener))) as relay:
+        connecting = Connecting(relay.address)
+        with closing(accept(listener)) as there:
+            while connecting.is_alive():
+                assert not list(there.receive())
+                connecting.join(0.001)
+            assert connecting.link is not None
+            with closing(connecting.link) as here:
+                assert here.binding == there.binding
+                here.send(Kind.HANDSHAKE, b"the secret", 0, 0, 0)
+                assert bytes(read(there, 1)[0].body) == b"the secret"
+                assert b"the secret" not in relay.seen
+                relay.corrupt = True
+                here.send(Kind.HANDSHAKE, b"the secret", 0, 0, 0)
+                error = read_to_the_end(there)
+                assert isinstance(error, ProtocolError)
+                assert str(error) == "a TLS record was changed on the way"
+                with pytest.raises(ProtocolError, match="changed on the way"):  # again, as nothing comes after it
+                    list(there.receive())
+
+
+def test_both_ends_know_the_names_in_verified_certificates(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    mine, theirs = (load_credentials(*authority.issue(name), authority.path) for name in ("alice", "bob"))
+    with connected(mine, theirs) as (here, there):
+        assert here.peer_names == ("bob",)
+        assert there.peer_names == ("alice",)
+        assert here.binding == there.binding == theirs.binding
+
+
+# -- connecting -------------------------------------------------------------------------------------------------
+
+
+def test_connecting_ends_at_its_deadline_if_the_listener_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connecting = Connecting(f"tcp://127.0.0.1:{silent.getsockname()[1]}", patience=0.05)
+        connecting.join()
+        assert isinstance(connecting.error, TimeoutError)
+        assert "did not answer the TLS hello in time" in str(connecting.error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "a worker without TLS does that (tls=False, TELEGRAD_TLS=0), and a program that is not telegrad"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the listener does not speak TLS: its answer starts with b'HT'"),
+        (b"\x15\3\1\0\2\2\x28", "the peer ended the TLS connection with the alert 'handshake failure'"),
+        (b"\x16\3\3\0\4\2\0\0\0", "the TLS handshake with 127.0.0.1"),
+        (b"\x16\3\3\x40\0" + b"x" * 200_000, "the TLS handshake with 127.0.0.1"),
+    ],
+    ids=["end", "http", "alert", "garbage", "flood"],
+)
+def test_a_listener_without_tls_is_described(answer: bytes, reason: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connecting = Connecting(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        with server.accept()[0] as sock:
+            sock.recv(65536)
+            try:
+                sock.sendall(answer)
+            except ConnectionError:
+                assert len(answer) > 100_000
+        connecting.join()
+        assert isinstance(connecting.error, LinkClosed)
+        assert reason in str(connecting.error)
+
+
+@pytest.mark.parametrize("wrong", ["opener", "listener"])
+def test_a_certificate_that_is_not_accepted_ends_both_sides_with_the_reason(tmp_path: Path, wrong: str) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
+    good = load_credentials(*authority.issue("good"), authority.path)
+    bad = load_credentials(*other.issue("bad"), other.path)
+    with listening(bad if wrong == "listener" else good) as listener:
+        connecting = Connecting(listener.address, bad if wrong == "opener" else good)
+        with closing(accept(listener)) as there:
+            assert "unknown ca" in str(read_to_the_end(there))
+            connecting.join()
+        assert isinstance(connecting.error, LinkClosed)
+        assert "its certificate was not accepted: self-signed certificate in certificate chain" in str(connecting.error)
+
+
+def test_a_client_without_a_certificate_is_refused_with_the_reason(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with listening(load_credentials(*authority.issue("a"), authority.path)) as listener:
+        connecting = Connecting(listener.address)
+        with closing(accept(listener)) as there:
+            error = read_to_the_end(there)
+        connecting.join()
+        assert str(error) == "it has no certificate, and this worker was started with tls_ca"
+        assert connecting.link is not None  # it learns of it when it reads: TLS 1.3 saves that round trip
+        error = read_to_the_end(connecting.link)
+        assert str(error) == "the peer ended the TLS connection with the alert 'certificate required'"
+        connecting.link.close()
+
+
+def test_an_interrupted_connect_closes_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: TlsLink, deadline: float | None, poller: object = None) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TlsLink, "wait", interrupt)
+    with listening() as listener:
+        connecting = Connecting(listener.address)
+        connecting.join()
+        assert isinstance(connecting.error, KeyboardInterrupt)
+        monkeypatch.undo()
+        with closing(accept(listener)) as there:
+            assert isinstance(read_to_the_end(there), LinkClosed)
+
+
+# -- receiving --------------------------------------------------------------------------------------------------
+
+
+def test_what_openssl_holds_counts_as_something_to_read() -> None:
+    with connected() as (here, there):
+        here.send(BULK_CHUNK, b"a" * 200_000, 1, 0, 0)
+        here.send(BULK_CHUNK, b"b" * 200_000, 2, 0, 0)
+        here.send(MESSAGE, b"c", 1, 0, 0)
+        bodies: list[bytes] = []
+        deadline = soon()
+        while len(bodies) < 3:
+            assert there.wait(deadline) & Ready.READ
+            for frame in there.receive():
+                bodies.append(bytes(frame.body))
+                break  # the rest of the read stays in the reader, and in OpenSSL
+        assert bodies == [b"a" * 200_000, b"b" * 200_000, b"c"]
+
+
+def test_a_frame_that_fills_the_buffer_does_not_hide_the_next_one() -> None:
+    with connected() as (here, there):
+        size = 128 * 1024 - HEADER_SIZE
+        for number in range(1, 4):
+            here.send(MESSAGE, bytes([number]) * size, number, 0, 0)
+        assert [frame.sequence for frame in read(there, 3)] == [1, 2, 3]
+        assert there.wait(time.monotonic()) == Ready.NOTHING
+
+
+def test_a_truncated_stream_is_never_taken_for_a_frame() -> None:
+    with listening() as listener, closing(Relay(where(listener))) as relay:
+        connecting = Connecting(relay.address)
+        with closing(accept(listener)) as there:
+            while connecting.is_alive():
+                assert not list(there.receive())
+                connecting.join(0.001)
+            assert connecting.link is not None
+            with closing(connecting.link) as here:
+                here._tls.write(pack_header(Kind.HANDSHAKE, 100, 0, 0, 0) + b"half of it")
+                here.flush()
+                here._tls.write(b"x" * 90)
+                here._socket.send(here._outgoing.read()[:-1])  # and a record without its last byte
+            assert isinstance(read_to_the_end(there), LinkClosed)
+
+
+def test_a_peer_may_end_tls_before_the_connection() -> None:
+    with listening() as listener, socket.create_connection(where(listener)) as sock, closing(accept(listener)) as there:
+        client = RawClient(sock)
+        serving = threading.Thread(target=client.connect)
+        serving.start()
+        while serving.is_alive():
+            assert not list(there.receive())
+            serving.join(0.001)
+        assert client.write(pack_header(Kind.HANDSHAKE, 1, 0, 0, 0) + b"x")
+        assert bytes(read(there, 1)[0].body) == b"x"
+        client._library.SSL_shutdown(client._ssl)
+        assert str(read_to_the_end(there)) == "end of file"
+        client.close()
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads the answers", "does not"])
+def test_a_peer_cannot_ask_for_new_keys_without_end(reads: bool) -> None:
+    with listening() as listener, socket.create_connection(where(listener)) as sock, closing(accept(listener)) as there:
+        client = RawClient(sock)
+        serving = threading.Thread(target=client.connect)
+        serving.start()
+        while serving.is_alive():
+            assert not list(there.receive())
+            serving.join(0.001)
+        for number in range(3):  # a few are fine
+            assert client.update_keys()
+            assert client.write(pack_header(Kind.HANDSHAKE, 1, 0, 0, 0) + b"%d" % number)
+            assert bytes(read(there, 1)[0].body) == b"%d" % number
+        there.send(Kind.HANDSHAKE, b"y", 0, 0, 0)
+        assert client.read(100)[HEADER_SIZE:] == b"y"
+        there.admit(Limits(), lambda sequence, length: None)
+
+        def ask() -> None:
+            while client.update_keys():
+                if reads:
+                    sock.setblocking(False)
+                    client.read(1)
+                    sock.setblocking(True)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        error = read_to_the_end(there)
+        there.close()
+        asking.join()
+        client.close()
+        assert isinstance(error, ProtocolError)
+        assert "bytes of TLS records without data" in str(error)
+
+
+def test_openssl_gets_a_bounded_number_of_bytes_before_the_peer_is_admitted() -> None:
+    with connected(admitted=False) as (here, there):
+        for _ in range(MAX_UNAUTHENTICATED // 2000 + 2):
+            here.send(Kind.HANDSHAKE, b"x" * 2000, 0, 0, 0)
+        frames = 0
+
+        def read_all() -> None:
+            nonlocal frames
+            while there.wait(soon()):
+                for _ in there.receive():
+                    frames += 1
+
+        with pytest.raises(ProtocolError, match="more than 65,536 bytes before it was authenticated"):
+            read_all()
+        assert 20 < frames < 33
+
+
+def test_no_byte_is_lost_if_there_is_no_memory_for_received_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short:
+        """An incoming BIO that fails at first."""
+
+        def __init__(self, link: TlsLink) -> None:
+            self._bio, self._left = link._incoming, 3
+
+        @property
+        def pending(self) -> int:
+            return self._bio.pending
+
+        def write(self, data: memoryview) -> int:
+            self._left -= 1
+            if self._left >= 0:
+                raise MemoryError
+            return self._bio.write(data)
+
+    with connected() as (here, there):
+        body = os.urandom(100_000)
+        here.send(MESSAGE, body, 1, 0, 0)
+        monkeypatch.setattr(there, "_incoming", Short(there))
+        failures, frames = 0, list[Frame]()
+        deadline = soon()
+        while not frames:
+            assert there.wait(deadline) & Ready.READ
+            try:
+                frames.extend(there.receive())
+            except MemoryError:
+                failures += 1
+        assert failures > 0
+        assert bytes(frames[0].body) == body
+
+
+def test_the_system_may_be_out_of_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with connected() as (here, there):
+        here.send(MESSAGE, b"x", 1, 0, 0)
+        assert there.wait(soon()) & Ready.READ
+        real = there._socket
+
+        class Exhausted:
+            def recv_into(self, buffer: memoryview) -> int:
+                raise OSError(errno.ENOBUFS, "No buffer space available")
+
+        monkeypatch.setattr(there, "_socket", Exhausted())
+        with pytest.raises(OSError, match="No buffer space"):
+            list(there.receive())
+        monkeypatch.setattr(there, "_socket", real)
+        assert bytes(read(there, 1)[0].body) == b"x"
+
+
+# -- sending ----------------------------------------------------------------------------------------------------
+
+
+def test_frames_sent_before_the_tls_handshake_arrive_after_it() -> None:
+    with listening() as listener:
+        connecting = Connecting(listener.address)
+        with closing(accept(listener)) as there:
+            there.send(Kind.HANDSHAKE, b"early", 0, 0, 0)
+            assert not there.unsent()  # the poller would report room for it without end
+            while connecting.is_alive():
+                assert not list(there.receive())
+                connecting.join(0.001)
+            assert connecting.link is not None
+            with closing(connecting.link) as here:
+                here.send(Kind.HANDSHAKE, b"", 0, 0, 0)
+                read(there, 1)
+                assert bytes(read(here, 1)[0].body) == b"early"
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("what", ["memory for a piece", "memory of the kernel", "buffers of the kernel"])
+def test_a_frame_arrives_later_if_memory_is_short(monkeypatch: pytest.MonkeyPatch, what: str, size: int) -> None:
+    class Short:
+        """A socket or BIO that fails three times."""
+
+        def __init__(self, real: object, error: Exception) -> None:
+            self._real, self._error, self._left = real, error, 3
+
+        def __getattr__(self, name: str) -> object:
+            if name in ("read", "send"):
+                self._left -= 1
+                if self._left >= 0:
+                    raise self._error
+            return getattr(self._real, name)
+
+    with connected() as (here, there):
+        body = os.urandom(size)
+        if what == "memory for a piece":
+            monkeypatch.setattr(here, "_outgoing", Short(here._outgoing, MemoryError()))
+        else:
+            error = MemoryError() if what == "memory of the kernel" else OSError(errno.ENOBUFS, "no buffers")
+            monkeypatch.setattr(here, "_socket", Short(here._socket, error))
+        here.send(MESSAGE, body, 1, 0, 0)
+        here.send(MESSAGE, b"after it", 2, 0, 0)
+        assert here.unsent()
+        deadline = soon()
+        while here.unsent():
+            assert time.monotonic() < deadline
+            assert here.wait(deadline) & Ready.WRITE
+        assert [bytes(frame.body) for frame in read(there, 2)] == [body, b"after it"]
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_an_interrupt_between_encrypting_and_sending_ends_the_link(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    class Interrupted:
+        def __init__(self, real: socket.socket) -> None:
+            self._real = real
+
+        def send(self, data: memoryview) -> int:
+            raise KeyboardInterrupt
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._real, name)
+
+    with connected() as (here, there):
+        monkeypatch.setattr(here, "_socket", Interrupted(here._socket))
+        with pytest.raises(KeyboardInterrupt):
+            here.send(MESSAGE, b"x" * size, 1, 0, 0)
+        monkeypatch.undo()
+        here.send(MESSAGE, b"x", 2, 0, 0)
+        assert isinstance(read_to_the_end(there), LinkClosed)
+        assert "KeyboardInterrupt on this worker, in the middle of sending" in str(read_to_the_end(here))
+
+
+def test_control_overtakes_bulk_that_is_not_encrypted_yet() -> None:
+    with connected() as (here, there):
+        for number in range(1, 41):
+            here.send(BULK_CHUNK, bytes([number]) * CHUNK, number, 0, 0)
+        here.send(MESSAGE, b"quick", 1, 0, 0)
+        frames = read(there, 41, here)
+        assert [frame.sequence for frame in frames if frame.kind == BULK_CHUNK] == list(range(1, 41))
+        assert [frame.kind for frame in frames].index(MESSAGE) < 30
+        assert all(bytes(frame.body) == bytes([frame.sequence]) * CHUNK for frame in frames if frame.kind == BULK_CHUNK)
+
+
+def test_a_closed_link_is_freed_at_once() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with connected() as (here, there):
+            links = [weakref.ref(here), weakref.ref(there)]
+        del here, there
+        assert [link() for link in links] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_two_threads_may_send_and_receive_bulk_at_once() -> None:
+    with connected() as (here, there):
+        count = 30
+
+        def run(link: TlsLink, fill: int, found: list[bool]) -> None:
+            for number in range(1, count + 1):
+                link.send(BULK_CHUNK, bytes([fill]) * CHUNK, number, 0, 0)
+            arrived = 0
+            deadline = soon()
+            while arrived < count or link.unsent():
+                assert time.monotonic() < deadline
+                link.wait(deadline)
+                for frame in link.receive():
+                    arrived += 1
+                    found.append(bytes(frame.body) == bytes([3 - fill]) * CHUNK)
+
+        found: list[bool] = []
+        threads = [threading.Thread(target=run, args=(link, fill, found)) for link, fill in ((here, 1), (there, 2))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [True] * 2 * count
+
+
+def test_the_default_credentials_are_new_for_each_transport() -> None:
+    assert make_credentials().binding != make_credentials().binding
+    assert tls_link.MAX_UNAUTHENTICATED == 65_536
