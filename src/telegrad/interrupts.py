@@ -31,6 +31,7 @@ _PROTECTED = (
     "telegrad.options",
     "telegrad.protocol.",
     "telegrad.rendezvous",
+    "telegrad.rendezvous_records",
     "telegrad.rendezvous_store",
     "telegrad.rpc.",
     "telegrad.rref.",
