@@ -42,3 +42,16 @@ def test_invalid_shared_memory_is_refused(text: str, monkeypatch: pytest.MonkeyP
 def test_the_repr_of_options_shows_no_token() -> None:
     assert "secret" not in repr(Options(token="secret"))
     assert "rpc_timeout=10" in repr(Options(rpc_timeout=10))
+
+
+def test_what_is_accepted_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TELEGRAD_ACCEPT", raising=False)
+    assert Options().settings().accept == "any"
+    monkeypatch.setenv("TELEGRAD_ACCEPT", "registered")
+    assert Options().settings().accept == "registered"
+    assert Options(accept="any").settings().accept == "any"
+    monkeypatch.setenv("TELEGRAD_ACCEPT", "everything")
+    with pytest.raises(ValueError, match="TELEGRAD_ACCEPT must be 'any' or 'registered', not 'everything'"):
+        Options().settings()
+    with pytest.raises(ValueError, match="the option accept must be"):
+        Options(accept="Registered").settings()

@@ -94,7 +94,8 @@ class PassHandlers:
         context = self._contexts.get(head.pass_info.context)
         if context is not None:
             run = self._passes.find_for_abort(context, head.pass_info)
-            run.fail(unpack_failure(self._messaging.agent, head.failure, message.data), reported=True)
+            if run is not None:
+                run.fail(unpack_failure(self._messaging.agent, head.failure, message.data), reported=True)
 
 
 def _at_their_tensors(states: Sequence[int], grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -10,6 +10,8 @@ from telegrad.backward.pass_run import PassRun
 from telegrad.errors import TelegradError
 from telegrad.wire.messages import PassInfo, PropagateGradientsResp
 
+_MOST_TOMBSTONES = 1024  # a context has one for each pass that failed since the last one began
+
 
 class Passes:
     """Finds the pass that a message belongs to, and refuses a second pass in a context."""
@@ -69,11 +71,14 @@ class Passes:
                 other.fail(TelegradError("the worker that began this pass has begun another"))
         return run
 
-    def find_for_abort(self, context: DistAutogradContext, info: PassInfo) -> PassRun:
-        """Return a pass that has failed elsewhere, made as a tombstone if it is not known here."""
+    def find_for_abort(self, context: DistAutogradContext, info: PassInfo) -> PassRun | None:
+        """Return a pass that has failed elsewhere, made as a tombstone if it is not known here.
+
+        Returns None if the context has more tombstones than workers that follow the protocol can make.
+        """
         with self._lock:  # or a pass that begins here at the same moment would take its place
             run = context.passes.get(info.number)
-            if run is None:
+            if run is None and len(context.passes) < _MOST_TOMBSTONES:
                 # Messages of the pass that are still under way are replied to, and change nothing.
                 run = PassRun(self._messaging, context, info)
                 context.passes[info.number] = run

@@ -24,6 +24,7 @@ _log = logging.getLogger("telegrad")
 SERVICE = "@telegrad.gather"
 _PROBE_AFTER = 1.0  # seconds after which missing members are probed
 _PROBE = 10.0
+_LONGEST = 1e9  # seconds
 
 Respond = Callable[[object, Exception | None], None]
 CallWorker = Callable[..., Any]
@@ -115,7 +116,7 @@ class Collectives:
             or not known.issuperset(members)
             or len(parts) != 3
             or parts[2] != ",".join(members)
-            or not (timeout is None or type(timeout) in (int, float))
+            or not (timeout is None or (isinstance(timeout, int | float) and 0 <= timeout < _LONGEST))
         ):
             raise ProtocolError(f"worker {served.caller!r} sent a malformed message of a collective")
 

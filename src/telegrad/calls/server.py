@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _is_grad_enabled = torch.is_grad_enabled
+_LONGEST = 1e9
+"""Seconds. A request with a longer timeout, or one that is no number, has no deadline."""
 _EARLY = 256
 """How many cancellations of unknown calls are remembered: those calls may still arrive, or were answered."""
 AT_ONCE = frozenset({torch.Tensor, type(None), bool, int, float, str, bytes, tuple, list, dict})
@@ -79,7 +81,7 @@ class Server:
             channel.worker,
             request.function,
             now,
-            now + request.timeout if request.timeout else None,
+            now + request.timeout if 0 < request.timeout < _LONGEST else None,
             0 if request.nested else message.size,
         )
         references = request.creation is not None or bool(request.references)
