@@ -71,3 +71,16 @@ def test_certificates_are_given_completely_and_only_with_tls() -> None:
         Options().certificate_files({"TELEGRAD_TLS_CA": "/a"})
     with pytest.raises(CertificateError, match="certificates are given, but TLS is switched off"):
         Options(tls=False, tls_certificate="/c", tls_key="/k", tls_ca="/a").certificate_files({})
+
+
+def test_what_is_accepted_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TELEGRAD_ACCEPT", raising=False)
+    assert Options().settings().accept == "any"
+    monkeypatch.setenv("TELEGRAD_ACCEPT", "registered")
+    assert Options().settings().accept == "registered"
+    assert Options(accept="any").settings().accept == "any"
+    monkeypatch.setenv("TELEGRAD_ACCEPT", "everything")
+    with pytest.raises(ValueError, match="TELEGRAD_ACCEPT must be 'any' or 'registered', not 'everything'"):
+        Options().settings()
+    with pytest.raises(ValueError, match="the option accept must be"):
+        Options(accept="Registered").settings()

@@ -145,6 +145,7 @@ def passes(other: str) -> None:
         (gradient,) = autograd.grad(context_id, [y.sum()], [x], create_graph=True)
         autograd.backward(context_id, [gradient.sum()])
         assert torch.allclose(context_id.gradients[x], 48 * x.detach())
+        assert type(telegrad.rpc_sync(other, "echo", (context_id,))) is int
     with autograd.context() as context_id:
         (unused, _), _ = telegrad.rpc_sync(other, "echo", (x * 1, x * 2))
         autograd.backward(context_id, [telegrad.rpc_sync(other, "scale", (unused,)).sum()], timeout=60)

@@ -9,6 +9,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from telegrad.agent.shutdown import Shutdown
@@ -70,6 +71,9 @@ class Agent:
         check_id(worker_id)
         settings = settings or AgentSettings()
         keys = None if token is None else derive_keys(token)
+        if settings.accept == "registered":
+            # A peer could change what is in shared memory after it was checked, and while it is decoded.
+            settings = replace(settings, shared_memory=0)
         self.executor = Executor(runtime, poller, name=name, max_running=settings.running)
         self.local = local = LocalWorker(name, settings, runtime, poller, self.executor, keys)
         self.runtime, self.poller = runtime, poller

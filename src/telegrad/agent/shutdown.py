@@ -56,7 +56,7 @@ def _rounds(values: Mapping[str, Any]) -> list[tuple[int, bool, int, RRefMessage
             (int(worker), bool(busy), int(made), RRefMessageCounts(bool(pending), _counts(sent), _counts(received)))
             for worker, busy, made, (pending, sent, received) in values.values()
         ]
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ProtocolError(f"a peer sent a malformed message about its shutdown: {error}") from error
 
 

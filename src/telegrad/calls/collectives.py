@@ -31,6 +31,7 @@ SHUTDOWN = "shutdown"
 """The topic of the rounds of a graceful shutdown."""
 _PROBE_AFTER = 1.0  # seconds after which missing members are probed
 _PROBE = 10.0
+_LONGEST = 1e9  # seconds
 
 Respond = Callable[[object, Exception | None], None]
 CallWorker = Callable[..., Any]
@@ -146,7 +147,7 @@ class Collectives:
             or len(parts) != 3
             or not (parts[1].isdecimal() and len(parts[1]) < 10)
             or parts[2] != ",".join(members)
-            or not (timeout is None or type(timeout) in (int, float))
+            or not (timeout is None or (isinstance(timeout, int | float) and 0 <= timeout < _LONGEST))
         ):
             raise ProtocolError(f"worker {served.caller!r} sent a malformed message of a collective")
 

@@ -22,6 +22,10 @@ _SERVERS = ("telegrad.calls.server", "telegrad.calls.pipeline", __name__, event_
 """Modules whose frames a traceback of a user's function does not begin with."""
 
 
+_SHOWN = 200
+"""Characters of a function's name in the log."""
+
+
 class Replier:
     """The calls that this worker has not answered, and how it answers them."""
 
@@ -99,8 +103,8 @@ class Replier:
         if codec.tracebacks:
             text = traceback_of(error, trace)
         elif _log.isEnabledFor(logging.INFO):
-            what = served.function or "a function"
-            _log.info("%s, called by worker %r, raised\n%s", what, served.caller, traceback_of(error, trace))
+            what = served.function[:_SHOWN]  # as the caller named it
+            _log.info("%r, called by worker %r, raised\n%s", what, served.caller, traceback_of(error, trace))
         encoded = codec.encode(error)
         not_found = isinstance(error, FunctionNotFound)
 

@@ -26,7 +26,7 @@ def enter_autocast(autocast: Autocast | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if autocast is not None:
             kinds = _kinds()
-            for kind, code in autocast.devices:
+            for kind, code in dict(autocast.devices).items():  # each once, however often a peer names it
                 if kind in kinds and 0 <= code < len(DTYPES):
                     stack.enter_context(torch.autocast(kind, DTYPES[code], cache_enabled=autocast.cache))
         yield

@@ -15,8 +15,8 @@ from telegrad.agent.agent import Agent
 from telegrad.calls.exceptions import EncodedException, ExceptionCodec
 from telegrad.default_agent import acting_as
 from telegrad.errors import FunctionNotFound, PayloadError, ProtocolError, RemoteError, TelegradError
-from telegrad.rpc import register, remote, rpc_sync
-from telegrad.wire.call_messages import AutogradMetadata
+from telegrad.rpc import current_call, register, remote, rpc_sync
+from telegrad.wire.call_messages import Autocast, AutogradMetadata, Request, RequestInAutocast
 from telegrad.wire.descriptors import BUFFER, META, STRIDED, VIEW, TensorDescriptor
 from telegrad.wire.encoded import Encoded
 from telegrad.wire.plain_encode import encode
@@ -122,6 +122,36 @@ def test_autograd_metadata_that_does_not_fit_is_refused(mallory: HostileMember, 
     assert isinstance(refused, ProtocolError)
 
 
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -5.0, 1e300])
+def test_an_impossible_timeout_is_none(group: dict[str, Agent], mallory: HostileMember, timeout: float) -> None:
+    deadlines = []
+
+    def deadline() -> None:
+        served = current_call()
+        assert served is not None
+        deadlines.append(served.deadline)
+
+    registry = group["victim"].registry
+    assert registry is not None
+    registry.expose(deadline, name=f"deadline {timeout}")
+    mallory.ask("victim", 99, Request(99, f"deadline {timeout}", timeout, True), plain())
+    assert deadlines == [None]
+
+
+def test_autocast_is_entered_once_for_each_device(mallory: HostileMember) -> None:
+    autocast = Autocast((("cpu", 10),) * 100_000, True)
+    head = RequestInAutocast(98, "echo", 0.0, True, autocast=autocast)
+    assert mallory.ask("victim", 98, head, plain(1)) == 1
+
+
+def test_large_tensors_do_not_go_through_memory_that_the_sender_can_change(group: dict[str, Agent]) -> None:
+    victim, large = group["victim"], torch.zeros(1 << 20)
+    assert torch.equal(victim.call("friend", exposed.echo, (large,)), large)
+    for agent in group.values():
+        assert agent.settings.shared_memory == 0
+        assert agent.local.slabs.limit == 0
+
+
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +195,7 @@ def test_an_exception_of_another_class_arrives_as_text_without_source(group: dic
 def test_the_worker_that_raised_logs_the_traceback(group: dict[str, Agent], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "telegrad"), pytest.raises(ValueError, match="plain"):
         group["victim"].call("friend", exposed.fail, ("x",))
-    assert "fail, called by worker 'victim', raised" in caplog.text
+    assert "'fail', called by worker 'victim', raised" in caplog.text
     assert 'raise ValueError("plain")' in caplog.text
 
 
@@ -183,6 +213,9 @@ def test_the_worker_that_raised_logs_the_traceback(group: dict[str, Agent], capl
         ("user/1/victim,mallory", ["victim", "mallory"], "mallory", 1, 5.0),
         ("user/1/victim,mallory", ("victim", 5), "mallory", 1, 5.0),
         ("user/1/victim,mallory", ("victim", "mallory"), "mallory", 1, "soon"),
+        ("user/1/victim,mallory", ("victim", "mallory"), "mallory", 1, float("nan")),
+        ("user/1/victim,mallory", ("victim", "mallory"), "mallory", 1, float("inf")),
+        ("user/1/victim,mallory", ("victim", "mallory"), "mallory", 1, -1.0),
         (5, ("victim", "mallory"), "mallory", 1, 5.0),
     ],
 )

@@ -209,6 +209,16 @@ def test_one_caller_cannot_end_a_context_for_another(group: Group, mallory: Host
         settled(mallory, "friend")
 
 
+def test_aborted_passes_that_never_began_take_bounded_memory(group: Group, mallory: HostileMember) -> None:
+    with acting_as(group["victim"]), autograd.context() as context_id:
+        rpc_sync("mallory", exposed.scale, (torch.ones(2, requires_grad=True),))
+        for number in range(1100):
+            info = PassInfo(int(context_id), 2 << 48 | number, False, False, 0)
+            mallory.send("victim", AbortPass(info, PassFailure(2, "boo", "")))
+        settled(mallory, "victim")
+        assert len(group["victim"].autograd.contexts.retrieve(context_id).passes) <= 1024
+
+
 # -- optimizers and modules -------------------------------------------------------------------------------------------
 
 
