@@ -131,7 +131,7 @@ def test_the_oldest_silent_connection_makes_room_after_a_moment(
     agent.poll()
     assert not ended(links[0])
     with caplog.at_level(logging.WARNING, "telegrad"):
-        agent.advance(FLOODED_TIMES[SILENT])
+        agent.advance(accept._FULL_PAUSE)
         agent.poll()
     assert [ended(link) for link in links] == [True] + [False] * LIMIT
     assert "too many connections" in caplog.text
