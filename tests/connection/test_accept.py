@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +18,11 @@ from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.handshake import NONCE_SIZE
 from telegrad.connection.refusal_log import INTERVAL
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.execution.timers import Timer
+from telegrad.execution.timers import RETRY_DELAY, Timer
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Link, Listener, Ready
 from telegrad.transport.memory import MemoryListener, MemoryNetwork, MemoryTransport
-from telegrad.wire.frames import Kind
+from telegrad.wire.frames import Frame, Kind
 from telegrad.wire.handshake_messages import Hello
 
 LIMIT = 4
@@ -132,7 +132,7 @@ def test_the_oldest_silent_connection_makes_room_after_a_moment(
     agent.poll()
     assert not ended(links[0])
     with caplog.at_level(logging.WARNING, "telegrad"):
-        agent.advance(FLOODED_TIMES[SILENT])
+        agent.advance(accept._FULL_PAUSE)
         agent.poll()
     assert [ended(link) for link in links] == [True] + [False] * LIMIT
     assert "too many connections" in caplog.text
@@ -273,6 +273,63 @@ def test_no_more_than_a_quarter_of_the_files_is_for_pending_connections(monkeypa
     for files, places in ((64, 16), (1 << 20, accept.MAX_PENDING), (2, 1), (-1, accept.MAX_PENDING)):
         monkeypatch.setattr(accept.resource, "getrlimit", lambda kind, files=files: (files, files))
         assert accept._places() == places
+
+
+def fail_once(link: Link, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have the next read of `link` refused by the system. Returns a list to which every read is added."""
+    receive, reads = link.receive, list[str]()
+
+    def refused_once() -> Iterable[Frame]:
+        reads.append("read")
+        if len(reads) == 1:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return receive()
+
+    monkeypatch.setattr(link, "receive", refused_once)
+    return reads
+
+
+def test_a_refused_read_is_retried(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = agent.connect()
+    agent.settle()
+    reads = fail_once(agent.pending.all()[0].link, monkeypatch)
+    agent.greet(link)
+    agent.settle()
+    assert reads == ["read"]
+    agent.advance(RETRY_DELAY)
+    agent.settle()
+    assert reads == ["read"] * 2
+    assert [frame.kind for frame in link.receive()] == [Kind.HANDSHAKE]
+
+
+def test_the_retry_of_a_read_leaves_an_admitted_link_to_its_channel(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retry used to take the first message of the channel for one of the handshake, and to close the link."""
+    link = agent.connect()
+    agent.settle()
+    (connection,) = agent.pending.all()
+    reads = fail_once(connection.link, monkeypatch)
+    agent.greet(link)
+    agent.settle()
+    agent.pending.discard(connection)  # as when it is admitted
+    agent.advance(RETRY_DELAY)
+    agent.settle()
+    assert reads == ["read"]
+    assert not ended(link)
+
+
+def test_a_message_that_was_taken_and_not_handled_ends_the_connection(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(body: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(accept, "decode_handshake", no_memory)
+    link = agent.connect()
+    agent.greet(link)
+    agent.settle()
+    assert ended(link), "otherwise the peer would wait for an answer to what was lost"
 
 
 def test_a_connection_after_close_is_refused(agent: FakeAgent) -> None:

@@ -297,15 +297,18 @@ class PendingConnection:
     def advance(self) -> None:
         """Continue the handshake with what has arrived."""
         acceptor = self._acceptor
+        taken = False  # a message was taken off the link, and not handled yet
         try:
             if acceptor is None:
                 acceptor = self._acceptor = self._make_acceptor()
             for frame in self.link.receive():
+                taken = True
                 response = acceptor.receive(decode_handshake(frame.body))
                 send_greeting(self.link, response)
                 if acceptor.proof is not None:
                     self._admit(acceptor)
                     return
+                taken = False
             self._connections.served(self, acceptor.hello is not None)
             self._local.poller.arm(self.link, read=True)
         except Rejected as error:
@@ -321,7 +324,7 @@ class PendingConnection:
         except ProtocolError as error:
             self._refuse(Refusal.NOT_TELEGRAD, str(error))
         except Exception as error:  # noqa: BLE001 - this worker failed, not the peer
-            if is_shortage(error) and (acceptor is None or acceptor.proof is None):  # nothing was read yet, so retry
+            if is_shortage(error) and not taken:  # the link still has what the peer sent, so retry
                 retry_at = self._local.runtime.now() + RETRY_DELAY
                 self._local.executor.timers.at(retry_at, partial(self.on_ready, Ready.READ))
             else:  # the peer sees the connection end and retries

@@ -20,7 +20,7 @@ SILENT, WAITING, UNREAD, GREETED = range(4)
 
 MEMBER_TIME = 1.0
 """Seconds for which a connection that has sent a valid Hello is not evicted."""
-FLOODED_TIMES = (0.005, 0.005, 0.02)
+FLOODED_TIMES = (0.004, 0.004, 0.02)
 """Seconds for which a silent, waiting or unread connection is not evicted if its source has most of the places."""
 CROWDED_TIMES = (0.1, 0.25, 1.0)
 """The same if no source has most of the places."""

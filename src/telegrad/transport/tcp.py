@@ -43,7 +43,7 @@ class TcpTransport(Transport):
         )[0]
         sock = socket.socket(family, kind, protocol)
         try:
-            if port:  # otherwise the kernel could choose a port that another socket has reserved
+            if port:  # otherwise the kernel could choose a port that another socket has only reserved
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)
             announced = format_tcp(self._advertise or host, sock.getsockname()[1])
@@ -100,6 +100,8 @@ class TcpListener(SocketListener):
 
     def open(self) -> None:
         if not self.is_open:
+            # For connections that outlive the listener: they must not keep others from its port.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.listen(_BACKLOG)
             self.is_open = True
 

@@ -1,0 +1,170 @@
+"""A member gets through while strangers flood its worker, and the flood leaves little behind.
+
+`benchmarks/floods.py` measures the times. On a loaded machine they vary, so the limits here are generous: before silent
+connections were evicted first, such a member waited for seconds, or was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.support.log_lines import LogLines
+
+from telegrad.agent.agent import Agent
+from telegrad.connection.accept import MAX_PENDING
+from telegrad.connection.refusal_log import FIRST
+from telegrad.testing.group import local_group
+from telegrad.testing.simulation import Simulation
+from telegrad.transport.addresses import parse_address
+from telegrad.transport.memory import MemoryTransport
+from telegrad.transport.socket_link import SocketLink
+from telegrad.wire.frames import Kind, pack_header
+
+PATIENCE = 60.0
+STRANGERS = 3000
+LIMIT = 3.0  # seconds for a reconnect; it takes about 20 ms on an idle machine
+
+
+@pytest.fixture
+def log() -> Iterator[LogLines]:
+    handler, logger = LogLines(), logging.getLogger("telegrad")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < STRANGERS + 1000:
+        pytest.skip(f"this user may open only {limits[1]} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (STRANGERS + 1000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def reconnect(member: Agent, to: str) -> float:
+    """Break the connection of `member`, and return how long its next call takes."""
+    channel = member.peers.find(to).outgoing
+    assert channel is not None
+    assert isinstance(channel.link, SocketLink)
+    with socket.socket(fileno=os.dup(channel.link.fileno())) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
+    began = time.monotonic()
+    assert member.call(to, operator.add, (1, 2), timeout=PATIENCE) == 3
+    return time.monotonic() - began
+
+
+def open_connections(agent: Agent, stack: contextlib.ExitStack, first_bytes: bytes) -> None:
+    address = parse_address(agent.me.addresses[0])
+    for _ in range(STRANGERS):
+        sock = stack.enter_context(socket.socket())
+        sock.setblocking(False)
+        sock.connect_ex((address.host, address.port))
+        if first_bytes:
+            with contextlib.suppress(OSError):  # not connected yet, or closed already
+                sock.send(first_bytes)
+
+
+@pytest.mark.parametrize(
+    "first_bytes",
+    [
+        b"",
+        pack_header(Kind.HANDSHAKE, 100, 0, 0, 0)[:1],
+        pack_header(Kind.HANDSHAKE, 100, 0, 0, 0),
+        b"GET / HTTP/1.1\r\n" * 5,
+    ],
+    ids=["silent", "one byte", "a header", "another protocol"],
+)
+def test_a_member_reconnects_during_a_flood(many_files: None, log: LogLines, first_bytes: bytes) -> None:
+    with local_group(transport="tcp") as group, contextlib.ExitStack() as stack:
+        group["b"].call("a", operator.add, (1, 2), timeout=PATIENCE)
+        open_connections(group["a"], stack, first_bytes)
+        took = reconnect(group["b"], "a")
+        assert took < LIMIT
+        assert len(group["a"].pending.all()) <= MAX_PENDING
+        group["a"].pending.refusals.flush()
+    lines = [log.next()]
+    while not log.is_empty():
+        lines.append(log.next())
+    assert len(lines) <= 3 * FIRST + 4, lines
+    assert any("connections from 1 address in the last" in line for line in lines)
+
+
+def test_a_member_reconnects_while_connections_come_and_go(many_files: None) -> None:
+    stop = threading.Event()
+
+    def churn(address: tuple[str, int]) -> None:
+        while not stop.is_set():
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.connect(address)
+
+    with local_group(transport="tcp") as group:
+        group["b"].call("a", operator.add, (1, 2), timeout=PATIENCE)
+        where = parse_address(group["a"].me.addresses[0])
+        thread = threading.Thread(target=churn, args=((where.host, where.port),))
+        thread.start()
+        try:
+            assert max(reconnect(group["b"], "a") for _ in range(3)) < LIMIT
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_a_worker_without_file_descriptors_evicts_strangers_for_a_member(many_files: None) -> None:
+    with local_group(transport="tcp") as group, contextlib.ExitStack() as stack:
+        group["b"].call("a", operator.add, (1, 2), timeout=PATIENCE)
+        address = parse_address(group["a"].me.addresses[0])
+        strangers = [stack.enter_context(socket.create_connection((address.host, address.port))) for _ in range(20)]
+        used = max(map(int, os.listdir("/proc/self/fd")))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files: list[int] = []
+        stack.callback(lambda: [os.close(fd) for fd in files])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    files.append(os.open(os.devnull, os.O_RDONLY))
+            os.close(files.pop())  # for the member's end, which is in this process, too
+            assert reconnect(group["b"], "a") < LIMIT
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(strangers) == 20
+
+
+# -- simulated ----------------------------------------------------------------------------------------------------
+
+
+def timed_in(sim: Simulation, action: Callable[[], object]) -> float:
+    began = sim.scheduler.now
+    action()
+    return sim.scheduler.now - began
+
+
+def test_a_member_needs_less_than_a_tenth_of_a_second_through_a_full_backlog() -> None:
+    with Simulation(seed=3, workers=["a", "b"]) as sim:
+
+        def program() -> float:
+            sim["b"].call("a", operator.add, (1, 2))
+            sim.sleep(1.0)
+            transport = MemoryTransport(sim.network, origin="memory://stranger")
+            strangers = [transport.connect("memory://a", 0.0) for _ in range(4000)]
+            outgoing = sim["b"].peers.find("a").outgoing
+            assert outgoing is not None
+            sim.network.cut(outgoing.link, "the network broke it")  # type: ignore[arg-type]  # a memory link
+            took = timed_in(sim, lambda: sim["b"].call("a", operator.add, (1, 2)))
+            assert len(strangers) == 4000
+            return took
+
+        assert sim.run(program) < 0.1
