@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from fuzz.target import Target
 from fuzz.targets.addresses import ADDRESSES
 from fuzz.targets.frames import FRAMES
@@ -15,3 +17,11 @@ from fuzz.targets.tensors import TENSORS
 TARGETS: dict[str, Target] = {
     target.name: target for target in (FRAMES, MESSAGES, TENSORS, HANDSHAKE, SLABS, STORE, ADDRESSES, MEMBER)
 }
+if find_spec("telegrad.wire.plain_decode") is not None:
+    from fuzz.targets.plain import PLAIN
+
+    TARGETS[PLAIN.name] = PLAIN
+if find_spec("telegrad.transport.tls_link") is not None:
+    from fuzz.targets.tls import TLS
+
+    TARGETS[TLS.name] = TLS

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from fuzz.choices import EXTREMES, Choices
-from fuzz.corpus import CORPUS, CRASHES, committed
+from fuzz.corpus import CORPUS, committed
 from fuzz.mutators import mutate_json, mutate_msgpack
 from fuzz.targets import TARGETS, addresses
 
@@ -38,8 +38,7 @@ def test_seeds_and_changed_seeds_raise_nothing_unexpected(name: str) -> None:
 
 
 def test_the_corpus_is_small_and_has_a_folder_for_each_target() -> None:
-    assert {folder.name for folder in CORPUS.iterdir()} == set(TARGETS)
-    assert {folder.name for folder in CRASHES.iterdir()} <= set(TARGETS)
+    assert {folder.name for folder in CORPUS.iterdir()} >= set(TARGETS)
     assert sum(path.stat().st_size for path in CORPUS.rglob("*")) < MOST_BYTES
 
 

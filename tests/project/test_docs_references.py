@@ -9,7 +9,7 @@ import pytest
 from tests.support.paths import ROOT
 
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
-FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", "conformance")]
+FOLDERS = [ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks", "conformance", "fuzz")]
 FILES = [*ROOT.glob("*.*"), *(file for folder in FOLDERS for file in folder.rglob("*.*"))]
 
 

@@ -9,6 +9,7 @@ wake it.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -39,6 +40,8 @@ class OneWay:
         self._handlers: dict[type, Handler] = {}
         self._returning: dict[type, Handler] = {}
         self._urgent: set[type] = set()
+        self._lock = threading.Lock()  # protects _waiting
+        self._waiting: dict[int, list[tuple[Any, bytes]]] = {}  # messages for workers that are being connected to
 
     # -- sending ----------------------------------------------------------------------------------------------
 
@@ -79,21 +82,34 @@ class OneWay:
             return
         if channel is None:
             # Whoever calls this may be the thread that polls, and connecting waits for the poller of the other side:
-            # workers in a ring that tell each other something for the first time would wait for each other.
-            self._local.executor.submit(partial(self._connect_and_tell, to, head, data), urgent=True)
+            # workers in a ring that tell each other something for the first time would wait for each other. One task
+            # connects for all messages: a worker that cannot be reached must not hold a thread for each.
+            with self._lock:
+                waiting = self._waiting.setdefault(to, [])
+                waiting.append((head, data))
+                is_first = len(waiting) == 1
+            if is_first:
+                self._local.executor.submit(partial(self._connect_and_tell, to), urgent=True)
             return
         try:
             channel.post(pack_head(channel, head, data))
         except Exception as error:  # noqa: BLE001 - raised again if it is a bug
             self._not_told(to, head, data, channel, error)
 
-    def _connect_and_tell(self, to: int, head: Any, data: bytes) -> None:
+    def _connect_and_tell(self, to: int) -> None:
+        channel, failure = None, None
         try:
             channel = self._channel_to(to)
         except Exception as error:  # noqa: BLE001 - raised again if it is a bug
-            self._not_told(to, head, data, None, error)
-        else:
-            self.tell(to, head, data, back=channel)
+            failure = error
+        finally:
+            with self._lock:
+                waiting = self._waiting.pop(to)
+        for head, data in waiting:
+            if failure is not None:
+                self._not_told(to, head, data, None, failure)
+            else:
+                self.tell(to, head, data, back=channel)
 
     def _not_told(self, to: int, head: Any, data: bytes, channel: Channel | None, error: Exception) -> None:
         kind = type(head).__name__

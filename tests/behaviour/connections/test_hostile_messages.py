@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import Any
 
 import pytest
 from fuzz.census import held
 from fuzz.threadless_agent import B, C, ThreadlessAgent
 
 from telegrad.calls.call import Served
-from telegrad.errors import BackwardError, ProtocolError
+from telegrad.connection.channel import Channel
+from telegrad.errors import BackwardError, ProtocolError, WorkerLost
 from telegrad.protocol.rref_ids import COUNTER_BITS
 from telegrad.rref.ids import incarnation_of
 from telegrad.testing.group import local_group
@@ -176,3 +178,42 @@ def test_the_reason_of_a_cancellation_is_shortened(agent: ThreadlessAgent) -> No
     assert all(len(reason) <= 600 and reason.isprintable() for reason in reasons)
     agent.lose("b")
     assert leftovers(agent) == {}
+
+
+def test_messages_for_a_worker_that_is_not_connected_take_one_task_together(
+    agent: ThreadlessAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers, connections = agent.agent.peers, []
+    peers.find("b").outgoing = None
+
+    def connect(peer: object, deadline: float | None) -> Channel:
+        connections.append(peer)
+        peers.find("b").outgoing = agent.outgoing["b"]
+        return agent.outgoing["b"]
+
+    monkeypatch.setattr(peers.connector, "channel_to", connect)
+    for number in range(50):
+        agent.agent.tell(1, RRefForkRequest(OF_C, (1, number)))
+    assert len(agent.agent.executor.queue.urgent) == 1
+    agent.settle()
+    assert len(connections) == 1
+    link: Any = agent.outgoing["b"].link
+    assert len(link.sent) == 50
+
+
+def test_messages_for_a_worker_that_cannot_be_reached_are_dropped_and_later_ones_try_again(
+    agent: ThreadlessAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers, attempts = agent.agent.peers, []
+    peers.find("b").outgoing = None
+
+    def refuse(peer: object, deadline: float | None) -> Channel:
+        attempts.append(peer)
+        raise WorkerLost("it does not listen")
+
+    monkeypatch.setattr(peers.connector, "channel_to", refuse)
+    for _ in range(2):
+        agent.agent.tell(1, RRefForkRequest(OF_C, (1, 1)))
+        agent.agent.tell(1, RRefForkRequest(OF_C, (1, 2)))
+        agent.settle()
+    assert len(attempts) == 2
