@@ -31,7 +31,7 @@ class Refusals:
         """Answer a request that exceeds a limit. It was never taken, so a call with the same number is not affected."""
         served = Served(self._agent, channel, call, channel.worker, "", self._local.runtime.now(), None, 0)
         try:
-            channel.post(self._replier.pack_failure(served, error))
+            channel.post(self._replier.pack_failure(served, error.with_traceback(None)))
         except TelegradError as failure:  # the caller is gone
             _log.debug("the refusal of call %d of worker %r cannot be delivered: %s", call, channel.peer, failure)
 
