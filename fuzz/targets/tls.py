@@ -11,14 +11,13 @@ import socket
 import ssl
 from collections.abc import Iterable
 
-from telegrad.transport.certificates import Credentials, make_credentials
-from telegrad.transport.tls_link import TlsLink
-
 from fuzz.choices import Choices
 from fuzz.target import Target
 from fuzz.targets.handshake import opener
 from telegrad.errors import ProtocolError
 from telegrad.transport.base import LinkClosed
+from telegrad.transport.certificates import Credentials, make_credentials
+from telegrad.transport.tls_link import TlsLink
 from telegrad.wire.frames import Kind, Limits, pack_header
 from telegrad.wire.handshake_messages import decode_handshake
 from telegrad.wire.messages import encode_head

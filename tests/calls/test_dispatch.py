@@ -37,7 +37,7 @@ def test_the_reason_of_a_cancellation_is_stored_in_part() -> None:
     def program(sim: Simulation, channel: Channel) -> None:
         post(channel, Cancel(555, "x" * 50_000))
         sim.sleep(0.5)
-        assert [len(reason) for reason in sim["b"].server._early.values()] == [1000]
+        assert [len(reason) for reason in sim["b"].server.early_cancels.reasons.values()] == [1000]
         assert sim["a"].call("b", operator.neg, (1,)) == -1
 
     run(program)

@@ -15,7 +15,7 @@ from telegrad.connection.accept import PendingConnections
 from telegrad.connection.connector import send_greeting
 from telegrad.connection.eviction import CROWDED_TIMES, FLOODED_TIMES, MEMBER_TIME, SILENT
 from telegrad.connection.group_keys import derive_keys
-from telegrad.connection.handshake import NONCE_SIZE
+from telegrad.connection.handshake import NONCE_SIZE, Opener
 from telegrad.connection.refusal_log import INTERVAL
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.execution.timers import RETRY_DELAY, Timer
@@ -23,7 +23,6 @@ from telegrad.settings import AgentSettings
 from telegrad.transport.base import Link, Listener, Ready
 from telegrad.transport.memory import MemoryListener, MemoryNetwork, MemoryTransport
 from telegrad.wire.frames import Frame, Kind
-from telegrad.wire.handshake_messages import Hello
 
 LIMIT = 4
 
@@ -32,7 +31,7 @@ class FakeAgent:
     """An agent with only what accepting needs. Its clock stands still until the test moves it."""
 
     def __init__(self) -> None:
-        self.me = WorkerRecord("a", 0, 1, ())
+        self.me = WorkerRecord("a", 0, 1, ("memory://a",))
         self.keys = derive_keys(b"x" * 32)
         self.name = "a"
         self.settings = AgentSettings(connect_timeout=30.0)
@@ -72,7 +71,19 @@ class FakeAgent:
         return link
 
     def greet(self, link: Link) -> None:
-        send_greeting(link, Hello("b", 1, 5, (), "", "a", b"n" * NONCE_SIZE, True))
+        key, nonce = self.keys.handshake, b"n" * NONCE_SIZE
+        opener = Opener(
+            WorkerRecord("b", 1, 5, ()),
+            self.me,
+            key,
+            nonce,
+            dialled="memory://a",
+            session=1,
+            received=(0, 0),
+            fresh=True,
+            link=link,
+        )
+        send_greeting(link, opener.start())
 
     def poll(self) -> bool:
         """Poll once, and run the timers that are due. Returns whether the poller reported the listener."""
