@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from telegrad.connection.channel import Channel
+from telegrad.connection.goodbye import MOST
 from telegrad.errors import WorkerLost
 from telegrad.testing.simulation import Simulation
 from telegrad.wire.messages import Cancel, Reply, RRefBackwardResp, encode_head
@@ -37,7 +38,7 @@ def test_the_reason_of_a_cancellation_is_stored_in_part() -> None:
     def program(sim: Simulation, channel: Channel) -> None:
         post(channel, Cancel(555, "x" * 50_000))
         sim.sleep(0.5)
-        assert [len(reason) for reason in sim["b"].server.early_cancels.reasons.values()] == [1000]
+        assert [len(reason) for reason in sim["b"].server.early_cancels.reasons.values()] == [MOST]
         assert sim["a"].call("b", operator.neg, (1,)) == -1
 
     run(program)
