@@ -16,9 +16,17 @@ from typing import Any
 from telegrad.calls.link_reader import LinkReader, Waiter
 from telegrad.calls.pipeline import Descriptors, Pipeline, pack_head
 from telegrad.connection.channel import Channel
+from telegrad.connection.handshake import Refused, Rejected
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
-from telegrad.errors import AuthenticationError, NotInitialized, WorkerLost, is_shortage
+from telegrad.errors import (
+    AuthenticationError,
+    NotInitialized,
+    OtherVersion,
+    TelegradError,
+    WorkerLost,
+    is_shortage,
+)
 from telegrad.execution.timers import RETRY_DELAY
 from telegrad.wire.frames import Message
 
@@ -82,17 +90,34 @@ class OneWay:
         except Exception as error:  # noqa: BLE001 - raised again if it is a bug
             self._not_told(to, head, data, channel, error)
 
-    def _connect_and_tell(self, to: int, head: Any, data: bytes) -> None:
+    def _connect_and_tell(self, to: int, head: Any, data: bytes, give_up: float | None = None) -> None:
         try:
             channel = self._channel_to(to)
+        except (AuthenticationError, OtherVersion) as error:
+            self._tell_later(to, head, data, give_up, error)
         except Exception as error:  # noqa: BLE001 - raised again if it is a bug
             self._not_told(to, head, data, None, error)
         else:
             self.tell(to, head, data, back=channel)
 
+    def _tell_later(self, to: int, head: Any, data: bytes, give_up: float | None, error: TelegradError) -> None:
+        """Try again to connect to a worker that did not prove itself, for as long as a session tries to.
+
+        Somebody else may be at its address for a while, and it may wait for the message without a deadline. If it
+        cannot be told at all, it is lost: then nobody waits for anybody.
+        """
+        now, limit = self._local.runtime.now(), self._local.settings.session.resume_limit
+        give_up = now + limit if give_up is None else give_up
+        if isinstance(error, Refused | Rejected) or now >= give_up:
+            self._peers.lost_workers.peer_lost(self._peers.find(to), str(error))
+            return
+        task = partial(self._connect_and_tell, to, head, data, give_up)
+        executor = self._local.executor
+        executor.timers.at(now + RETRY_DELAY, partial(executor.submit, task, urgent=True))
+
     def _not_told(self, to: int, head: Any, data: bytes, channel: Channel | None, error: Exception) -> None:
         kind = type(head).__name__
-        if isinstance(error, WorkerLost | NotInitialized | AuthenticationError):
+        if isinstance(error, WorkerLost | NotInitialized):
             _log.debug("%s for worker %d was not sent: %s", kind, to, error)
             return
         if not is_shortage(error):
