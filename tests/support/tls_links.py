@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from telegrad.transport.base import Listener
+from telegrad.errors import ProtocolError
+from telegrad.transport.base import Link, LinkClosed, Listener
 from telegrad.transport.certificates import Credentials
 from telegrad.transport.tls import TlsTransport
 from telegrad.transport.tls_link import TlsLink
-from telegrad.wire.frames import Kind, Limits
+from telegrad.wire.frames import Frame, Kind, Limits
 
 PATIENCE = 30.0
 
@@ -125,3 +126,28 @@ class RawClient:
         """Free what OpenSSL holds."""
         self._library.SSL_free(self._ssl)
         self._library.SSL_CTX_free(self._context)
+
+
+def read(link: Link, count: int, sender: Link | None = None) -> list[Frame]:
+    """Read at least `count` frames. Pass `sender` if no other thread flushes the sending end."""
+    frames: list[Frame] = []
+    deadline = soon()
+    while len(frames) < count:
+        assert time.monotonic() < deadline
+        link.wait(deadline if sender is None or not sender.unsent() else time.monotonic())
+        if sender is not None:
+            sender.flush()
+        frames.extend(link.receive())
+    return frames
+
+
+def read_to_the_end(link: Link) -> Exception:
+    """Return the error that ends a link on which no more frames arrive."""
+    deadline = soon()
+    while time.monotonic() < deadline:
+        link.wait(deadline)
+        try:
+            assert not list(link.receive())
+        except (LinkClosed, ProtocolError) as error:
+            return error
+    raise AssertionError("the link did not end")

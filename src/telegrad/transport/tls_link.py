@@ -3,9 +3,7 @@
 OpenSSL works on memory (`ssl.MemoryBIO`), and this module moves the encrypted bytes. An SSL object is not safe for a
 reader and a writer at once, and Python releases the GIL in it, so the link's lock covers it.
 
-- Sending: a frame is encrypted when its turn comes, in pieces, and the next piece when the kernel has taken the one
-  before. So a control frame overtakes queued bulk at frame boundaries, as without TLS. Nothing is encrypted twice: if
-  a piece cannot be sent, it is kept, and if that fails, the link ends.
+- Sending: see `tls_writer`.
 - Receiving: a read of the socket may contain many records, and a record many frames. What OpenSSL already holds is not
   reported by the socket any more (`_undecrypted`).
 - The opener performs the TLS handshake in `connect`; the listener in `receive`, without blocking. Until the peer is
@@ -17,47 +15,38 @@ from __future__ import annotations
 import hashlib
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Any, cast
 
-from telegrad.errors import ProtocolError, is_shortage
+from telegrad.errors import ProtocolError
 from telegrad.transport.base import LinkClosed, Ready
 from telegrad.transport.certificates import Credentials
-from telegrad.transport.socket_link import SocketLink
-from telegrad.transport.socket_writer import BEHIND_BULK, MAX_JOINED
 from telegrad.transport.tls_errors import check_first_bytes, describe
-from telegrad.wire.frames import Limits, pack_header
+from telegrad.transport.tls_writer import TlsWriter
+from telegrad.wire.frames import Limits
 
 MAX_UNAUTHENTICATED = 64 * 1024
 """How many bytes of an unauthenticated peer OpenSSL gets. Its hello, certificates and proof take 2 to 10 KB."""
 _MAX_WITHOUT_DATA = 64 * 1024  # then a peer sends records without data in them, such as key updates
 _MAX_ANSWERS = 64 * 1024  # bytes that OpenSSL wants to send by itself, while the peer reads nothing
-_PIECE = 64 * 1024  # encrypted at once: larger ones are allocated and freed in the kernel every time
 _SCRATCH = 128 * 1024  # read at once
 _UNAUTHENTICATED_SCRATCH = 8 * 1024
-_IN_BIO = [memoryview(b"")]  # as `_started`: encrypted bytes are still in the BIO, for want of memory
 
 
-class TlsLink(SocketLink):
-    """A connected socket with TLS. In `_started` are encrypted bytes, which leave before anything else."""
+class TlsLink(TlsWriter):
+    """A connected socket with TLS."""
 
     def __init__(self, sock: socket.socket, *, peer: str, credentials: Credentials, opens: bool) -> None:
-        super().__init__(sock, peer=peer, resumable=True)
-        # The lock of the link protects all of these, except that only the reader uses _scratch, _unfed and _fed.
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = credentials.opener if opens else credentials.listener
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not opens)
+        super().__init__(sock, peer=peer, context=context, opens=opens)
+        # Only the thread that reads uses these.
         # The types of the standard library claim that this returns bytes, even if it is given a buffer.
         self._read = cast("Callable[[int, memoryview], int]", self._tls.read)
         self._opens = opens
         self._verifies = credentials.verifies
-        self._established = False
         self._admitted = False
-        self._early: list[tuple[int, bytes, bytes | bytearray | memoryview]] = []  # frames before the TLS handshake
-        self._plain: list[memoryview] = []  # the rest of a frame of which a part is encrypted
         self._scratch = memoryview(bytearray(_UNAUTHENTICATED_SCRATCH))
         self._unfed = 0  # bytes in _scratch that OpenSSL has not got yet
         self._fed = 0  # bytes that OpenSSL got in all; since the last data, if the peer is admitted
@@ -118,10 +107,7 @@ class TlsLink(SocketLink):
         if self._verifies:
             certificate = cast("dict[str, Any]", self._tls.getpeercert() or {})
             self.peer_names = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS")
-        for kind, header, body in self._early:
-            self._queue(kind).append([memoryview(header), memoryview(body)])
-        self._early = []
-        self._established = True
+        self._establish()
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
@@ -260,121 +246,6 @@ class TlsLink(SocketLink):
             self._error = describe(error) if isinstance(error, ssl.SSLError) else None
         return count, False
 
-    # -- sending ------------------------------------------------------------------------------------------------
-
-    def send(
-        self, kind: int, body: bytes | bytearray | memoryview, sequence: int, ack_control: int, ack_bulk: int
-    ) -> None:
-        header = pack_header(kind, len(body), sequence, ack_control, ack_bulk)
-        try:
-            with self._lock:
-                if self._closed:
-                    return
-                if not self._established:
-                    self._early.append((kind, header, body))
-                    return
-                if self._started or self._control or self._bulk:
-                    self._queue(kind).append([memoryview(header), memoryview(body)])
-                    return
-                if len(body) <= MAX_JOINED:
-                    self._tls.write(header + body)
-                    if self._sent_at_once():
-                        return
-                else:
-                    self._plain = [memoryview(header), memoryview(body)]
-                self._transmit()
-                if self._started:
-                    self._update_mask()
-        except ssl.SSLError as error:
-            self._fail(error)  # receive() will raise
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def flush(self) -> None:
-        try:
-            with self._lock:
-                if not self._closed:
-                    self._transmit()
-                    self._update_mask()
-        except ssl.SSLError as error:
-            self._fail(error)
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def _queue(self, kind: int) -> deque[list[memoryview]]:
-        return self._bulk if kind in BEHIND_BULK else self._control
-
-    def _sent_at_once(self) -> bool:
-        """Send what has just been encrypted, and return whether that was all. Called with the lock held."""
-        try:
-            encrypted = self._outgoing.read()
-        except MemoryError:
-            return False
-        try:
-            sent = self._socket.send(encrypted)
-        except (OSError, MemoryError) as error:
-            if isinstance(error, OSError) and error.errno is None:  # as in _transmit
-                raise
-            sent = 0
-        if sent == len(encrypted):
-            return True
-        self._started = [memoryview(encrypted)[sent:]]
-        return False
-
-    def _transmit(self) -> None:
-        """Encrypt and send what is queued, as far as there is room. Called with the lock held."""
-        while True:
-            started = self._started
-            if not started or started is _IN_BIO:
-                try:
-                    encrypted = self._encrypt()
-                except MemoryError:
-                    self._started = _IN_BIO
-                    return
-                if not encrypted:
-                    self._started = []
-                    return
-                self._started = started = [memoryview(encrypted)]
-            try:
-                sent = self._socket.send(started[0])
-            except (BlockingIOError, MemoryError):
-                return
-            except OSError as error:
-                if error.errno is None:  # raised by a signal handler, not by the system
-                    raise
-                if not is_shortage(error):  # receive() will raise
-                    self._started, self._plain = [], []
-                    self._control.clear()
-                    self._bulk.clear()
-                return
-            if sent < len(started[0]):
-                self._started = [started[0][sent:]]
-                return
-            self._started = []
-
-    def _encrypt(self) -> bytes:
-        """Return the next encrypted bytes to send. After a MemoryError they are in the BIO, or not encrypted yet."""
-        outgoing = self._outgoing
-        while outgoing.pending < _PIECE:
-            if not self._plain:
-                queue = self._control or self._bulk
-                if not queue:
-                    break
-                self._plain = queue.popleft()
-            part = self._plain[0]
-            if len(part) > _PIECE:
-                piece, rest = part[:_PIECE], part[_PIECE:]
-                self._tls.write(piece)
-                self._plain[0] = rest
-            else:
-                if len(part):
-                    self._tls.write(part)
-                del self._plain[0]
-        return outgoing.read()
-
     def close(self) -> None:
         super().close()
-        self._plain, self._early = [], []
         self._recv_into = self._socket.recv_into  # breaks a reference cycle; it raises, as the socket is closed

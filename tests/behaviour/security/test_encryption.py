@@ -40,7 +40,7 @@ def returns_its_argument(value: Any) -> Any:
     return value
 
 
-class Recorder:
+class RecordingProxy:
     """Passes connections on to a worker, and keeps a copy of all bytes."""
 
     def __init__(self, target: str) -> None:
@@ -90,24 +90,24 @@ def record_calls(transport: str) -> bytes:
     """Return what is on the wire while one worker calls another."""
     with local_group(NAMES, transport=transport) as agents:
         caller, callee = (agents[name] for name in NAMES)
-        with closing(Recorder(callee.me.addresses[0])) as recorder:
-            with redirected(caller, callee.me.addresses[0], recorder.address):
+        with closing(RecordingProxy(callee.me.addresses[0])) as proxy:
+            with redirected(caller, callee.me.addresses[0], proxy.address):
                 values = SECRET, torch.full((64,), 1.2345), torch.arange(500_000.0)
                 for value in values:
                     returned = caller.call(NAMES[1], returns_its_argument, (value,))
                     assert torch.equal(returned, value) if isinstance(value, torch.Tensor) else returned == value
             for agent in agents.values():
                 agent.close()
-        return bytes(recorder.recorded)
+        return bytes(proxy.recorded)
 
 
-def test_a_recorder_between_two_workers_finds_nothing() -> None:
+def test_a_proxy_between_two_workers_finds_nothing() -> None:
     recorded = record_calls("tcp")
     assert len(recorded) > 4_000_000
     assert [what for what, needle in NEEDLES.items() if needle in recorded] == []
 
 
-def test_the_recorder_finds_everything_if_there_is_no_tls() -> None:
+def test_the_proxy_finds_everything_if_there_is_no_tls() -> None:
     recorded = record_calls("plain tcp")
     assert [what for what, needle in NEEDLES.items() if needle not in recorded] == []
 
