@@ -11,6 +11,7 @@ import pytest
 from telegrad.agent.agent import Agent
 from telegrad.calls.link_reader import Waiter
 from telegrad.connection.channel import Channel
+from telegrad.connection.group_keys import derive_keys
 from telegrad.errors import ProtocolError
 from telegrad.testing.simulation import Simulation
 from telegrad.wire.messages import CleanupAutogradContextReq, PropagateGradientsResp, ResumeReq
@@ -204,3 +205,39 @@ def test_a_handler_that_fails_is_reported_and_the_rest_is_handled(caplog: pytest
 
     assert pair.run(program)
     assert "a message handler failed" in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5.0, 20.0])
+def test_a_message_arrives_although_a_stranger_was_at_the_address_for_a_while(seconds: float) -> None:
+    with Simulation(seed=1, workers=["a", "b"]) as sim:
+        arrived: list[float] = []
+
+        def program() -> None:
+            agent = sim["b"]
+            agent.handle(CleanupAutogradContextReq, lambda *_: arrived.append(sim.scheduler.now))
+            keys, agent.local.keys = agent.local.keys, derive_keys(b"another token")  # as a stranger, who knows no key
+            sim["a"].tell(1, NOTICE)
+            sim.sleep(seconds)
+            assert arrived == []
+            agent.local.keys = keys
+            sim.sleep(5.0)
+
+        sim.run(program)
+        assert len(arrived) == 1
+
+
+def test_a_worker_that_never_proves_itself_is_lost_if_it_has_to_be_told_something() -> None:
+    with Simulation(seed=1, workers=["a", "b"]) as sim:
+        lost: list[str] = []
+
+        def program() -> None:
+            sim["a"].on_lost(lambda record, reason: lost.append(f"{record.name}: {reason}"))
+            sim["b"].local.keys = derive_keys(b"another token")
+            sim["a"].tell(1, NOTICE)
+            sim.sleep(20.0)
+            assert lost == []
+            sim.sleep(20.0)
+            assert len(lost) == 1
+            assert lost[0].startswith("b: worker 'b' did not prove that it belongs to this group")
+
+        sim.run(program)

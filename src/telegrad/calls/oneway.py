@@ -17,10 +17,19 @@ from typing import Any
 from telegrad.calls.link_reader import LinkReader, Waiter
 from telegrad.calls.pipeline import Descriptors, Pipeline, pack_head
 from telegrad.connection.channel import Channel
+from telegrad.connection.handshake import Refused, Rejected
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_account import Held
 from telegrad.connection.peers import Peers
-from telegrad.errors import AuthenticationError, NotInitialized, UnknownWorker, WorkerLost, is_shortage
+from telegrad.errors import (
+    AuthenticationError,
+    NotInitialized,
+    OtherVersion,
+    TelegradError,
+    UnknownWorker,
+    WorkerLost,
+    is_shortage,
+)
 from telegrad.execution.timers import RETRY_DELAY
 from telegrad.wire.frames import Message
 
@@ -96,24 +105,46 @@ class OneWay:
         except Exception as error:  # noqa: BLE001 - raised again if it is a bug
             self._not_told(to, head, data, channel, error)
 
-    def _connect_and_tell(self, to: int) -> None:
-        channel, failure = None, None
+    def _connect_and_tell(self, to: int, give_up: float | None = None) -> None:
+        channel: Channel | None = None
+        failure: Exception | None = None
+        later, waiting = False, []
         try:
             channel = self._channel_to(to)
+        except (AuthenticationError, OtherVersion) as error:
+            later = self._connects_later(to, give_up, error)
+            failure = WorkerLost(f"worker {to} did not prove itself: {error}")
         except Exception as error:  # noqa: BLE001 - raised again if it is a bug
             failure = error
         finally:
-            with self._lock:
-                waiting = self._waiting.pop(to)
+            if not later:
+                with self._lock:
+                    waiting = self._waiting.pop(to)
         for head, data in waiting:
             if failure is not None:
                 self._not_told(to, head, data, None, failure)
             else:
                 self.tell(to, head, data, back=channel)
 
+    def _connects_later(self, to: int, give_up: float | None, error: TelegradError) -> bool:
+        """Try again to connect to a worker that did not prove itself, for as long as a session tries to.
+
+        Somebody else may be at its address for a while, and it may wait for the messages without a deadline. If it
+        cannot be told at all, it is lost: then nobody waits for anybody.
+        """
+        now, limit = self._local.runtime.now(), self._local.settings.session.resume_limit
+        give_up = now + limit if give_up is None else give_up
+        if isinstance(error, Refused | Rejected) or now >= give_up:
+            self._peers.lost_workers.peer_lost(self._peers.find(to), str(error))
+            return False
+        executor = self._local.executor
+        again = partial(executor.submit, partial(self._connect_and_tell, to, give_up), urgent=True)
+        executor.timers.at(now + RETRY_DELAY, again)
+        return True
+
     def _not_told(self, to: int, head: Any, data: bytes, channel: Channel | None, error: Exception) -> None:
         kind = type(head).__name__
-        if isinstance(error, WorkerLost | NotInitialized | AuthenticationError | UnknownWorker):
+        if isinstance(error, WorkerLost | NotInitialized | UnknownWorker):
             _log.debug("%s for worker %d was not sent: %s", kind, to, error)
             return
         if not is_shortage(error):
