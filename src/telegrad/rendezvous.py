@@ -41,6 +41,7 @@ _MAX_LISTED = 32
 
 _FULL_DISK = ("No space left on device", "Disk quota exceeded")
 _FIRST = "first"
+_ALL_LISTEN = "all listen"
 _OUTCOME = "outcome"
 
 
@@ -181,12 +182,13 @@ def _wait_for_outcome(store: Store, mine: Registration, start: float, deadline: 
 
 
 def _wait_until_all_listen(store: Store, me: WorkerRecord, world_size: int, start: float, deadline: float) -> None:
-    """Announce that this worker listens, and return when all do."""
-    keys = {rank: f"listening/{rank}" for rank in range(world_size)}
-    store.set(keys[me.id], "1")
-    while not store.check(list(keys.values())):
+    """Announce that this worker listens, and return when all do. The last one tells the others."""
+    store.set(f"listening/{me.id}", "1")
+    if store.add("listening", 1) == world_size:
+        store.set(_ALL_LISTEN, "1")
+    while not store.check([_ALL_LISTEN]):
         if time.monotonic() >= deadline:
-            missing = [rank for rank, key in keys.items() if not store.check([key])]
+            missing = [rank for rank in range(world_size) if not store.check([f"listening/{rank}"])]
             raise RendezvousTimeout(
                 f"worker {me.name!r} (rank {me.id}) knows all workers, but {_list_ranks(missing)} did not begin to "
                 f"listen within {time.monotonic() - start:.3g} s. Check their output, or raise the timeout"

@@ -6,7 +6,7 @@ import errno
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.base import Link, Listener, Transport
@@ -43,7 +43,8 @@ class TcpTransport(Transport):
             if port:  # otherwise the kernel could choose a port that another socket has only reserved
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)
-            listener = TcpListener(sock, format_tcp(self._advertise or host, sock.getsockname()[1]))
+            address = format_tcp(self._advertise or host, sock.getsockname()[1])
+            listener = TcpListener(sock, address, self._accepted_link)
             if not self._deferred:
                 listener.open()
         except OSError:
@@ -62,7 +63,8 @@ class TcpTransport(Transport):
                 if sock.getsockname() == sock.getpeername():
                     # The kernel chose the target as the source port, so the socket is connected to itself.
                     raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {address}")
-                return _link(sock, f"{host}:{port}")
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return SocketLink(sock, peer=f"{host}:{port}", resumable=True)
             except OSError as error:
                 sock.close()
                 failure = error
@@ -70,6 +72,9 @@ class TcpTransport(Transport):
                 sock.close()
                 raise
         raise failure
+
+    def _accepted_link(self, sock: socket.socket, peer: str) -> Link:
+        return SocketLink(sock, peer=peer, resumable=True)
 
 
 class TcpListener(SocketListener):
@@ -79,8 +84,9 @@ class TcpListener(SocketListener):
     backlog had time for that. Dropping it here takes a third of the time of accepting and evicting it.
     """
 
-    def __init__(self, sock: socket.socket, address: str) -> None:
+    def __init__(self, sock: socket.socket, address: str, accepted_link: Callable[[socket.socket, str], Link]) -> None:
         super().__init__(sock, address, self._accepted)
+        self._accepted_link = accepted_link
         self._until_look = 0  # connections to accept before the length of the backlog is looked at again
         self._hurries = False
         self._dropped: dict[str, int] = {}
@@ -106,7 +112,8 @@ class TcpListener(SocketListener):
             self._dropped[host] = self._dropped.get(host, 0) + 1
             reset(sock)
             return None
-        return _link(sock, f"{host}:{port}")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self._accepted_link(sock, f"{host}:{port}")
 
     def take_dropped(self) -> Mapping[str, int]:
         dropped, self._dropped = self._dropped, {}
@@ -133,11 +140,6 @@ def _has_spoken(sock: socket.socket) -> bool:
 def format_tcp(host: str, port: int) -> str:
     """Return the address of a host and port, with brackets around IPv6."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def _link(sock: socket.socket, peer: str) -> Link:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return SocketLink(sock, peer=peer, resumable=True)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
