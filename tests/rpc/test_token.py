@@ -44,6 +44,14 @@ def test_a_newer_token_in_the_environment_counts(monkeypatch: pytest.MonkeyPatch
     assert take_token(Options()).token == other.encode()
 
 
+def test_a_descriptor_that_was_not_read_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.open("/dev/null", os.O_RDONLY)
+    monkeypatch.setenv("TELEGRAD_TOKEN", TOKEN)
+    monkeypatch.setenv("TELEGRAD_TOKEN_FD", str(other))
+    assert take_token(Options()).token == TOKEN.encode()
+    os.close(other)  # raises if it is closed already
+
+
 def test_a_token_in_the_options_leaves_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TELEGRAD_TOKEN", TOKEN)
     options = Options(token=secrets.token_hex(32))

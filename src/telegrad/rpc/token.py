@@ -25,10 +25,9 @@ def take_token(options: Options) -> Options:
         return options
     if TOKEN_VARIABLE in os.environ or DESCRIPTOR_VARIABLE in os.environ:
         _held = find_token(None)  # raises if the token is weak, and then changes nothing
-        os.environ.pop(TOKEN_VARIABLE, None)
         descriptor = os.environ.pop(DESCRIPTOR_VARIABLE, None)
-        if descriptor is not None and descriptor.isdecimal():
-            os.close(int(descriptor))
+        if os.environ.pop(TOKEN_VARIABLE, None) is None and descriptor is not None:
+            os.close(int(descriptor))  # the token was read from it, so it is the launcher's
     if _held is None:
         return options
     with_token = copy.copy(options)

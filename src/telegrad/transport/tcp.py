@@ -90,9 +90,9 @@ class TcpListener(SocketListener):
     backlog had time for that. Dropping it here takes a third of the time of accepting and evicting it.
     """
 
-    def __init__(self, sock: socket.socket, address: str, make_link: Callable[[socket.socket, str], Link]) -> None:
+    def __init__(self, sock: socket.socket, address: str, accepted_link: Callable[[socket.socket, str], Link]) -> None:
         super().__init__(sock, address, self._accepted)
-        self._new_link = make_link
+        self._accepted_link = accepted_link
         self._until_look = 0  # connections to accept before the length of the backlog is looked at again
         self._hurries = False
         self._dropped: dict[str, int] = {}
@@ -119,7 +119,7 @@ class TcpListener(SocketListener):
             self._dropped[host] = self._dropped.get(host, 0) + 1
             reset(sock)
             return None
-        return self._new_link(sock, f"{host}:{port}")
+        return self._accepted_link(sock, f"{host}:{port}")
 
     def take_dropped(self) -> Mapping[str, int]:
         dropped, self._dropped = self._dropped, {}
