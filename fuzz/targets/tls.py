@@ -10,6 +10,7 @@ import random
 import socket
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 
 from telegrad.transport.certificates import Credentials, make_credentials
 from telegrad.transport.tls_link import TlsLink
@@ -54,10 +55,8 @@ class _Client:
         elif action == 1:
             self._send(self._last)
         elif action <= 4:
-            try:
+            with suppress(ssl.SSLError):  # it needs more, or the listener refused
                 self._tls.do_handshake()
-            except ssl.SSLError:
-                pass  # it needs more, or the listener refused
             self._flush(choices)
         else:
             frame = encode_head(opener().start())
