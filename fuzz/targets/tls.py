@@ -10,6 +10,7 @@ import random
 import socket
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 
 from fuzz.choices import Choices
 from fuzz.target import Target
@@ -53,10 +54,8 @@ class _Client:
         elif action == 1:
             self._send(self._last)
         elif action <= 4:
-            try:
+            with suppress(ssl.SSLError):  # it needs more, or the listener refused
                 self._tls.do_handshake()
-            except ssl.SSLError:
-                pass  # it needs more, or the listener refused
             self._flush(choices)
         else:
             frame = encode_head(opener().start())

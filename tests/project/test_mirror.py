@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 SOURCE, TESTS = ROOT / "src" / "telegrad", ROOT / "tests"
 
 NOT_MIRRORED = {"behaviour", "fuzz", "project", "support"}
-"""Folders of tests/ without a counterpart: behaviour that crosses modules, fuzz targets, the repository, helpers."""
+"""Folders of tests/ without a counterpart: behaviour that crosses modules, fuzzing, the repository itself, helpers."""
 
 TESTED_BY_MODULE = ("protocol", "wire", "calls", "connection", "execution", "backward", "rref", "transport")
 """Packages in which every module of more than `SMALL` lines of code has its own test file."""
