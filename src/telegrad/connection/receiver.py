@@ -122,10 +122,8 @@ class Receiver:
 
     def _pump_in_turns(self, link: Link) -> None:
         """Read some frames of a peer that has limits. If there are more, other links are read before them."""
-        taken = 0
-        for frame in link.receive():
+        for taken, frame in enumerate(link.receive(), 1):
             self._take(frame)
-            taken += 1
             if taken == _FRAMES_IN_TURN:
                 # The poller does not report what the link has read already.
                 self._local.executor.timers.at(self._local.runtime.now(), partial(self.on_ready, Ready.READ))

@@ -14,6 +14,7 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.connection.channel import Channel
 from telegrad.errors import LimitExceeded, TelegradError, WorkerLost
+from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.peer_limits import PeerLimits
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
@@ -84,8 +85,12 @@ def test_a_peer_that_announces_far_too_much_is_disconnected_at_once() -> None:
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
 def test_a_peer_that_does_not_read_its_replies_is_disconnected(transport: str) -> None:
-    limit = 4 << 20
-    settings = AgentSettings(shared_memory=0, peer_limits={"greedy": PeerLimits(bytes_held=limit)})
+    limit = 1 << 20
+    settings = AgentSettings(
+        shared_memory=0,
+        session=SessionSettings(request_credits=1_000_000),  # as a peer that ignores its credits
+        peer_limits={"greedy": PeerLimits(bytes_held=limit)},
+    )
     lost = threading.Event()
     with local_group(["victim", "greedy", "other"], transport=transport, settings=settings) as group:
         victim, greedy, other = group["victim"], group["greedy"], group["other"]
@@ -96,7 +101,7 @@ def test_a_peer_that_does_not_read_its_replies_is_disconnected(transport: str) -
         most = 0
         for number in range(100_000):
             try:
-                greedy.begin("victim", bytes, (50_000,), timeout=0)
+                greedy.begin("victim", bytes, (50_000,), timeout=PATIENCE)
             except TelegradError:
                 break
             if number % 10 == 0:
