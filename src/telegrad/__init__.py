@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from telegrad.rpc import (
         Future,
         Options,
+        PeerLimits,
         RRef,
         WorkerInfo,
         all_gather,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Future",
     "Options",
+    "PeerLimits",
     "RRef",
     "WorkerInfo",
     "__version__",

@@ -19,7 +19,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     ├── ReferencesHeld              RRefs were held at shutdown, and the options make that an error
     ├── PayloadError                a value cannot be serialized, or received bytes cannot be read
     ├── ProtocolError               a peer violated the protocol
-    │   ├── LimitExceeded           ... by announcing more than a limit allows
+    │   ├── LimitExceeded           ... by using more than a limit allows (also a CallError)
     │   └── OtherVersion            ... by using another version of it
     ├── AuthenticationError         a peer or this worker could not prove that it knows the token
     ├── TokenError (ValueError)     the group token is missing or too short
@@ -152,8 +152,15 @@ class ProtocolError(TelegradError):
     """A peer violated the protocol."""
 
 
-class LimitExceeded(ProtocolError):
-    """A peer announced something larger than the limit. No memory was allocated for it."""
+class LimitExceeded(ProtocolError, CallError):
+    """A worker used more than a limit of another worker allows. The call was not run.
+
+    ``limit`` is the field of `telegrad.PeerLimits`, None for limits of the protocol. ``retry_after`` is the number of
+    seconds after which a retry may succeed, None if that does not depend on time alone.
+    """
+
+    limit: str | None = None
+    retry_after: float | None = None
 
 
 class OtherVersion(ProtocolError):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from telegrad.protocol.limits import SessionSettings
+from telegrad.protocol.peer_limits import PeerLimits, check_limits
 from telegrad.settings import AgentSettings
 from telegrad.transport.spinning import SPIN
 from telegrad.wire.frames import Limits
@@ -52,6 +53,9 @@ class Options:
     """Seconds to wait for all workers to join."""
     session: SessionSettings = field(default_factory=SessionSettings)
     limits: Limits = field(default_factory=Limits)
+    peer_limits: PeerLimits | Mapping[str, PeerLimits] | None = None
+    """What each other worker may use of this one: limits for all, or by patterns of worker names such as
+    ``{"partner*": PeerLimits(calls=8)}``, of which the first that matches counts."""
 
     def settings(self) -> AgentSettings:
         """Return the settings of the agent."""
@@ -65,6 +69,7 @@ class Options:
             shared_memory=self._shared_memory(),
             session=self.session,
             limits=self.limits,
+            peer_limits=check_limits(self.peer_limits),
         )
 
     def _shared_memory(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from telegrad.protocol.limits import SessionSettings
+from telegrad.protocol.peer_limits import GivenLimits
 from telegrad.wire.frames import Limits
 
 
@@ -26,3 +27,5 @@ class AgentSettings:
     """``any``: any function, and any value that pickle can carry. ``registered``: exposed functions and plain data."""
     session: SessionSettings = field(default_factory=SessionSettings)
     limits: Limits = field(default_factory=Limits)
+    peer_limits: GivenLimits = None
+    """What each other worker may use of this one, for all or by patterns of names; None: the default of the mode."""

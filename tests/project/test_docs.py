@@ -23,6 +23,7 @@ from telegrad.autograd import backward
 from telegrad.default_agent import acting_as
 from telegrad.options import Options
 from telegrad.protocol.limits import SessionSettings
+from telegrad.protocol.peer_limits import PeerLimits
 from telegrad.testing.group import local_group
 from telegrad.wire.frames import Limits
 
@@ -73,7 +74,12 @@ def test_links_point_to_existing_files(page: Path) -> None:
 
 
 def test_the_tables_list_exactly_the_settings() -> None:
-    for heading, settings in (("Options", Options), ("Session", SessionSettings), ("Limits", Limits)):
+    for heading, settings in (
+        ("Options", Options),
+        ("Session", SessionSettings),
+        ("Limits", Limits),
+        ("Peer limits", PeerLimits),
+    ):
         assert rows("settings.md", heading) == {field.name for field in dataclasses.fields(settings)}
 
 

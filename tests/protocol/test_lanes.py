@@ -37,6 +37,7 @@ def test_a_new_connection_retransmits_only_frames_that_the_peer_lacks() -> None:
     session.disconnected("cut", 1.0)
     assert session.connected((2, 0), 1.1) == [(CONTROL, 3, "three"), (BULK, 1, "bulk")]
     assert session.unacked == (2, 101)
+    assert session.unacked_bytes == 101
 
 
 def test_acks_release_retained_frames_and_old_acks_are_ignored() -> None:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from telegrad.connection.channel import Channel
+from telegrad.connection.peer_account import PeerAccounts
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.execution.timers import Timer
 from telegrad.protocol.limits import SessionSettings
+from telegrad.settings import AgentSettings
 from telegrad.wire.frames import Frame, Limits, Message
 
 
@@ -61,6 +63,7 @@ class FakeAgent:
         self.closed = ""
         self.leaving = False
         self.limits = Limits()
+        self.accounts = PeerAccounts(self.name, AgentSettings(), self.runtime)
         self.slabs: Any = None
         self.time = 0.0
         self.set_timers: list[Timer] = []

@@ -18,9 +18,11 @@ from telegrad.wire.frames import (
     HEADER_SIZE,
     INLINE_LIMIT,
     MESSAGE,
+    TRUNCATED_SIZE,
     Frame,
     Kind,
     Limits,
+    StoredLimits,
     TruncatedFrame,
     pack_header,
 )
@@ -320,3 +322,21 @@ def test_the_buffer_is_compacted_when_most_of_it_was_read() -> None:
     for frame in feed(reader, stream_of(*sent), cycle(FrameReader.SCRATCH)):
         receiver.handle(frame)
     assert receiver.messages == sent
+
+
+def test_a_frame_that_is_larger_than_what_is_stored_is_read_and_discarded() -> None:
+    reader = FrameReader(HANDSHAKE_LIMITS)
+    reader.admit(StoredLimits(10_000_000, 10_000_000, stored=200_000), lambda sequence, length: None)
+    stream = b"".join(
+        pack_header(MESSAGE, size, number, 0, 0) + bytes([number]) * size
+        for number, size in enumerate((150_000, 300_000, 10), 1)
+    )
+    kinds = []
+    rest = memoryview(stream)
+    while rest:
+        buffer = reader.buffer()
+        count = min(len(buffer), len(rest))
+        buffer[:count] = rest[:count]
+        rest = rest[count:]
+        kinds += [(type(frame), frame.sequence, len(frame.body)) for frame in reader.advance(count)]
+    assert kinds == [(Frame, 1, 150_000), (TruncatedFrame, 2, TRUNCATED_SIZE), (Frame, 3, 10)]

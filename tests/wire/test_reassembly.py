@@ -364,3 +364,45 @@ def test_the_head_of_any_frame_can_be_peeked_at() -> None:
     assert peek_head(Frame(chunk.kind, 1, 0, 0, chunk.body)) == b""
     assert peek_head(shared_frame(Frame, b"shared")) == b"shared"
     assert peek_head(shared_frame(Frame, b"h" * 1000)) == b"h" * 256
+
+
+# -- limits of a peer ---------------------------------------------------------------------------------------
+
+
+def refusing(error: LimitExceeded | None) -> tuple[Assembler, list[int]]:
+    asked: list[int] = []
+
+    def ask(size: int) -> LimitExceeded | None:
+        asked.append(size)
+        return error
+
+    assembler = Assembler(Limits(), allocate if error is None else allocate_nothing, WHERE)
+    assembler.refuse = assembler.reserve = ask
+    return assembler, asked
+
+
+@pytest.mark.parametrize("error", [None, LimitExceeded("too large")])
+def test_a_large_message_is_refused_when_it_is_announced(error: LimitExceeded | None) -> None:
+    assembler, asked = refusing(error)
+    announcement, *chunks = frames_of(b"head", b"data", b"r" * 2 * CHUNK)
+    assert assemble(assembler, Frame(announcement.kind, 1, 0, 0, announcement.body)) is None
+    assert asked == [PREFIX_SIZE + 4 + 16 + 2 * CHUNK]
+    message = None
+    for chunk in chunks:
+        message = assemble(assembler, Frame(chunk.kind, 2, 0, 0, chunk.body))
+    assert message is not None
+    assert bytes(message.head) == b"head"
+    if error is None:
+        assert bytes(message.data) == b"data"
+    else:
+        with pytest.raises(LimitExceeded, match="too large"):
+            assert message.region
+
+
+def test_a_single_frame_that_was_not_stored_because_of_a_limit_says_so() -> None:
+    assembler, asked = refusing(LimitExceeded("too large"))
+    prefix = (300).to_bytes(4, "little") + (5000).to_bytes(4, "little") + bytes(8)
+    discarded = assembler.read(TruncatedFrame(MESSAGE, 1, 0, 0, prefix + b"h" * 240))
+    assert isinstance(discarded, DiscardedMessage)
+    assert isinstance(discarded.error, LimitExceeded)
+    assert len(asked) == 1

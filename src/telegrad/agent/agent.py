@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from telegrad.agent.shutdown import Shutdown
+from telegrad.calls.admission import Admission
 from telegrad.calls.call import Call
 from telegrad.calls.client import Client
 from telegrad.calls.collectives import SERVICE, Collectives
@@ -73,7 +74,8 @@ class Agent:
         self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor))
         self.oneway = OneWay(local, self.peers, self.pipeline)
         replies = IncomingReplies(self.client.completion, self.pipeline)
-        dispatcher = Dispatcher(self.client.completion, replies, self.server, self.oneway)
+        self.admission = Admission(local, self.pipeline, self.server)
+        dispatcher = Dispatcher(self.client.completion, replies, self.server, self.oneway, self.admission)
         self.peers.deliver = dispatcher.deliver
         self.peers.undelivered = Undeliverable(local, replies, self.server, dispatcher.deliver).report
         self.collectives = Collectives(local, self.peers, self.call)

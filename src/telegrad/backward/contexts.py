@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _COUNTER_BITS = 48
 _COUNTER = (1 << _COUNTER_BITS) - 1
-_REMEMBERED = 16384  # ended contexts, which late messages must not make again
+_REMEMBERED = 16384  # ended contexts, which late messages must not make again; and refused calls
 
 
 class DistAutogradContext:
@@ -33,6 +34,8 @@ class DistAutogradContext:
 
     def __init__(self, context_id: int) -> None:
         self.id = context_id
+        self.opener: int | None = None
+        """The worker whose message made the context here; None if it began here."""
         self.lock = threading.Lock()  # protects everything below
         self.sends: dict[int, SendRpcBackward] = {}
         self.recvs: dict[int, Recv] = {}
@@ -113,7 +116,9 @@ class Contexts:
         self.orders = itertools.count(1)
         self._on_release = on_release
         self._ask_owner = ask_owner
-        self._lock = threading.Lock()  # protects the two below
+        self._lock = threading.Lock()  # protects the four below
+        self._opened: Counter[int] = Counter()  # contexts that are alive, by the worker that opened them here
+        self._refused: dict[tuple[int, int], int] = {}  # calls that were refused, by context and caller
         self._alive: dict[int, DistAutogradContext] = {}
         self.get: Callable[[int], DistAutogradContext | None] = self._alive.get
         """Returns the context of an id, if it is alive here."""
@@ -147,13 +152,40 @@ class Contexts:
             )
         return context
 
-    def enter(self, context_id: int) -> DistAutogradContext | None:
-        """Return the context that another worker named, made if need be; None if it has ended."""
+    def enter(
+        self, context_id: int, opener: int, check: Callable[[str, int], None] | None = None
+    ) -> DistAutogradContext | None:
+        """Return the context that another worker named, made if need be; None if it has ended.
+
+        `check` is called before one is made, with the number of contexts that `opener` would then have opened here.
+        """
         with self._lock:
             context = self._alive.get(context_id)
             if context is None and context_id not in self._ended and context_id >> _COUNTER_BITS != self._worker:
+                if check is not None:
+                    check("contexts", self._opened[opener] + 1)
                 context = self._alive[context_id] = DistAutogradContext(context_id)
+                context.opener = opener
+                self._opened[opener] += 1
             return context
+
+    def opened_by(self, worker: int) -> int:
+        """Return how many contexts are alive here because of messages of a worker."""
+        with self._lock:
+            return self._opened[worker]
+
+    def refused(self, context_id: int, caller: int) -> None:
+        """Note that a call of `caller` in a context was refused. Its caller counts it when the context ends."""
+        with self._lock:
+            context = self._alive.get(context_id)
+            if context is None and context_id not in self._ended:
+                self._refused[context_id, caller] = self._refused.pop((context_id, caller), 0) + 1
+                if len(self._refused) > _REMEMBERED:
+                    del self._refused[next(iter(self._refused))]
+        if context is not None:
+            with context.lock:
+                context.callers.add(caller)
+            self.served(context, caller)
 
     def ended(self, context_id: int) -> DistAutogradContext:
         """Return a stand-in for a context that has ended, for a call that was made in it."""
@@ -168,6 +200,8 @@ class Contexts:
             if self._alive.get(context.id) is not context:
                 return
             del self._alive[context.id]
+            if context.opener is not None:
+                self._opened[context.opener] -= 1
             self._ended[context.id] = None
             while len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
@@ -183,12 +217,20 @@ class Contexts:
         if due:
             self.release(context)
 
-    def cleanup(self, context_id: int, caller: int, calls: int) -> None:
+    def cleanup(
+        self, context_id: int, caller: int, calls: int, check: Callable[[str, int], None] | None = None
+    ) -> None:
         """Note that the context has ended for `caller`, which made `calls` calls to this worker in it."""
-        context = self.enter(context_id)
+        with self._lock:
+            refused = self._refused.pop((context_id, caller), 0)
+            if refused and refused >= calls and context_id not in self._alive:
+                return  # no call was served
+        context = self.enter(context_id, caller, check)
         if context is None or context.owner == self._worker:
             return
         with context.lock:
+            if refused:
+                context.served[caller] = context.served.get(caller, 0) + refused
             context.cleanups[caller] = calls
             due = _is_due(context)
         if due:

@@ -27,7 +27,7 @@ from telegrad.backward.watched_engine import watch_engine
 from telegrad.calls.extension import Concern
 from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import TelegradError, UnknownWorker, WorkerLost
+from telegrad.errors import LimitExceeded, TelegradError, UnknownWorker, WorkerLost
 from telegrad.execution.autocast import current_autocast
 from telegrad.torch_private import autocast_is_enabled
 from telegrad.wire.frames import Message
@@ -172,8 +172,11 @@ class Autograd:
     # -- the end of contexts ------------------------------------------------------------------------------------
 
     def _on_cleanup(self, channel: Channel, head: CleanupAutogradContextReq, message: Message) -> None:
-        caller = channel.worker.id
-        self.contexts.cleanup(head.context, caller, head.calls)
+        caller, account = channel.worker.id, channel.account
+        try:
+            self.contexts.cleanup(head.context, caller, head.calls, None if account is None else account.check_count)
+        except LimitExceeded:
+            return  # nothing of the context exists here, and nothing is made for its end
         if channel.session.state.is_over:  # the loss may have been noted before, and is not noted again
             context = self.contexts.get(head.context)
             if context is not None:

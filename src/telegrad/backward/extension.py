@@ -23,6 +23,7 @@ from telegrad.backward.nodes import (
 )
 from telegrad.calls.call import Served
 from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
+from telegrad.errors import LimitExceeded
 from telegrad.torch_private import base_of
 from telegrad.wire.messages import AutogradMetadata
 
@@ -149,7 +150,15 @@ class AutogradExtension(Extension):
         if metadata is None:
             function()
             return
-        context = self._contexts.enter(metadata.context) if metadata.context != _NO_CONTEXT else None
+        context, account = None, served.channel.account
+        if metadata.context != _NO_CONTEXT:
+            try:
+                context = self._contexts.enter(metadata.context, peer, None if account is None else account.check_count)
+                if account is not None and context is not None:
+                    account.check_count("calls_per_context", context.served.get(peer, 0) + 1)
+            except LimitExceeded as error:
+                self._refuse(metadata.context, served, error)
+                return
         token = None
         if context is None:
             served.context = self._contexts.ended(metadata.context)
@@ -168,6 +177,19 @@ class AutogradExtension(Extension):
         finally:
             if token is not None:
                 current.reset(token)
+
+    def _refuse(self, context_id: int, served: Served, error: LimitExceeded) -> None:
+        caller = served.worker.id
+        self._contexts.refused(context_id, caller)
+        context = self._contexts.get(context_id)
+        if context is not None and served.channel.session.state.is_over:  # as in `serve`
+            self._contexts.caller_lost(context, caller)
+        served.agent.server.refusals.exceeded(served, error)
+
+    def refused(self, message: IncomingMessage) -> None:
+        """Count a refused call as answered: its caller says how many it made when the context ends."""
+        if message.autograd is not None and message.autograd.context != _NO_CONTEXT:
+            self._contexts.refused(message.autograd.context, message.peer.id)
 
     def answered(self, served: Served) -> None:
         """The context may have waited for this reply to be released."""

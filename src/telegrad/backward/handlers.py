@@ -13,6 +13,7 @@ from telegrad.backward.messaging import PassMessaging, ReplyTo
 from telegrad.backward.pass_run import PassRun
 from telegrad.backward.passes import Passes
 from telegrad.connection.channel import Channel
+from telegrad.errors import LimitExceeded
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import (
     GRADIENT,
@@ -40,6 +41,8 @@ class PassHandlers:
         agent.handle(LeadsToInputReq, self.on_leads)
         agent.handle(ResumeReq, self.on_resume)
         agent.handle(AbortPass, self.on_abort)
+        for kind in (PropagateGradientsReq, ProbeReq, LeadsToInputReq, ResumeReq):
+            agent.admission.refusals[kind] = self.refuse
 
     def on_gradient(self, channel: Channel, request: PropagateGradientsReq, message: Message) -> None:
         """Decode gradients, and give them to their pass."""
@@ -88,6 +91,18 @@ class PassHandlers:
                 take(run, reply_to)
             except Exception as error:  # noqa: BLE001 - as above
                 incoming.refuse(run, reply_to, error)
+
+    def refuse(
+        self,
+        channel: Channel,
+        request: PropagateGradientsReq | ProbeReq | LeadsToInputReq | ResumeReq,
+        error: LimitExceeded,
+    ) -> None:
+        """Fail the pass of a message that exceeds a limit of its sender."""
+        sender = channel.worker.id
+        run = self._passes.find(sender, request.call, request.pass_info)
+        if run is not None:
+            incoming.refuse(run, (sender, request.call, None), error)
 
     def on_abort(self, channel: Channel, head: AbortPass, message: Message) -> None:
         """Fail a pass that has failed elsewhere."""

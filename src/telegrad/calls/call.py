@@ -10,6 +10,7 @@ import msgspec
 
 from telegrad.calls.extension import Context, Extension, OutgoingMessage, PlacedReference
 from telegrad.calls.link_reader import Waiter
+from telegrad.connection.peer_account import Held
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled
 from telegrad.execution.timers import Timer
@@ -87,11 +88,21 @@ class Served(msgspec.Struct, eq=False):
     """Its place in the caller's order of calls to an ordered object, until it has entered the object's queue."""
     autocast: Autocast | None = None
     """The caller's autocast state."""
+    held: Held | None = None
+    """What it counts towards the limits of its caller, if that has any."""
 
     @property
     def caller(self) -> str:
         """The name of the calling worker."""
         return self.worker.name
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Have a worker thread continue the call, when the limits of its caller allow it."""
+        account, executor = self.channel.account, self.agent.executor
+        if account is None:
+            executor.submit(task)
+        else:
+            executor.submit_in(account.tasks, task)
 
     def check(self) -> None:
         """Raise CallCancelled if the caller gave the call up. Long functions may call this now and then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from telegrad.calls.admission import Admission
 from telegrad.calls.call import Served
 from telegrad.calls.completion import Completion
 from telegrad.calls.incoming_replies import IncomingReplies
@@ -15,15 +16,26 @@ from telegrad.errors import ProtocolError
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import RESPONSES, Cancel, Reply, Request, decode_head
 
+_LONGEST_REASON = 1000
+"""Characters that are kept of the reason for a cancellation, which may have to be stored."""
+
 
 class Dispatcher:
     """Takes the messages that channels deliver."""
 
-    def __init__(self, completion: Completion, replies: IncomingReplies, server: Server, oneway: OneWay) -> None:
+    def __init__(
+        self,
+        completion: Completion,
+        replies: IncomingReplies,
+        server: Server,
+        oneway: OneWay,
+        admission: Admission,
+    ) -> None:
         self._completion = completion
         self._replies = replies
         self._server = server
         self._oneway = oneway
+        self._admission = admission
 
     def deliver(self, channel: Channel, message: Message) -> None:
         """Take a message that arrived on a channel."""
@@ -37,15 +49,25 @@ class Dispatcher:
                     self._replies.return_abandoned(channel, head.call)
                 return
         elif isinstance(head, Request):
+            held = None
+            if channel.account is not None:
+                held = self._admission.admit_request(channel, channel.account, head, message)
+                if held is None:
+                    return
             if not head.nested:
                 with channel.lock:
                     channel.credits.admit(message.size)
-            self._server.take(channel, head, message)
+            self._server.take(channel, head, message, held)
             return
         elif isinstance(head, Cancel):
-            self.cancel_children(self._server.cancel(channel, head.call, head.reason))
+            self.cancel_children(self._server.cancel(channel, head.call, head.reason[:_LONGEST_REASON]))
             return
-        if not self._oneway.deliver(channel, head, message):
+        held = None
+        if channel.account is not None:
+            held = self._admission.admit_message(channel, channel.account, head, message)
+            if held is None:
+                return
+        if not self._oneway.deliver(channel, head, message, held):
             raise ProtocolError(f"worker {channel.peer!r} sent a {type(head).__name__} in the wrong direction")
 
     def cancel_children(self, cancelled: Iterable[Served]) -> None:

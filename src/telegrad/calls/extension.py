@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from telegrad.connection.peer_account import PeerAccount
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.wire.messages import AutogradMetadata, Creation, ForkInfo
+from telegrad.wire.messages import AutogradMetadata, Creation, ForkInfo, StreamPosition
 from telegrad.wire.payload import Encoded
 from telegrad.wire.reference import Reference
 
@@ -71,6 +72,10 @@ class IncomingMessage(msgspec.Struct, eq=False):
     """Of a request: serves it. For an extension that holds the request back, see `Extension.arrived`."""
     served: Served | None = None
     """Of a request."""
+    stream_position: StreamPosition | None = None
+    """Of a refused request: its place in the caller's order of calls to an ordered object."""
+    account: PeerAccount | None = None
+    """Of a refused request: what its caller uses of this worker."""
 
 
 class Extension:
@@ -92,6 +97,12 @@ class Extension:
         hold requests back.
         """
         return True
+
+    def check(self, message: IncomingMessage, account: PeerAccount) -> None:
+        """Raise LimitExceeded if a request with references exceeds a limit of its peer. Called before `arrived`."""
+
+    def refused(self, message: IncomingMessage) -> None:
+        """A request was refused: it has not arrived, and will not be served."""
 
     def incoming(self, message: IncomingMessage) -> None:
         """The tensors of a message have been decoded; the values that hold them have not."""

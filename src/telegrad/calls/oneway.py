@@ -17,6 +17,7 @@ from telegrad.calls.link_reader import LinkReader, Waiter
 from telegrad.calls.pipeline import Descriptors, Pipeline, pack_head
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.peer_account import Held
 from telegrad.connection.peers import Peers
 from telegrad.errors import AuthenticationError, NotInitialized, WorkerLost, is_shortage
 from telegrad.execution.timers import RETRY_DELAY
@@ -117,15 +118,19 @@ class OneWay:
         if returns:
             self._returning[kind] = handler
 
-    def deliver(self, channel: Channel, head: Any, message: Message) -> bool:
-        """Take a message that came; False: there is no handler for it."""
+    def deliver(self, channel: Channel, head: Any, message: Message, held: Held | None = None) -> bool:
+        """Take a message that came; False: there is no handler for it. `held` counts until it has been handled."""
         handler = (self._returning if channel.outgoing else self._handlers).get(type(head))
         if handler is None:
             return False
         task = partial(handler, channel, head, message)
+        if held is not None:
+            task = partial(_run_held, held, task)
         inbox = channel.receiver.inbox
         if inbox is not None:
             inbox.append(task)
+        elif held is not None and channel.account is not None and type(head) not in self._urgent:
+            self._local.executor.submit_in(channel.account.tasks, task)
         else:
             self._local.executor.submit(task, urgent=type(head) in self._urgent)
         return True
@@ -141,3 +146,10 @@ class OneWay:
             return self._reader.wait(waiter, channel, deadline, handle=True)
         event = waiter.event = self._local.runtime.event()
         return waiter.finished or self._local.executor.wait(event, deadline)
+
+
+def _run_held(held: Held, task: Callable[[], None]) -> None:
+    try:
+        task()
+    finally:
+        held.release()

@@ -12,7 +12,7 @@ from telegrad.calls.exceptions import explain, pickle_exception, traceback_of
 from telegrad.calls.pipeline import Frames, Pipeline, pack_head
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.errors import FunctionNotFound, TelegradError
+from telegrad.errors import FunctionNotFound, LimitExceeded, TelegradError
 from telegrad.execution import event_loop
 from telegrad.wire import payload
 from telegrad.wire.messages import Failure, Reply
@@ -50,6 +50,11 @@ class Replier:
             self._leaving.add(served)
         served.answered = True
         served.on_cancel = None  # it refers to the coroutine, and that to its result
+        if error is None and channel.account is not None:
+            try:
+                channel.account.check_unread(channel.unread())
+            except LimitExceeded as excess:
+                error = excess
         try:
             try:
                 if error is None:
@@ -67,11 +72,15 @@ class Replier:
             if served.charge:
                 with channel.lock:
                     channel.credits.complete(served.charge)
+            if served.held is not None:
+                served.held.release()
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
             _log.debug("the reply to %s of worker %r cannot be delivered: %s", served.function, served.caller, failure)
         finally:
             self._leaving.discard(served)
+            if served.held is not None:
+                served.held.release()
             for extension in served.extensions:
                 try:
                     extension.answered(served)

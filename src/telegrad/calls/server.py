@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,9 +15,11 @@ import torch
 from telegrad.calls.call import Served, current_served
 from telegrad.calls.extension import IncomingMessage, PlacedReference
 from telegrad.calls.pipeline import Pipeline, pack_head
+from telegrad.calls.refusals import Refusals
 from telegrad.calls.replier import Replier
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.peer_account import Held
 from telegrad.errors import CallCancelled, FunctionNotFound, TelegradError
 from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
@@ -50,6 +52,7 @@ class Server:
         self._pipeline = pipeline
         self.loop = loop
         self.replier = Replier(local, pipeline)
+        self.refusals = Refusals(agent, local, self.replier)
         self._answer = self.replier.answer
         self.active, self.unanswered = self.replier.active, self.replier.unanswered
         self._lock = threading.Lock()  # protects the two below
@@ -65,7 +68,7 @@ class Server:
 
     # -- one call ---------------------------------------------------------------------------------------------
 
-    def take(self, channel: Channel, request: Request, message: Message) -> None:
+    def take(self, channel: Channel, request: Request, message: Message, held: Held | None = None) -> None:
         """Have a worker thread serve a request. Until it does, a cancelled request is never run."""
         now = self._local.runtime.now()
         served = Served(
@@ -77,6 +80,7 @@ class Server:
             now,
             now + request.timeout if request.timeout else None,
             0 if request.nested else message.size,
+            held=held,
         )
         references = request.creation is not None or bool(request.references)
         if request.rref_access is not None:
@@ -95,7 +99,8 @@ class Server:
             task = partial(self._admit, served, request, [message])
         else:
             task = partial(self._serve, served, request, [message], ())
-        self._local.executor.submit(task)
+        submit = self._local.executor.submit if held is None else served.submit
+        submit(task)
 
     def refuse(self, channel: Channel, call: int, error: Exception) -> None:
         """Answer a request that cannot be taken with `error`."""
@@ -117,8 +122,10 @@ class Server:
             return
         arrived = IncomingMessage(channel.worker, forks=request.references, creation=request.creation, served=served)
         later = partial(self._serve, served, request, holder, arrived.references)
-        arrived.proceed = partial(self._local.executor.submit, later)
+        arrived.proceed = partial(served.submit, later)
         held_back = False
+        if not self.refusals.check(served, request, arrived):
+            return
         try:
             for extension in served.extensions:
                 held_back = not extension.arrived(arrived) or held_back
@@ -191,7 +198,7 @@ class Server:
             if references:
                 references.clear()
             if name.startswith("@"):
-                function, deferred = self._services.get(name) or self._unknown(name)
+                function, deferred = self._services.get(name) or _unknown(name, self._services)
                 if deferred:
                     function = partial(function, partial(self._answer, served))
                     if request.autocast is None:
@@ -260,10 +267,6 @@ class Server:
         if served.answered:
             served.on_cancel = None  # the reply was sent before it was set
 
-    def _unknown(self, name: str) -> NoReturn:
-        known = ", ".join(sorted(n[1:] for n in list(self._services) if not n.startswith("@telegrad."))) or "none"
-        raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
-
     # -- cancelling -------------------------------------------------------------------------------------------
 
     def cancel(self, channel: Channel, call: int, reason: str) -> list[Served]:
@@ -289,6 +292,11 @@ class Server:
         return [
             served for key in list(self.active) if key[0] is channel for served in self.cancel(channel, key[1], reason)
         ]
+
+
+def _unknown(name: str, services: Iterable[str]) -> NoReturn:
+    known = ", ".join(sorted(n[1:] for n in list(services) if not n.startswith("@telegrad."))) or "none"
+    raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
 
 
 def _pass_on(future: Any, answer: Callable[[object, BaseException | None], None]) -> None:

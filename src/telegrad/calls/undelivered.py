@@ -14,7 +14,7 @@ from telegrad.calls.incoming_replies import IncomingReplies
 from telegrad.calls.server import Server
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.errors import CallError, ProtocolError, ResourceExhausted, is_shortage
+from telegrad.errors import CallError, LimitExceeded, ProtocolError, ResourceExhausted, is_shortage
 from telegrad.wire.frames import Frame, Message
 from telegrad.wire.messages import Cancel, Failure, Reply, Request, RequestInAutocast, peek_call
 from telegrad.wire.reassembly import peek_head
@@ -44,13 +44,19 @@ class Undeliverable:
         """Fail the call that a message belongs to; False if it belongs to none, and could not be taken later either."""
         head = peek_head(frame) if message is None else message.head
         me, peer = self._local.name, channel.peer
-        if not is_shortage(cause):
+        if not is_shortage(cause) and not isinstance(cause, LimitExceeded):
             _log.error("worker %r cannot process a message from worker %r", me, peer, exc_info=cause)
         tag, call = peek_call(head) or (None, 0)
         if channel.outgoing and tag in _ANSWERS:
             self._replies.unreadable(
                 channel, call, _error(f"worker {me!r} cannot take the reply of", channel, cause, call)
             )
+            return True
+        if isinstance(cause, LimitExceeded) and channel.account is not None:
+            reason = channel.account.count_refusal(cause)
+            if reason or channel.outgoing or tag not in _REQUESTS:
+                raise LimitExceeded(reason or str(cause)) from cause  # disconnects the peer
+            self._server.refusals.reject(channel, call, cause)
             return True
         if not channel.outgoing and tag in _REQUESTS:
             self._server.refuse(channel, call, _error(f"worker {me!r} cannot take a call from", channel, cause, call))
@@ -71,7 +77,7 @@ class Undeliverable:
 
 
 def _error(what: str, channel: Channel, cause: Exception, call: int) -> Exception:
-    if isinstance(cause, ResourceExhausted):
+    if isinstance(cause, ResourceExhausted | LimitExceeded):
         return cause
     text = f"{what} worker {channel.peer!r}: {type(cause).__name__}: {cause}"
     error: CallError

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from telegrad.connection.credit_window import CreditWindow
 from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.peer_account import PeerAccount
 from telegrad.connection.reader_election import ReaderElection
 from telegrad.connection.receiver import Receiver
 from telegrad.connection.session_driver import SessionDriver
@@ -59,6 +60,8 @@ class Channel:
         self.worker = worker
         """The peer, in the incarnation with which the session began."""
         self.peer = worker.name
+        self.account = local.accounts.of(worker.name)
+        """What the peer uses of this worker; None if it has no limits."""
         self.outgoing = outgoing
         self.resumable = resumable
         self.session_id = session_id
@@ -101,6 +104,8 @@ class Channel:
         result is False. `unwaited` marks a request whose reply no thread waits for.
         """
         sequenced, failed = 0, None
+        if self.account is not None and not self.outgoing:
+            self._check_unread(self.account)
         with self.lock:
             session, link, memory = self.session, self.link, self.memory
             if charge and not self.credits.acquire(charge):
@@ -135,6 +140,22 @@ class Channel:
             if not is_shortage(failed) or session.state.is_over:
                 raise failed
         return True
+
+    def unread(self) -> int:
+        """Return the bytes that were sent and that the peer has not read, as far as this worker knows."""
+        link = self.link
+        return max(self.session.unacked_bytes, 0 if link is None else link.unsent_bytes())
+
+    def _check_unread(self, account: PeerAccount) -> None:
+        unread = self.unread()
+        if account.is_stuck(unread) and not self.session.state.is_over:
+            self.give_up(account.unread_reason(unread))
+
+    def give_up(self, reason: str) -> None:
+        """Disconnect a peer that misuses this worker."""
+        with self.lock:
+            self.session.mark_lost(reason)
+        self.peers.lost_workers.channel_lost(self, reason)
 
     def _sequence_rest(self, frames: Sequence[OutgoingFrame]) -> None:
         """Queue the rest of a message whose sending was interrupted, to be sent over the next link.
@@ -250,6 +271,7 @@ class Channel:
             self.driver.stop()
             waiters = self.credit_window.release_waiters()
             followers = self.readers.release_followers()
+        self.receiver.drop_reserved()
         if link is not None:
             self._close(link)
         for wake in waiters:

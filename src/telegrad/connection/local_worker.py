@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from telegrad.connection.peer_account import PeerAccounts
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
@@ -28,6 +29,7 @@ class LocalWorker:
         self.name = name
         self.settings = settings
         self.limits = settings.limits
+        self.accounts = PeerAccounts(name, settings, runtime)
         self.runtime = runtime
         self.poller = poller
         self.executor = executor

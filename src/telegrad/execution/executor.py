@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from telegrad.execution.run_queue import RunQueue, Task
 from telegrad.execution.runner_loop import RunnerLoop
+from telegrad.execution.task_group import TaskGroup
 from telegrad.execution.thread_state import HeldResource, ThreadState
 from telegrad.execution.threads import Threads
 from telegrad.execution.timers import RETRY_DELAY, Timers
@@ -114,6 +115,39 @@ class Executor:
             else:
                 queue.dispatch()
 
+    def submit_in(self, group: TaskGroup, task: Task) -> None:
+        """Run `task` on a runner, when its group may start another."""
+        with self._lock:
+            group.waiting.append(task)
+            self._start_next(group)
+
+    def _start_next(self, group: TaskGroup) -> None:
+        """Queue the tasks of a group that may start. Call with the lock held."""
+        queue = self.queue
+        if queue.stopping:
+            group.waiting.clear()
+        while group.waiting and group.may_start():
+            group.queued += 1
+            queue.ready.append(partial(self._run_in, group, group.waiting.popleft()))
+            if not (self._current.is_runner and queue.unblocked):
+                queue.dispatch()
+            else:
+                queue.wake_watchdog()
+
+    def _run_in(self, group: TaskGroup, task: Task) -> None:
+        current = self._current
+        with self._lock:
+            group.queued -= 1
+            group.running += 1
+        current.group = group
+        try:
+            task()
+        finally:
+            current.group = None
+            with self._lock:
+                group.running -= 1
+                self._start_next(group)
+
     # -- waiting ----------------------------------------------------------------------------------------------
 
     def wait(self, event: Event, deadline: float | None) -> bool:
@@ -164,11 +198,18 @@ class Executor:
             with self._lock:
                 self.queue.unblocked += 1
                 self.queue.running += self._current.counted
+                group = self._current.group
+                if group is not None:
+                    group.running += 1
 
     def _block(self) -> None:
         queue = self.queue
         queue.unblocked -= 1
         queue.running -= self._current.counted
+        group = self._current.group
+        if group is not None:
+            group.running -= 1
+            self._start_next(group)
         if queue.ready or queue.urgent or not (queue.polling or queue.stopping):
             queue.dispatch()
 
@@ -178,12 +219,13 @@ class Executor:
             return self.suspend_held_during(partial(self.wait_for_link, link, deadline))
         if not self._current.is_runner:
             return link.wait(deadline)
-        queue = self.queue
+        queue, group = self.queue, self._current.group
         with self._lock:
             watching = not (queue.polling or queue.urgent or queue.ready or queue.stopping)
-            if watching:
+            if watching and not (group is not None and group.waiting):
                 queue.polling = True
             else:
+                watching = False
                 self._block()
         try:
             while True:
@@ -212,3 +254,5 @@ class Executor:
                 else:
                     queue.unblocked += 1
                     queue.running += self._current.counted
+                    if group is not None:
+                        group.running += 1

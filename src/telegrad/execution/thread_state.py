@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
+from telegrad.execution.task_group import TaskGroup
+
 
 class HeldResource(Protocol):
     """An exclusive resource that a thread gives up while it waits."""
@@ -23,5 +25,7 @@ class ThreadState(threading.local):
     is_runner = False
     counted = False
     """Whether the thread's task counts towards the limit on running user functions."""
+    group: TaskGroup | None = None
+    """The group of the thread's task."""
     number = 0
     """The thread's number in `Threads`. 0 for threads that the executor did not start."""

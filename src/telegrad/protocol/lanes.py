@@ -45,6 +45,7 @@ class Lanes:
         "_sent",
         "_settings",
         "_unacked",
+        "_unacked_bytes",
         "_unreported_bytes",
         "_unreported_frames",
         "_waiting_since",
@@ -66,6 +67,7 @@ class Lanes:
         self._acked = [0, 0]
         # _unacked[lane][i] has sequence _acked[lane] + 1 + i.
         self._unacked: tuple[deque[tuple[object, int]], deque[tuple[object, int]]] = (deque(), deque())
+        self._unacked_bytes = 0
         # Since when a lane's oldest unacknowledged frame has waited. `send` has no clock: the next tick sets it.
         self._waiting_since = [NEVER, NEVER]
         self._ack_delay = settings.ack_delay
@@ -86,6 +88,7 @@ class Lanes:
         sequence = self._sent[lane] + 1
         if self._retains:
             self._unacked[lane].append((frame, size))  # before it counts: this may raise MemoryError
+            self._unacked_bytes += size
         self._sent[lane] = sequence
         return sequence
 
@@ -171,7 +174,7 @@ class Lanes:
                 )
             unacked = self._unacked[lane]
             for _ in range(ack - acked):
-                unacked.popleft()
+                self._unacked_bytes -= unacked.popleft()[1]
             self._acked[lane] = ack
             self._waiting_since[lane] = now if unacked else NEVER
             self._made_progress = True
@@ -205,8 +208,14 @@ class Lanes:
     def _discard_unacked(self) -> None:
         for unacked in self._unacked:
             unacked.clear()
+        self._unacked_bytes = 0
 
     @property
     def unacked(self) -> tuple[int, int]:
         """How many frames, and bytes, are retained because they may have to be sent again."""
-        return (sum(map(len, self._unacked)), sum(size for unacked in self._unacked for _, size in unacked))
+        return (sum(map(len, self._unacked)), self._unacked_bytes)
+
+    @property
+    def unacked_bytes(self) -> int:
+        """How many bytes are retained."""
+        return self._unacked_bytes

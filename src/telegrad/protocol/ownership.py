@@ -33,31 +33,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from telegrad.protocol.creations import Creations, creator_of
+from telegrad.protocol.owned_values import OwnedValue, OwnedValues
 from telegrad.protocol.ownership_effects import (
     AcceptChild,
-    AcceptFork,
     DeleteFork,
     ForkConfirmed,
     ForkRefused,
     OwnershipEffect,
     RequestFork,
-    ValueFreed,
     ValueOrphaned,
 )
 from telegrad.protocol.rref_ids import ForkData, ForkId, RRefId, WorkerId
-
-
-@dataclass
-class _OwnedValue:
-    created: bool
-    """The value is here, or the call that computes it is."""
-    computing: bool = False
-    handles: int = 0
-    forks: dict[ForkId, WorkerId] = field(default_factory=dict)
-
-    def is_needed(self) -> bool:
-        return self.computing or self.handles > 0 or bool(self.forks)
 
 
 @dataclass
@@ -73,80 +59,15 @@ class _HeldFork:
     """Forks made from this one that the owner may not know yet, and who gets them."""
 
 
-class Ownership:
+class Ownership(OwnedValues):
     """One worker's RRefs: the values that it owns, and the forks that it holds."""
 
     def __init__(
         self, me: WorkerId, is_lost: Callable[[WorkerId], bool] = lambda _: False, incarnation: int = 0
     ) -> None:
-        self._me = me
-        self._is_lost = is_lost  # whether a worker is lost now; one that was restarted is not
-        self.creations = Creations(me, incarnation)
-        self._owned: dict[RRefId, _OwnedValue] = {}
+        super().__init__(me, is_lost, incarnation)
         self._held: dict[ForkId, _HeldFork] = {}
         self._parents: dict[ForkId, ForkId] = {}  # fork that we sent -> the fork of ours that it was made from
-        self._early: dict[tuple[RRefId, ForkId], WorkerId] = {}  # deletions that arrived before their fork
-        self.is_pending = self.creations.is_pending
-
-    # -- values owned here --------------------------------------------------------------------------------------
-
-    def own(self, rref: RRefId, *, computing: bool = False) -> None:
-        """Add a value with one handle here."""
-        self._owned[rref] = _OwnedValue(created=True, computing=computing, handles=1)
-
-    def creation_received(self, rref: RRefId, fork: ForkId, caller: WorkerId, after: int = -1) -> None:
-        """Record the call that creates a value here, with a fork for the caller. `value_computed` follows.
-
-        `after` is the counter of the RRef that the caller created here before, or -1.
-        """
-        owned = self._owned.setdefault(rref, _OwnedValue(created=True))
-        owned.created = owned.computing = True
-        self.creations.arrived(rref, after)
-        self._add_fork(owned, rref, fork, caller)
-
-    def value_computed(self, rref: RRefId) -> list[OwnershipEffect]:
-        """Record that the call that computes a value has ended."""
-        owned = self._owned.get(rref)
-        if owned is None:
-            return []
-        owned.computing = False
-        return self._settle(rref, owned)
-
-    def release_handle(self, rref: RRefId) -> list[OwnershipEffect]:
-        """Drop a handle on the owner."""
-        owned = self._owned.get(rref)
-        if owned is None:
-            return []
-        owned.handles -= 1
-        return self._settle(rref, owned)
-
-    def fork_requested(self, sender: WorkerId, rref: RRefId, fork: ForkId) -> list[OwnershipEffect]:
-        """Handle a user's request to accept its fork."""
-        if rref not in self._owned and not self.is_pending(rref):
-            return [AcceptFork(sender, fork, True)]
-        owned = self._owned.setdefault(rref, _OwnedValue(created=False))
-        self._add_fork(owned, rref, fork, sender)
-        return [AcceptFork(sender, fork, False), *self._settle(rref, owned)]
-
-    def fork_deleted(self, sender: WorkerId, rref: RRefId, fork: ForkId) -> list[OwnershipEffect]:
-        """Record that a user has dropped its fork."""
-        owned = self._owned.get(rref)
-        if owned is not None and fork in owned.forks:
-            del owned.forks[fork]
-            return self._settle(rref, owned)
-        if not self._is_lost(sender) and self.is_pending(rref):
-            self._early[rref, fork] = sender
-        return []
-
-    def _add_fork(self, owned: _OwnedValue, rref: RRefId, fork: ForkId, holder: WorkerId) -> None:
-        if self._early.pop((rref, fork), None) is None and not self._is_lost(holder):
-            owned.forks[fork] = holder
-
-    def _settle(self, rref: RRefId, owned: _OwnedValue) -> list[OwnershipEffect]:
-        if owned.is_needed():
-            return []
-        del self._owned[rref]
-        return [ValueFreed(rref)] if owned.created else []
 
     # -- forks held here ----------------------------------------------------------------------------------------
 
@@ -170,7 +91,7 @@ class Ownership:
         """Make `fork`, to be sent to another worker, from a fork held here or (None) from a handle on the owner."""
         if parent is None:
             if to != self._me and not self._is_lost(to):
-                self._owned[rref].forks[fork] = to
+                self._add_fork(self._owned[rref], rref, fork, to)
             elif to == self._me:
                 self._owned[rref].handles += 1  # held while it is in flight
             return ForkData(rref, fork, self._me)
@@ -189,7 +110,7 @@ class Ownership:
             return []
         if to == self._me:
             owned.handles -= 1
-        owned.forks.pop(fork.fork, None)
+        self._remove_fork(owned, fork.fork)
         return self._settle(fork.rref, owned)
 
     def fork_received(self, sender: WorkerId, fork: ForkData) -> list[OwnershipEffect]:
@@ -199,9 +120,9 @@ class Ownership:
                 return []  # counted when it was sent
             if fork.rref not in self._owned and not self.is_pending(fork.rref):
                 # Its user was lost with the last fork that we knew. The handle finds no value, and says so.
-                self._owned[fork.rref] = _OwnedValue(created=True, handles=1)
+                self._owned[fork.rref] = OwnedValue(created=True, handles=1)
                 return [AcceptChild(sender, fork.fork), ValueOrphaned(fork.rref)]
-            self._owned.setdefault(fork.rref, _OwnedValue(created=False)).handles += 1
+            self._owned.setdefault(fork.rref, OwnedValue(created=False)).handles += 1
             return [AcceptChild(sender, fork.fork)]
         held = self._held[fork.fork] = _HeldFork(fork.rref, fork.owner, sender)
         if self._is_lost(fork.owner):
@@ -213,6 +134,12 @@ class Ownership:
             held.parent = None
             return []
         return [RequestFork(fork.owner, fork.rref, fork.fork)]
+
+    def fork_rejected(self, sender: WorkerId, fork: ForkData) -> list[OwnershipEffect]:
+        """Return what tells the sender that a fork that it sent is not used here: the message was refused."""
+        if fork.owner == sender:
+            return [DeleteFork(sender, fork.rref, fork.fork)]
+        return [AcceptChild(sender, fork.fork)]  # so that it need not keep its own fork for this one
 
     def fork_accepted(self, fork: ForkId, *, refused: bool) -> list[OwnershipEffect]:
         """Record the owner's reply to a request: it knows our fork, or the value is gone."""
@@ -261,19 +188,7 @@ class Ownership:
 
     def worker_lost(self, worker: WorkerId, incarnation: int = 0) -> list[OwnershipEffect]:
         """Drop the forks of an incarnation that is lost, and void our forks of its values."""
-        creator = worker, incarnation
-        self.creations.creator_lost(creator)
-        effects: list[OwnershipEffect] = []
-        for rref, owned in list(self._owned.items()):
-            forks = [fork for fork, holder in owned.forks.items() if holder == worker]
-            for fork in forks:
-                del owned.forks[fork]
-            if forks:
-                effects += self._settle(rref, owned)
-            if rref in self._owned and not owned.created and creator_of(rref) == creator:
-                owned.created = True
-                effects.append(ValueOrphaned(rref))
-        self._early = {key: sender for key, sender in self._early.items() if sender != worker}
+        effects = self._holder_lost(worker, incarnation)
         for fork, held in list(self._held.items()):
             # A lost parent changes nothing: the owner was asked, and may know other forks.
             for child, to in list(held.children.items()):
@@ -294,18 +209,6 @@ class Ownership:
         """Return whether a handle here counts: that of a fork, or (None) one on the owner."""
         return fork in self._held if fork is not None else rref in self._owned
 
-    def owns(self, rref: RRefId) -> bool:
-        """Return whether a value is kept here, or will be."""
-        return rref in self._owned
-
-    def owned(self) -> dict[RRefId, list[WorkerId]]:
-        """Return the values that are kept here, and the workers that hold forks of them."""
-        return {rref: sorted(set(owned.forks.values())) for rref, owned in self._owned.items()}
-
     def held_forks(self) -> dict[ForkId, tuple[RRefId, WorkerId]]:
         """Return the forks that are held here, each with its RRef and owner."""
         return {fork: (held.rref, held.owner) for fork, held in self._held.items()}
-
-    def fork_count(self) -> int:
-        """Return how many forks of our values are known."""
-        return sum(len(owned.forks) for owned in self._owned.values())

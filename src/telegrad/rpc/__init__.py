@@ -3,6 +3,7 @@
 from telegrad.default_agent import default_agent, set_default_agent
 from telegrad.futures import Future
 from telegrad.options import Options
+from telegrad.protocol.peer_limits import PeerLimits
 from telegrad.rpc import functions
 from telegrad.rpc.api import (
     all_gather,
@@ -28,6 +29,7 @@ from telegrad.worker_info import Traffic, WorkerInfo
 __all__ = [
     "Future",
     "Options",
+    "PeerLimits",
     "RRef",
     "Traffic",
     "WorkerInfo",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ from typing import Any
 from telegrad.agent.agent import Agent
 from telegrad.agent.shutdown import RRefMessageCounts
 from telegrad.connection.channel import Channel
+from telegrad.connection.peer_account import PeerAccount
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import ReferenceGone, UnknownWorker
+from telegrad.errors import LimitExceeded, ReferenceGone, UnknownWorker
 from telegrad.protocol.ownership import Ownership
 from telegrad.protocol.ownership_effects import (
     AcceptChild,
@@ -29,11 +31,14 @@ from telegrad.protocol.ownership_effects import (
     ValueOrphaned,
 )
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
+from telegrad.rref.expected_values import ExpectedValues
 from telegrad.rref.handle import UserRRef
 from telegrad.rref.ids import describe, incarnation_of
 from telegrad.rref.owner import OwnerValue
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import RRefChildAccept, RRefForkAccept, RRefForkRequest, RRefUserDelete
+
+_log = logging.getLogger("telegrad")
 
 
 class RRefContext:
@@ -50,11 +55,12 @@ class RRefContext:
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._serials = itertools.count()  # of references and forks
+        self.expected = ExpectedValues()
         self._latest: dict[ForkId, int] = {}  # by owner and incarnation: serial of our last reference there
         self._on_message(RRefForkRequest, self._fork_requested)
         self._on_message(RRefForkAccept, lambda _, head: self.rules.fork_accepted(head.fork, refused=head.refused))
         self._on_message(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
-        self._on_message(RRefUserDelete, lambda sender, head: self.rules.fork_deleted(sender, head.rref, head.fork))
+        self._on_message(RRefUserDelete, self._fork_deleted)
         agent.on_lost(self._on_lost)
 
     def _is_gone(self, worker: int) -> bool:
@@ -72,7 +78,7 @@ class RRefContext:
         except UnknownWorker:
             return f"number {worker}"
 
-    # The caller of these two holds the lock.
+    # The caller of these three holds the lock.
 
     def new_fork(self) -> ForkId:
         """Return a new fork id."""
@@ -85,6 +91,12 @@ class RRefContext:
         previous = self._latest.get((owner.id, incarnation), -1)
         self._latest[owner.id, incarnation] = serial
         return (self.me, self.incarnation << COUNTER_BITS | serial, incarnation), previous
+
+    def forget_rref(self, owner: WorkerRecord, rref: RRefId, previous: int) -> None:
+        """Undo `new_rref`, if it was the last: the owner would wait for a reference that is never created."""
+        key = owner.id, incarnation_of(owner)
+        if self._latest.get(key) == rref[1] & ((1 << COUNTER_BITS) - 1):
+            self._latest[key] = previous
 
     # -- values and users -------------------------------------------------------------------------------------------
 
@@ -102,15 +114,29 @@ class RRefContext:
             "held it are lost"
         )
 
-    def find_for(self, caller: int, rref: RRefId) -> OwnerValue:
-        """Return the value that `caller` asks for. Its creator may ask before the call that computes it arrives."""
+    def find_for(self, caller: int, rref: RRefId, account: PeerAccount | None) -> OwnerValue:
+        """Return the value that `caller` asks for. Its creator may ask before the call that computes it arrives.
+
+        Raises LimitExceeded if the caller, whose account this is, has too many references.
+        """
         with self.lock:
             value = self.values.get(rref)
             if value is None and rref[0] == caller and self.rules.is_pending(rref):
+                self.check_references(caller, account)
                 value = self.values[rref] = OwnerValue()
+                self.expected.add(rref, caller)
         if value is None:
             raise self._no_value(rref)
         return value
+
+    def references_of(self, worker: int) -> int:
+        """Return how many references this worker keeps something for because of another. Call with the lock held."""
+        return self.rules.references_of(worker) + self.expected.count(worker)
+
+    def check_references(self, worker: int, account: PeerAccount | None) -> None:
+        """Raise LimitExceeded if a worker would have too many references here with one more."""
+        if account is not None:
+            account.check_count("references", self.references_of(worker) + 1)
 
     def settle(self, user: UserRRef) -> None:
         """Record that the owner has confirmed a fork, or never will, and run the callbacks that wait for it."""
@@ -166,12 +192,18 @@ class RRefContext:
             self._sent[to] += 1
         self.agent.tell(to, head)
 
-    def _fail_orphan(self, rref: RRefId) -> None:
+    def _fail_orphan(self, rref: RRefId, why: str = "the worker that created it is lost") -> None:
         with self.lock:
             value = self.values.get(rref)
         if value is not None:
-            text = f"{describe(rref)} will never have a value: the worker that created it is lost"
-            value.set(None, ReferenceGone(text))
+            value.set(None, ReferenceGone(f"{describe(rref)} will never have a value: {why}"))
+
+    def fail_expected(self, rref: RRefId) -> None:
+        """Fail everybody who waits for a value whose creation was refused."""
+        self._fail_orphan(rref, "the call that creates it was refused")
+        with self.lock:
+            if not self.rules.owns(rref):
+                self.values.pop(rref, None)
 
     def _settle_fork(self, fork: ForkId, effect: ForkConfirmed | ForkRefused) -> None:
         with self.lock:
@@ -188,24 +220,40 @@ class RRefContext:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _on_message(self, kind: type, rule: Callable[[int, Any], list[OwnershipEffect]]) -> None:
+    def _on_message(self, kind: type, rule: Callable[[Channel, Any], list[OwnershipEffect]]) -> None:
         def handle(channel: Channel, head: Any, message: Message) -> None:
             with self.lock:
                 if channel.session.state.is_over:
                     return  # the sender is lost, and may have been restarted
                 sender = channel.worker.id
-                effects = rule(sender, head)
+                effects = rule(channel, head)
             self.perform(effects)
             with self.lock:
                 self._received[sender] += 1
 
         self.agent.handle(kind, handle, urgent=True)
 
-    def _fork_requested(self, sender: int, head: RRefForkRequest) -> list[OwnershipEffect]:
+    def _fork_requested(self, channel: Channel, head: RRefForkRequest) -> list[OwnershipEffect]:
+        sender = channel.worker.id
+        try:
+            self.check_references(sender, channel.account)
+        except LimitExceeded as error:
+            _log.info("refused a fork of %s: %s", describe(head.rref), error)
+            return self.rules.fork_refused(sender, head.rref, head.fork)
         effects = self.rules.fork_requested(sender, head.rref, head.fork)
         if self.rules.owns(head.rref):
             self.values.setdefault(head.rref, OwnerValue())
         return effects
+
+    def _fork_deleted(self, channel: Channel, head: RRefUserDelete) -> list[OwnershipEffect]:
+        sender = channel.worker.id
+        if channel.account is not None and self.rules.is_pending(head.rref):
+            try:
+                channel.account.check_count("references", self.rules.early_deletions(sender) + 1)
+            except LimitExceeded as error:  # the fork that it deletes, if it ever comes, counts for its sender
+                _log.info("ignored an early deletion of %s: %s", describe(head.rref), error)
+                return []
+        return self.rules.fork_deleted(sender, head.rref, head.fork)
 
     def _on_lost(self, record: WorkerRecord, reason: str) -> None:
         incarnation = incarnation_of(record)
@@ -226,6 +274,7 @@ class RRefContext:
             self._fail_orphan(rref)
             with self.lock:
                 self.values.pop(rref, None)
+                self.expected.remove(rref)
 
     def message_counts(self, pending: bool) -> RRefMessageCounts:
         """Return how many messages about references were sent and received, for the rounds of a shutdown."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from telegrad.calls.call import Served
 from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
-from telegrad.errors import ReferenceGone
+from telegrad.connection.peer_account import PeerAccount
+from telegrad.errors import LimitExceeded, ProtocolError, ReferenceGone
+from telegrad.protocol.ownership_effects import OwnershipEffect
 from telegrad.protocol.rref_ids import ForkData
 from telegrad.rref.context import RRefContext
 from telegrad.rref.handle import RRef, UserRRef
@@ -78,6 +80,30 @@ class RRefExtension(Extension):
                 return self._context.when_settled(users, message.proceed)
         return True
 
+    def check(self, message: IncomingMessage, account: PeerAccount) -> None:
+        """Check how many references the sender of a request has here."""
+        if message.creation is not None and message.creation.rref[0] != message.peer.id:
+            raise ProtocolError(f"worker {message.peer.name!r} sent a call that creates a reference of another worker")
+        with self._context.lock:
+            wanted = self._context.references_of(message.peer.id) + len(message.forks)
+        account.check_count("references", wanted + (message.creation is not None))
+
+    def refused(self, message: IncomingMessage) -> None:
+        """Give back the forks of a refused request, and wait neither for its value nor for its place in an order."""
+        context, sender, creation = self._context, message.peer.id, message.creation
+        effects: list[OwnershipEffect] = []
+        with context.lock:
+            for info in message.forks:
+                effects += context.rules.fork_rejected(sender, ForkData(info.rref, info.fork, info.owner))
+            if creation is not None and sender != context.me:
+                effects += context.rules.creation_refused(creation.rref, creation.fork, creation.after)
+                context.expected.remove(creation.rref)
+        context.perform(effects)
+        if creation is not None:
+            context.fail_expected(creation.rref)
+        if message.stream_position is not None:
+            self.skip(sender, message.stream_position, message.account)
+
     def _receive(self, message: IncomingMessage) -> None:
         context, sender = self._context, message.peer.id
         for info in message.forks:
@@ -85,6 +111,8 @@ class RRefExtension(Extension):
             handle = self._manager.make_handle(info.rref, user, info.owner, info.ordered)
             with context.lock:
                 if user is None:
+                    if not context.rules.owns(info.rref):
+                        context.expected.add(info.rref, sender)
                     context.values.setdefault(info.rref, OwnerValue(info.ordered))
                 else:
                     context.users[info.fork] = user
@@ -100,6 +128,7 @@ class RRefExtension(Extension):
         if caller == context.me:
             return  # `RRefManager.create` has added it
         with context.lock:
+            context.expected.remove(creation.rref)
             owned = context.values.setdefault(creation.rref, OwnerValue())
             if creation.ordered and owned.queue is None:
                 owned.queue = OrderedQueue()
@@ -119,13 +148,13 @@ class RRefExtension(Extension):
     def answered(self, served: Served) -> None:
         """Let calls that are ordered after this one go on, if it never entered the object's queue."""
         if served.stream_position is not None:
-            self.skip(served.worker.id, served.stream_position)
+            self.skip(served.worker.id, served.stream_position, served.channel.account)
 
-    def skip(self, caller: int, position: StreamPosition, *, last: bool = False) -> None:
+    def skip(self, caller: int, position: StreamPosition, account: PeerAccount | None, *, last: bool = False) -> None:
         """Do not wait for a call of an ordered object of this worker."""
         try:
-            owned = self._context.find_for(caller, position.rref)
-        except ReferenceGone:  # then no call waits for it
+            owned = self._context.find_for(caller, position.rref, account)
+        except (ReferenceGone, LimitExceeded):  # then no call waits for it
             return
 
         def skip() -> None:

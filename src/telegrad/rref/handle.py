@@ -16,7 +16,7 @@ from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref.confirmation import creation_future, wait_until_settled
 from telegrad.rref.ids import describe
-from telegrad.wire.messages import RRefAccess, RRefBackwardReq
+from telegrad.wire.messages import Failure, RRefAccess, RRefBackwardReq
 from telegrad.wire.reference import Reference
 from telegrad.worker_info import WorkerInfo
 
@@ -173,6 +173,9 @@ class RRef(Reference, Generic[T]):
             raise
         if call.error is not None and isinstance(call.error, WorkerLost | DeadlineExceeded):
             raise _with_text(call.error, f"{method_name(what)}() of {self!r}: {call.error}") from call.error
+        user = self._user
+        if user is not None and user.error is not None and type(call.answer) is Failure:
+            self._check_user(user)  # the call that creates the value has failed, which says more
         return client.result(call)
 
     # -- methods of the value ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from telegrad.rref.ordered import CallSequencer
 from telegrad.rref.owner import OwnerValue
 from telegrad.rref.service import RRefService
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Creation, RRefAccess, RRefSkip, StreamPosition
+from telegrad.wire.messages import Creation, Failure, RRefAccess, RRefSkip, StreamPosition
 
 DroppedHandle = tuple[RRefId, ForkId | None, int, bool]
 """What has to be known to release a handle: its reference, fork, owner, and whether the object is ordered."""
@@ -105,6 +105,7 @@ class RRefManager:
         except BaseException:
             with context.lock:
                 context.rules.cancel_creation(fork)
+                context.forget_rref(record, rref, previous)
                 effects = context.rules.value_computed(rref)
             context.perform(effects)
             raise
@@ -121,6 +122,9 @@ class RRefManager:
             return
         if isinstance(call.error, CallError):
             user.error = call.error
+        elif isinstance(call.answer, Failure):  # the owner refused the call
+            refusal = self.agent.client.failure(call)
+            user.error = refusal if isinstance(refusal, CallError) else None
         # The function's exception is not decoded here: each access asks the owner, and gets its own exception.
         user.creation = call
         if call.answer is not None:
@@ -241,7 +245,7 @@ class RRefManager:
         self.agent.tell(owner, RRefSkip(position))
 
     def _on_skip(self, channel: Channel, head: RRefSkip, message: Message) -> None:
-        self._extension.skip(channel.worker.id, head.stream_position, last=head.last)
+        self._extension.skip(channel.worker.id, head.stream_position, channel.account, last=head.last)
 
     # -- hold list ----------------------------------------------------------------------------------------------------
 

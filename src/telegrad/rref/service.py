@@ -12,6 +12,7 @@ import torch
 from telegrad.calls.call import Served, current_served
 from telegrad.calls.server import AT_ONCE, DEFERRED
 from telegrad.connection.channel import Channel
+from telegrad.connection.peer_account import PeerAccount
 from telegrad.errors import ProtocolError, TelegradError
 from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.protocol.rref_ids import RRefId
@@ -47,7 +48,7 @@ class RRefService:
         access = served.rref_access
         if access is None:
             raise ProtocolError(f"worker {served.caller!r} sent a {served.function} that names no value")
-        return served, access, self._context.find_for(served.worker.id, access.rref)
+        return served, access, self._context.find_for(served.worker.id, access.rref, served.channel.account)
 
     def _submit(self, task: Callable[[], None]) -> None:
         """Run `task` on another thread, in this thread's context variables, grad mode and autocast."""
@@ -57,7 +58,11 @@ class RRefService:
             with torch.set_grad_enabled(grad), enter_autocast(autocast):
                 context.run(task)
 
-        self._agent.executor.submit(run)
+        served = current_served.get()
+        if served is None:
+            self._agent.executor.submit(run)
+        else:
+            served.submit(run)
 
     # -- fetch --------------------------------------------------------------------------------------------------------
 
@@ -136,19 +141,21 @@ class RRefService:
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def _backward(self, channel: Channel, head: RRefBackwardReq, message: Message) -> None:
-        caller = channel.worker.id
+        caller, account = channel.worker.id, channel.account
         self._agent.server.serve_message(
             channel,
             head.call,
             f"backward of {describe(head.rref)}",
-            lambda: self.run_backward(caller, head.rref, head.context, head.retain_graph),
+            lambda: self.run_backward(caller, head.rref, head.context, head.retain_graph, account),
             RRefBackwardResp(head.call),
         )
 
-    def run_backward(self, caller: int, rref: RRefId, context: int, retain_graph: bool) -> None:
+    def run_backward(
+        self, caller: int, rref: RRefId, context: int, retain_graph: bool, account: PeerAccount | None = None
+    ) -> None:
         """Run a backward pass from a value owned here: a distributed one, or with context -1 a local one."""
         self._manager.check_open()
-        value = self._manager.wait_for_value(self._context.find_for(caller, rref), rref, None)
+        value = self._manager.wait_for_value(self._context.find_for(caller, rref, account), rref, None)
         if not isinstance(value, torch.Tensor):
             raise TelegradError(
                 f"RRef should contain a tensor for .backward(), but {describe(rref)} on worker "

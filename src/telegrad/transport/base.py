@@ -80,6 +80,11 @@ class Link(ABC):
     def unsent(self) -> bool:
         """Return whether frames are queued until there is room."""
 
+    def unsent_bytes(self) -> int:
+        """Return how many bytes are queued, as far as the link counts them. Those of a resumable session are counted
+        there."""
+        return 0
+
     @abstractmethod
     def wait(self, deadline: float | None, poller: Poller | None = None) -> int:
         """Wait until there is something to read (or the link is closed), `wake` is called, or the poller, if given, has

@@ -25,14 +25,15 @@ class SocketWriter(Link):
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._socket = sock
-        # Protects _closed, _started, _control, _bulk and the order of writes. It is held during a system call that
-        # cannot block.
+        # Protects _closed, _started, _control, _bulk, _queued and the order of writes. It is held during a system call
+        # that cannot block.
         self._lock = threading.Lock()
         self._closed = ""
         self._failure = ""  # why the link cannot be used, although it is not closed
         self._started: list[memoryview] = []  # the rest of a frame that was sent in part
         self._control: deque[list[memoryview]] = deque()
         self._bulk: deque[list[memoryview]] = deque()
+        self._queued = 0  # bytes in the two
 
     def send(
         self, kind: int, body: bytes | bytearray | memoryview, sequence: int, ack_control: int, ack_bulk: int
@@ -45,6 +46,7 @@ class SocketWriter(Link):
                 if self._started or self._control or self._bulk:
                     queue = self._bulk if kind in _BEHIND_BULK else self._control
                     queue.append([memoryview(header), memoryview(body)])
+                    self._queued += len(header) + len(body)
                     return
                 try:
                     if len(body) <= _MAX_JOINED:
@@ -75,6 +77,7 @@ class SocketWriter(Link):
                         if not queue:
                             break
                         self._started = queue.popleft()
+                        self._queued -= sum(map(len, self._started))
                     try:
                         sent = self._socket.sendmsg(self._started)
                     except (BlockingIOError, MemoryError):
@@ -87,6 +90,7 @@ class SocketWriter(Link):
                         self._started = []  # receive() will raise
                         self._control.clear()
                         self._bulk.clear()
+                        self._queued = 0
                         break
                     self._started = remaining(self._started, sent)
                 self._update_mask()
@@ -102,6 +106,9 @@ class SocketWriter(Link):
 
     def unsent(self) -> bool:
         return bool(self._started or self._control or self._bulk)
+
+    def unsent_bytes(self) -> int:
+        return self._queued
 
     def _update_mask(self) -> None:
         """Have the poller report when there is room to send, if frames are queued. Called with the lock held."""

@@ -18,6 +18,7 @@ from telegrad.wire.frames import (
     Frame,
     Kind,
     Limits,
+    StoredLimits,
     TruncatedFrame,
     check_header,
     new_frame,
@@ -52,6 +53,7 @@ class FrameReader:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self._most_stored = limits.frame
         self.destination: Callable[[int, int], memoryview | None] = lambda sequence, length: None
         self.only_handshake = True
         """Until the peer is authenticated, any other kind of frame is an error."""
@@ -69,6 +71,7 @@ class FrameReader:
     def admit(self, limits: Limits, destination: Callable[[int, int], memoryview | None]) -> None:
         """Accept all frames from now on: the peer is authenticated. Not while `advance` is being iterated."""
         self.limits, self.destination, self.only_handshake = limits, destination, False
+        self._most_stored = limits.stored if isinstance(limits, StoredLimits) else limits.frame
         try:
             scratch = bytearray(self.SCRATCH)
         except MemoryError:
@@ -153,7 +156,7 @@ class FrameReader:
             elif length + HEADER_SIZE <= len(scratch) // 2:
                 break  # the remainder is read into scratch
             else:
-                body = _allocate_body(length)
+                body = _allocate_body(length) if length <= self._most_stored else None
             got = min(available, length)
             if body is None:
                 self._header = (kind, sequence, ack_control, ack_bulk)

@@ -96,6 +96,13 @@ class Limits:
     """Data and region of one message."""
 
 
+@dataclass(frozen=True)
+class StoredLimits(Limits):
+    """Limits of a peer that may send larger frames than are stored: the body of a larger one is read and discarded."""
+
+    stored: int = 1 << 36
+
+
 HANDSHAKE_LIMITS = Limits(frame=2048, message=0)
 """Limits for a peer that is not authenticated yet."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from telegrad.errors import LimitExceeded, ProtocolError, ResourceExhausted
+from telegrad.errors import CallError, LimitExceeded, ProtocolError, ResourceExhausted
 from telegrad.wire.frames import (
     BULK_CHUNK,
     BULK_HEAD,
@@ -31,19 +31,19 @@ _new_message: Callable[[tuple[memoryview, memoryview, memoryview, int]], Message
 
 
 class DiscardedMessage(Message):
-    """A message whose contents were received and discarded because there was no memory for them.
+    """A message whose contents were received and discarded: there was no memory for them, or a limit forbids them.
 
     >>> DiscardedMessage(b"head", 1000, ResourceExhausted("no memory")).region
     Traceback (most recent call last):
     telegrad.errors.ResourceExhausted: no memory
     """
 
-    error: ResourceExhausted
+    error: CallError
     truncated: bool
     """Whether `head` is incomplete."""
 
     def __new__(
-        cls, head: bytes | bytearray | memoryview, size: int, error: ResourceExhausted, *, truncated: bool = False
+        cls, head: bytes | bytearray | memoryview, size: int, error: CallError, *, truncated: bool = False
     ) -> DiscardedMessage:
         made = tuple.__new__(cls, (memoryview(head), _EMPTY, _EMPTY, size))
         made.error, made.truncated = error, truncated
@@ -85,6 +85,10 @@ class Assembler:
     def __init__(self, limits: Limits, allocate: Callable[[int], memoryview], where: str = "this worker") -> None:
         self.open_region: Callable[[int, int, int, int], memoryview] = _no_shared_memory
         """Returns a region of a peer's shared memory, given slab, offset, size and number."""
+        self.refuse: Callable[[int], CallError | None] | None = None
+        """Returns why a message of a size is refused, if it is. Asked for messages that were not stored."""
+        self.reserve: Callable[[int], CallError | None] | None = None
+        """As `refuse`, before memory for a large message is allocated."""
         self._limits = limits
         self._allocate = allocate
         self._where = where
@@ -149,7 +153,8 @@ class Assembler:
 
     def _discard(self, frame: Frame, start: int, size: int) -> DiscardedMessage:
         """Return the placeholder for a message whose head is truncated."""
-        return DiscardedMessage(bytes(frame.body[start:]), size, self._no_memory(size), truncated=True)
+        refusal = self.refuse(size) if self.refuse is not None else None
+        return DiscardedMessage(bytes(frame.body[start:]), size, refusal or self._no_memory(size), truncated=True)
 
     def _no_memory(self, size: int) -> ResourceExhausted:
         return ResourceExhausted(
@@ -165,14 +170,15 @@ class Assembler:
                 raise ProtocolError("a BULK_HEAD in the middle of another large message")
             self._lengths = head, data, region = self._read_prefix(body)
             self._head, self._filled, self._size = body, 0, aligned(data) + region
-            truncated = type(frame) is TruncatedFrame
+            truncated, size = type(frame) is TruncatedFrame, PREFIX_SIZE + head + self._size
+            refusal = self.reserve(size) if self.reserve is not None else None
             try:
-                self._buffer = None if truncated else self._allocate(self._size)
+                self._buffer = None if truncated or refusal is not None else self._allocate(self._size)
             except MemoryError:
                 self._buffer = None
             if self._buffer is None:
-                size = PREFIX_SIZE + head + self._size
-                self._discarded = DiscardedMessage(body[PREFIX_SIZE:], size, self._no_memory(size), truncated=truncated)
+                error = refusal or self._no_memory(size)
+                self._discarded = DiscardedMessage(body[PREFIX_SIZE:], size, error, truncated=truncated)
         else:
             target = self.destination(
                 next_chunk(self._size - self._filled) if type(frame) is TruncatedFrame else len(body)
