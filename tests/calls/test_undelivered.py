@@ -13,7 +13,7 @@ import torch
 from telegrad.calls.undelivered import Undeliverable
 from telegrad.errors import ResourceExhausted
 from telegrad.testing.group import local_group
-from telegrad.transport.socket_link import SocketLink
+from telegrad.transport.tls_link import TlsLink
 from telegrad.transport.unix import UnixTransport
 from telegrad.wire.frames import BULK_CHUNK, BULK_HEAD
 from telegrad.wire.messages import (
@@ -33,9 +33,9 @@ PATIENCE = 20.0
 def test_a_large_message_that_was_broken_off_is_sent_whole_over_the_next_connection(
     failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, sent, failed = SocketLink.send, [0], threading.Event()
+    send, sent, failed = TlsLink.send, [0], threading.Event()
 
-    def send_or_fail(self: SocketLink, kind: int, *rest: Any) -> None:
+    def send_or_fail(self: TlsLink, kind: int, *rest: Any) -> None:
         if kind in (BULK_HEAD, BULK_CHUNK) and not failed.is_set():
             sent[0] += 1
             if sent[0] > failing:
@@ -46,7 +46,7 @@ def test_a_large_message_that_was_broken_off_is_sent_whole_over_the_next_connect
     with local_group(transport="tcp") as group:
         x = torch.ones(500_000)  # four chunks, there and back
         assert group["a"].call("b", torch.neg, (x,), timeout=PATIENCE).sum() == -500_000
-        monkeypatch.setattr(SocketLink, "send", send_or_fail)
+        monkeypatch.setattr(TlsLink, "send", send_or_fail)
         for _ in range(3):
             assert group["a"].call("b", torch.neg, (x,), timeout=PATIENCE).sum() == -500_000
         assert failed.is_set()
