@@ -291,7 +291,8 @@ def test_a_peer_cannot_ask_for_new_keys_without_end(reads: bool) -> None:
         asking.join()
         client.close()
         assert isinstance(error, ProtocolError)
-        assert "bytes of TLS records without data" in str(error)
+        # Which limit is reached first depends on how much arrives at once.
+        assert "asks for new TLS keys too often" in str(error) or "of TLS records without data" in str(error)
 
 
 def test_openssl_gets_a_bounded_number_of_bytes_before_the_peer_is_admitted() -> None:

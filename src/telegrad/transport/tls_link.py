@@ -186,7 +186,7 @@ class TlsLink(TlsWriter):
             count, ended = self._decrypt(buffer)
             if self._outgoing.pending:  # an answer to a key update
                 if self._outgoing.pending > _MAX_ANSWERS:
-                    raise ProtocolError("it asks for new TLS keys and does not read the answers")
+                    raise ProtocolError("it asks for new TLS keys too often")
                 self._transmit()
                 self._update_mask()
         except ssl.SSLError as error:
