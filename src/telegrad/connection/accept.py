@@ -33,7 +33,7 @@ _log = logging.getLogger("telegrad")
 
 MAX_PENDING = 256  # connections in their handshake at once
 _BATCH = 32  # connections to accept, or to read from, before other links are served
-_ROUND_TIME = 0.002  # seconds after which a batch ends early
+_ROUND_TIME = 0.001  # seconds after which a batch ends early
 _FULL_PAUSE = 0.005  # seconds without accepting if every pending connection has to be given more time
 _SHORTAGE_PAUSE = 0.1  # seconds without accepting if the process has no file descriptor left
 

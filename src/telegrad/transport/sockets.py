@@ -19,7 +19,7 @@ from telegrad.transport.spinning import SPIN, Spin
 _new_readiness = partial(tuple.__new__, Readiness)  # the constructor of a named tuple is a Python function
 _READ, _WRITE = Ready.READ, Ready.WRITE
 _EPOLLOUT = select.EPOLLOUT
-_MAX_DROPPED = 64  # connections to drop before other links are served
+_MAX_DROPPED = 32  # connections to drop before other links are served
 
 
 class SocketListener(Listener):
