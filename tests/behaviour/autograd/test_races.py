@@ -455,10 +455,10 @@ def test_a_call_whose_caller_was_lost_before_it_is_served_leaves_no_context(monk
         contexts = c.autograd.contexts
         enter = contexts.enter
 
-        def enter_late(context_id: int) -> Any:
+        def enter_late(*args: Any) -> Any:
             b.close()
             wait_until(lambda: c.peers.find("b").gone != "")
-            return enter(context_id)
+            return enter(*args)
 
         monkeypatch.setattr(contexts, "enter", enter_late)
         b.register("f", lambda: b.call("c", "@g"))
@@ -475,8 +475,8 @@ def test_the_loss_of_a_worker_does_not_end_a_context_that_another_just_began(mon
         contexts = group["b"].autograd.contexts
         begin = contexts.enter
 
-        def enter_and_lose(context_id: int) -> Any:
-            context = begin(context_id)
+        def enter_and_lose(*args: Any) -> Any:
+            context = begin(*args)
             contexts.worker_lost(2)
             return context
 
