@@ -158,6 +158,8 @@ class PendingConnection:
 
     def on_ready(self, ready: int) -> None:
         """Continue the handshake. Called by the poller."""
+        if self._acceptor.proof is not None:  # a retry after a shortage: what arrives now belongs to the channel
+            return
         if ready & Ready.WRITE:
             self.link.flush()
         try:

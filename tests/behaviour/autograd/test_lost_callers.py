@@ -167,7 +167,9 @@ def test_a_cleanup_that_is_read_after_the_loss_of_its_sender_ends_the_context(se
         town.call("c")
         contexts = town.sim["b"].autograd.contexts
         town.lose("c")
-        channel = SimpleNamespace(worker=SimpleNamespace(id=2), session=SimpleNamespace(state=SessionState.LOST))
+        channel = SimpleNamespace(
+            account=None, worker=SimpleNamespace(id=2), session=SimpleNamespace(state=SessionState.LOST)
+        )
         word: Any = CleanupAutogradContextReq(context_id, 1)
         town.sim["b"].autograd._on_cleanup(cast(Any, channel), word, cast(Any, None))
         assert contexts.all() == []
