@@ -149,7 +149,7 @@ def _tcp_transport(name: str, options: Options, advertise: str) -> Transport:
             name,
         )
         return TcpTransport(advertise=advertise, deferred=True)
-    # Imported here, because a group on one machine needs neither OpenSSL nor a certificate.
+    # Imported here, because workers without a token use unix sockets only.
     from telegrad.transport.certificates import load_credentials
     from telegrad.transport.tls import TlsTransport
 

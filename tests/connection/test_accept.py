@@ -313,6 +313,37 @@ def test_a_refused_read_is_retried(agent: FakeAgent, monkeypatch: pytest.MonkeyP
     assert [frame.kind for frame in link.receive()] == [Kind.HANDSHAKE]
 
 
+def test_a_connection_that_is_reported_while_it_is_added_is_read(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may poll meanwhile, and the poller reports a connection only once."""
+    add = agent.poller.add
+
+    def add_and_report(item: Any, **how: Any) -> None:
+        add(item, **how)
+        for _, ready in agent.poller.wait(0.0):
+            item.owner.on_ready(ready)
+
+    link = agent.connect()
+    agent.greet(link)
+    monkeypatch.setattr(agent.poller, "add", add_and_report)
+    agent.listener.owner.on_ready(Ready.READ)
+    monkeypatch.undo()
+    agent.settle()
+    assert [frame.kind for frame in link.receive()] == [Kind.HANDSHAKE]
+
+
+def test_a_connection_that_cannot_be_polled_is_forgotten(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(item: object, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "no more files may be watched")
+
+    link = agent.connect()
+    monkeypatch.setattr(agent.poller, "add", add)
+    agent.poll()
+    assert ended(link)
+    assert not agent.pending.all()
+
+
 def test_the_retry_of_a_read_leaves_an_admitted_link_to_its_channel(
     agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

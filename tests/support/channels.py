@@ -19,6 +19,7 @@ class FakeLink:
     """A link that yields `incoming` (an exception is raised) and records what is sent as (kind, body, sequence)."""
 
     shares_memory = False
+    resumable = True
     peer = "a test"
 
     def __init__(self) -> None:

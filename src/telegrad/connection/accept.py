@@ -81,6 +81,7 @@ class PendingConnections:
                     victim.evict()
                 try:
                     connection = PendingConnection(self, self._local, self._peers, link)
+                    is_open = self._add(connection)
                 except BaseException:
                     link.close()
                     raise
@@ -88,16 +89,27 @@ class PendingConnections:
                 if number == 0:  # otherwise there may be no connection: the kernel looks for a descriptor first
                     self._handle_shortage(listener, error)
                 return
-            with self._lock:
-                if not self._closed:
-                    self._pending[connection] = None
-                    self._order.add(connection)
-            if self._closed:
+            if not is_open:
                 connection.close()
                 return
             self._schedule_expiry(connection)
             if now() >= end:
                 return
+
+    def _add(self, connection: PendingConnection) -> bool:
+        """Begin a handshake. Returns False if this worker accepts no more."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._pending[connection] = None
+            self._order.add(connection)
+        try:
+            # Not earlier: another thread may poll, and a connection is reported once.
+            self._local.poller.add(connection.link, read=True, once=True)
+        except BaseException:
+            self.discard(connection)
+            raise
+        return True
 
     def _victim_if_full(self) -> tuple[bool, PendingConnection | None]:
         """Return whether all places are taken, and which connection may be evicted, if any."""
@@ -202,7 +214,7 @@ class PendingConnections:
     def _schedule_expiry(self, connection: PendingConnection) -> None:
         """Set the timer for the oldest connection. One is enough, because all have the same time."""
         with self._lock:
-            if self._expiry is not None:
+            if self._expiry is not None or self._closed:
                 return
             when = connection.accepted_at + self._local.settings.connect_timeout
             self._expiry = self._local.executor.timers.at(when, self._expire)
@@ -283,7 +295,6 @@ class PendingConnection:
         self.accepted_at = local.runtime.now()
         self._acceptor: Acceptor | None = None  # made when something has arrived: most strangers send nothing
         link.owner = self
-        local.poller.add(link, read=True, once=True)
 
     def on_ready(self, ready: int) -> None:
         """Take note that there is something to read, or room to write. Called by the poller."""

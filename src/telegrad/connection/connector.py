@@ -177,6 +177,8 @@ class Connector:
             raise
         finally:
             self.connecting.remove(link)
+        if not fresh:  # the poller does not report the replies that arrived together with the Welcome
+            channel.receiver.on_ready(Ready.READ)
         return None
 
     @shielded

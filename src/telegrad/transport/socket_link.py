@@ -202,17 +202,8 @@ class SocketLink(SocketWriter):
     # -- closing ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = "closed by this worker"
-            poller, self._poller = self._poller, None
-            # Or they would live as long as whatever still refers to the link: a call that is running, for example.
-            self._started = []
-            self._control.clear()
-            self._bulk.clear()
-        if poller is not None:
-            poller.remove(self)
+        if not self._begin_close():
+            return
         try:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in poll
             self._discard_unread()
@@ -225,14 +216,20 @@ class SocketLink(SocketWriter):
                     os.eventfd_write(self._wake_fd, 1)
 
     def abort(self) -> None:
+        if self._begin_close():
+            reset(self._socket)
+
+    def _begin_close(self) -> bool:
+        """Stop sending, and leave the poller. Returns False if the link is closed already."""
         with self._lock:
             if self._closed:
-                return
+                return False
             self._closed = "closed by this worker"
             poller, self._poller = self._poller, None
+            self._drop_unsent()
         if poller is not None:
             poller.remove(self)
-        reset(self._socket)
+        return True
 
     def _discard_unread(self) -> None:
         """Drop what was received: otherwise TCP would send a reset, and the peer would lose our last frames."""

@@ -87,10 +87,7 @@ class SocketWriter(Link):
                             raise
                         if is_shortage(error):
                             break
-                        self._started = []  # receive() will raise
-                        self._control.clear()
-                        self._bulk.clear()
-                        self._queued = 0
+                        self._drop_unsent()  # receive() will raise
                         break
                     self._started = remaining(self._started, sent)
                 self._update_mask()
@@ -103,6 +100,13 @@ class SocketWriter(Link):
         self._failure = f"{type(error).__name__} on this worker, in the middle of sending"
         with suppress(OSError):  # it is closed already
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _drop_unsent(self) -> None:
+        """Forget what is queued: it would live as long as whatever refers to the link. Called with the lock held."""
+        self._started = []
+        self._control.clear()
+        self._bulk.clear()
+        self._queued = 0
 
     def unsent(self) -> bool:
         return bool(self._started or self._control or self._bulk)

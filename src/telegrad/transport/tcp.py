@@ -47,7 +47,7 @@ class TcpTransport(Transport):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)
             announced = format_tcp(self._advertise or host, sock.getsockname()[1])
-            listener = TcpListener(sock, announced, self._accepted_link)
+            listener = TcpListener(sock, announced, self._prepare, self._accepted_link)
             if not self._deferred:
                 listener.open()
         except OSError:
@@ -56,6 +56,7 @@ class TcpTransport(Transport):
         return listener
 
     def connect(self, address: str, deadline: float) -> Link:
+        self._prepare()
         host, port = _host_and_port(address)
         failure: OSError = ConnectionRefusedError(f"{host} has no address")
         for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -76,6 +77,9 @@ class TcpTransport(Transport):
                 raise
         raise failure
 
+    def _prepare(self) -> None:
+        """Called before a listener opens and before connecting, so that no peer has to wait for it."""
+
     def _accepted_link(self, sock: socket.socket, peer: str) -> Link:
         return SocketLink(sock, peer=peer, resumable=True)
 
@@ -90,8 +94,15 @@ class TcpListener(SocketListener):
     backlog had time for that. Dropping it here takes a third of the time of accepting and evicting it.
     """
 
-    def __init__(self, sock: socket.socket, address: str, accepted_link: Callable[[socket.socket, str], Link]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        prepare: Callable[[], None],
+        accepted_link: Callable[[socket.socket, str], Link],
+    ) -> None:
         super().__init__(sock, address, self._accepted)
+        self._prepare = prepare
         self._accepted_link = accepted_link
         self._until_look = 0  # connections to accept before the length of the backlog is looked at again
         self._hurries = False
@@ -100,6 +111,7 @@ class TcpListener(SocketListener):
 
     def open(self) -> None:
         if not self.is_open:
+            self._prepare()
             # For connections that outlive the listener: they must not keep others from its port.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.listen(_BACKLOG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 from telegrad.transport.base import Link
 from telegrad.transport.certificates import Credentials, make_credentials
@@ -11,7 +12,10 @@ from telegrad.transport.tls_link import TlsLink
 
 
 class TlsTransport(TcpTransport):
-    """Addresses are those of TCP. Without `credentials`, a certificate is made on the spot."""
+    """Addresses are those of TCP. Without `credentials`, a certificate is made before the first connection.
+
+    Not earlier, because it takes 50 ms, and a group on one machine has no connection over TCP.
+    """
 
     encrypted = True
 
@@ -19,13 +23,23 @@ class TlsTransport(TcpTransport):
         self, credentials: Credentials | None = None, *, advertise: str | None = None, deferred: bool = False
     ) -> None:
         super().__init__(advertise=advertise, deferred=deferred)
-        self._credentials = credentials or make_credentials()
+        self._lock = threading.Lock()  # protects _credentials
+        self._credentials = credentials
+
+    def _prepare(self) -> None:
+        self._get_credentials()
+
+    def _get_credentials(self) -> Credentials:
+        with self._lock:
+            if self._credentials is None:
+                self._credentials = make_credentials()
+            return self._credentials
 
     def _accepted_link(self, sock: socket.socket, peer: str) -> Link:
-        return TlsLink(sock, peer=peer, credentials=self._credentials, opens=False)
+        return TlsLink(sock, peer=peer, credentials=self._get_credentials(), opens=False)
 
     def _opened_link(self, sock: socket.socket, peer: str, deadline: float) -> Link:
-        link = TlsLink(sock, peer=peer, credentials=self._credentials, opens=True)
+        link = TlsLink(sock, peer=peer, credentials=self._get_credentials(), opens=True)
         try:
             link.open(deadline)
         except BaseException:

@@ -12,6 +12,7 @@ reader and a writer at once, and Python releases the GIL in it, so the link's lo
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import socket
 import ssl
@@ -246,6 +247,10 @@ class TlsLink(TlsWriter):
             self._error = describe(error) if isinstance(error, ssl.SSLError) else None
         return count, False
 
-    def close(self) -> None:
-        super().close()
-        self._recv_into = self._socket.recv_into  # breaks a reference cycle; it raises, as the socket is closed
+    def _begin_close(self) -> bool:
+        self._recv_into = _recv_closed  # breaks a reference cycle
+        return super()._begin_close()
+
+
+def _recv_closed(buffer: memoryview) -> int:
+    raise OSError(errno.EBADF, "closed by this worker")

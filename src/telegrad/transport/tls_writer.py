@@ -122,9 +122,7 @@ class TlsWriter(SocketLink):
                 if error.errno is None:  # raised by a signal handler, not by the system
                     raise
                 if not is_shortage(error):  # receive() will raise
-                    self._started, self._plain = [], []
-                    self._control.clear()
-                    self._bulk.clear()
+                    self._drop_unsent()
                 return
             if sent < len(started[0]):
                 self._started = [started[0][sent:]]
@@ -151,6 +149,6 @@ class TlsWriter(SocketLink):
                 del self._plain[0]
         return outgoing.read()
 
-    def close(self) -> None:
-        super().close()
+    def _drop_unsent(self) -> None:
+        super()._drop_unsent()
         self._plain, self._early = [], []
