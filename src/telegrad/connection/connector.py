@@ -10,6 +10,7 @@ the peer has not proved itself is a failed attempt, whatever was answered, and s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ class Connector:
         self._local = local
         self._peers = peers
         self._transports = transports  # by scheme
+        self._attempts = itertools.count(1)
         self.connecting: list[Link] = []
         """Links that are open and in their handshake."""
 
@@ -197,6 +199,7 @@ class Connector:
             local.keys.handshake if local.keys is not None else None,
             local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
             dialled=address,
+            attempt=next(self._attempts),
             session=channel.session_id,
             received=channel.session.received_up_to(),
             fresh=fresh,
