@@ -113,7 +113,6 @@ class Connector:
                     due = channel.session.next_tick()
                 pause = now + _RETRY_DELAY if due is None else due
                 local.executor.wait(local.runtime.event(), pause if deadline is None else min(pause, deadline))
-            return channel
         except WorkerLost as error:
             self._peers.lost_workers.peer_lost(peer, str(error))
             raise
@@ -130,6 +129,8 @@ class Connector:
                 opening.done.set()
             if channel is not None and (peer.gone or not connected):
                 channel.close(peer.gone or "no connection could be opened")
+        channel.receiver.on_ready(Ready.READ)  # as in `connect`, but now the worker's loss finds the channel
+        return channel
 
     def connect(self, channel: Channel, peer: Peer, *, fresh: bool = False) -> Exception | None:
         """Open a link for `channel`. If that fails, return why; the session then knows, too.
@@ -179,6 +180,10 @@ class Connector:
             raise
         finally:
             self.connecting.remove(link)
+        if not fresh:
+            channel.receiver.on_ready(
+                Ready.READ
+            )  # what arrived together with the Welcome: the poller does not report it
         return None
 
     @shielded
