@@ -78,6 +78,7 @@ class FakeAgent:
             key,
             nonce,
             dialled="memory://a",
+            attempt=1,
             session=1,
             received=(0, 0),
             fresh=True,

@@ -68,6 +68,7 @@ class Handshake:
             key_of(self.opener_token),
             self.nonces[0],
             dialled=self.dialled,
+            attempt=3,
             session=77,
             received=(5, 6),
             fresh=False,

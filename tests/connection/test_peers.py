@@ -14,6 +14,7 @@ from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import UnknownWorker
 from telegrad.settings import AgentSettings
+from telegrad.transport.base import LinkClosed
 from telegrad.wire.handshake_messages import Hello
 
 A = WorkerRecord("a", 0, 1, (), host="here")
@@ -65,6 +66,7 @@ def hello(record: WorkerRecord, **changes: object) -> Hello:
         target="a",
         dialled="",
         nonce=bytes(NONCE_SIZE),
+        attempt=1,
         session=77,
         received=(0, 0),
         fresh=True,
@@ -155,9 +157,28 @@ def test_a_fresh_session_gets_a_channel_and_replaces_the_previous_one(peers: Pee
     assert first is not None
     assert (first.session_id, first.outgoing) == (77, False)
     assert peers.of(first) is peers.find("b")
-    peers.resume(LINK, hello(B, session=78))
+    peers.resume(LINK, hello(B, session=78, attempt=2))
     assert first.session.state.is_over
     assert peers.of(first) is None
+
+
+@pytest.mark.parametrize("stale", [{"session": 76}, {}, {"fresh": False}], ids=["other session", "fresh", "resumed"])
+def test_a_connection_that_the_opener_gave_up_replaces_no_later_one(peers: Peers, stale: dict[str, object]) -> None:
+    peers.resume(LINK, hello(B, attempt=5))
+    channel = peers.find("b").incoming
+    assert channel is not None
+    for attempt in (4, 5):
+        with pytest.raises(LinkClosed, match="has opened another connection since"):
+            peers.resume(LINK, hello(B, attempt=attempt, **stale))
+    assert peers.find("b").incoming is channel
+    assert not channel.session.state.is_over
+
+
+def test_a_new_incarnation_counts_its_connections_anew(peers: Peers) -> None:
+    peers.resume(LINK, hello(B, attempt=5))
+    restarted = hello(B, incarnation=9, attempt=1, session=78)
+    peers.check(restarted)
+    assert peers.resume(LINK, restarted) == (0, 0)
 
 
 def test_an_unknown_session_cannot_be_resumed(peers: Peers) -> None:

@@ -92,6 +92,70 @@ def read_until_closed(sock: socket.socket) -> bytes:
     return data
 
 
+class HoldingRelay(Listener):
+    """Passes bytes on, but holds back the Proof of the first connection, and ends that connection for the opener.
+
+    It recognizes the Proof by the number of answers of the worker before it: TLS, then the Challenge.
+    """
+
+    def __init__(self, target: str, *, answers: int) -> None:
+        self._target = target
+        self._answers = answers
+        self.release = threading.Event()
+        """Set this to send the Proof on."""
+        self.answer = b""
+        """What the worker answered to it, until it closed the connection."""
+        self.is_holding = True
+        """Whether the Proof was not sent on yet, or the worker has not closed the connection yet."""
+        self.drops_answers = False
+        """Whether what workers answer is dropped from now on."""
+        super().__init__(self._handle)
+
+    def _handle(self, opener: socket.socket) -> None:
+        first = self.connections == 1
+        with connect(self._target) as worker:
+            back = threading.Thread(target=self._pass_back, args=(worker, opener, first))
+            back.start()
+            held = self._hold_proof(opener, worker) if first else b""
+            if held:
+                opener.shutdown(socket.SHUT_RDWR)
+                back.join()
+                assert self.release.wait(PATIENCE)
+                worker.sendall(held)
+                self.answer = read_until_closed(worker)
+                self.is_holding = False
+                return
+            with contextlib.suppress(OSError):
+                while data := opener.recv(65536):
+                    worker.sendall(data)
+            _shut_down(opener, worker)
+            back.join()
+
+    def _hold_proof(self, opener: socket.socket, worker: socket.socket) -> bytes:
+        while data := opener.recv(65536):
+            if self._answers == 0:
+                return data
+            worker.sendall(data)
+        return b""
+
+    def _pass_back(self, worker: socket.socket, opener: socket.socket, first: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := worker.recv(65536):
+                if first:
+                    self._answers -= 1
+                if not self.drops_answers:
+                    opener.sendall(data)
+                if first and self._answers == 0:
+                    return
+        _shut_down(opener, worker)
+
+
+def _shut_down(*sockets: socket.socket) -> None:
+    for sock in sockets:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+
 class Relay(Listener):
     """Passes bytes on between whoever connects and a worker, and records them."""
 
@@ -116,6 +180,4 @@ class Relay(Listener):
             while data := source.recv(65536):
                 record.append(data)
                 sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        _shut_down(source, sink)

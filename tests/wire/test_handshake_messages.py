@@ -30,7 +30,7 @@ handshake_messages = st.one_of(
     st.builds(
         Hello,
         *(texts, numbers, numbers, addresses, texts, texts, st.booleans(), texts, texts, texts, nonces),
-        *(numbers, pairs, st.booleans(), nonces),
+        *(numbers, numbers, pairs, st.booleans(), nonces),
     ),
     st.builds(Challenge, texts, numbers, numbers, texts, nonces, nonces),
     st.builds(Proof, nonces),

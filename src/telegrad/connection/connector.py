@@ -10,6 +10,7 @@ the peer has not proved itself is a failed attempt, whatever was answered, and s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ class Connector:
         self._local = local
         self._peers = peers
         self._transports = transports  # by scheme
+        self._attempts = itertools.count(1)
         self.connecting: list[Link] = []
         """Links that are open and in their handshake."""
 
@@ -111,7 +113,6 @@ class Connector:
                     due = channel.session.next_tick()
                 pause = now + _RETRY_DELAY if due is None else due
                 local.executor.wait(local.runtime.event(), pause if deadline is None else min(pause, deadline))
-            return channel
         except WorkerLost as error:
             self._peers.lost_workers.peer_lost(peer, str(error))
             raise
@@ -128,6 +129,8 @@ class Connector:
                 opening.done.set()
             if channel is not None and (peer.gone or not connected):
                 channel.close(peer.gone or "no connection could be opened")
+        channel.receiver.on_ready(Ready.READ)  # as in `connect`, but now the worker's loss finds the channel
+        return channel
 
     def connect(self, channel: Channel, peer: Peer, *, fresh: bool = False) -> Exception | None:
         """Open a link for `channel`. If that fails, return why; the session then knows, too.
@@ -199,6 +202,7 @@ class Connector:
             local.keys.handshake if local.keys is not None else None,
             local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
             dialled=address,
+            attempt=next(self._attempts),
             session=channel.session_id,
             received=channel.session.received_up_to(),
             fresh=fresh,

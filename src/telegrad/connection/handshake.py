@@ -25,7 +25,9 @@ The rules:
 6. The opener says which address it dialled. The listener refuses if it does not announce that address: then somebody
    has redirected the opener. It is compared as text with the listener's own record, from which the opener has it, so
    address translation and port forwarding do not matter.
-7. With certificates on both sides (`Link.peer_names`), each side also checks that the certificate is for the worker
+7. The opener numbers its connections. A listener refuses a Proof if it has admitted a later connection of this opener:
+   somebody on the path may have held back the Proof of a connection that the opener gave up long ago.
+8. With certificates on both sides (`Link.peer_names`), each side also checks that the certificate is for the worker
    whose name the other one claims. A shared token cannot do that: whoever knows it can claim any name.
 
 Without a token the proofs are empty. Workers then listen on unix sockets only, where the kernel identifies the peer.
@@ -142,6 +144,7 @@ class Opener(_Side):
         nonce: bytes,
         *,
         dialled: str,
+        attempt: int,
         session: int,
         received: tuple[int, int],
         fresh: bool,
@@ -161,6 +164,7 @@ class Opener(_Side):
             target=target.name,
             dialled=dialled,
             nonce=nonce,
+            attempt=attempt,
             session=session,
             received=received,
             fresh=fresh,

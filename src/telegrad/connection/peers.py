@@ -12,7 +12,7 @@ from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.lost_workers import LostWorkers
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
 from telegrad.errors import UnknownWorker
-from telegrad.transport.base import Link, Transport
+from telegrad.transport.base import Link, LinkClosed, Transport
 from telegrad.wire.frames import Frame, Message
 from telegrad.wire.handshake_messages import Hello
 
@@ -45,10 +45,12 @@ class Peer:
         """If the worker was lost: until when its process may still be exiting, and listening."""
         self.predecessors: tuple[int, ...] = ()
         """The incarnations that this one and those before it replaced."""
-        self.lock = threading.Lock()  # protects outgoing, incoming and opening
+        self.lock = threading.Lock()  # protects outgoing, incoming, opening and last_attempt
         self.outgoing: Channel | None = None
         self.incoming: Channel | None = None
         self.opening: Opening | None = None
+        self.last_attempt = 0
+        """The number of the last connection that the worker opened to this one (`Hello.attempt`)."""
 
     def channels(self) -> list[Channel]:
         """Return the channels that exist."""
@@ -164,10 +166,17 @@ class Peers:
         self.lost_workers.peer_lost(known, "it was restarted")
 
     def resume(self, link: Link, hello: Hello) -> tuple[int, int]:
-        """Return what has been received of the session that an authenticated opener wants to resume or start."""
+        """Return what has been received of the session that an authenticated opener wants to resume or start.
+
+        Raises LinkClosed if the opener has opened another connection since, and Rejected if the session is unknown.
+        """
         local = self._local
         peer = self.find(hello.name)
         with peer.lock:
+            if hello.attempt <= peer.last_attempt:
+                # Not a Rejected, which would be sent: whoever still holds this connection is not the opener.
+                raise LinkClosed("the opener gave it up, and has opened another connection since")
+            peer.last_attempt = hello.attempt
             channel = peer.incoming
         if channel is not None and channel.session_id == hello.session and not hello.fresh:
             return channel.detach("the peer opened a new connection")

@@ -28,6 +28,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11, forbid_unknown
     dialled: str
     """The address at which it expects that worker, as the worker itself announced it."""
     nonce: bytes
+    attempt: int
+    """Grows with every connection that the opener opens. So one that it gave up cannot replace a later one."""
     session: int
     """Chosen by the opener. A reconnect names the session that it resumes."""
     received: tuple[int, int]

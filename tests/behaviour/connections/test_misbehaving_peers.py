@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -74,6 +75,7 @@ def opener(agent: Agent, record: WorkerRecord, token: bytes | None = TOKEN) -> O
         None if token is None else derive_keys(token).handshake,
         os.urandom(NONCE_SIZE),
         dialled=agent.me.addresses[0],
+        attempt=time.monotonic_ns(),
         session=1,
         received=(0, 0),
         fresh=True,

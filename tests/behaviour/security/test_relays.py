@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support.log_lines import LogLines
 from tests.support.redirection import redirected
-from tests.support.strangers import Relay, connect, read_until_closed
+from tests.support.strangers import HoldingRelay, Relay, connect, read_until_closed
 
 from telegrad.errors import AuthenticationError
 from telegrad.testing.group import local_group
@@ -83,6 +83,35 @@ def test_an_address_that_was_rewritten_leads_to_nothing(log: LogLines) -> None:
                 agents["a"].call("b", note, ("for b",))
         assert ran == []
         assert "somebody redirects connections" in log.next()
+    log.clear()
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+def test_a_proof_that_somebody_held_back_does_not_end_the_session_that_came_after(tls: bool, log: LogLines) -> None:
+    ran.clear()
+    with local_group(["a", "b"], transport="tcp" if tls else "plain tcp") as agents:
+        real = agents["b"].me.addresses[0]
+        with HoldingRelay(real, answers=2 if tls else 1) as relay, redirected(agents["a"], real, relay.address):
+            agents["a"].call("b", note, ("once",))  # over the second connection
+            assert relay.connections == 2
+            channel = agents["b"].peers.find("a").incoming
+            relay.drops_answers = True
+            call = agents["a"].begin("b", note, ("not answered",), timeout=60)
+            while len(ran) < 2:
+                assert not agents["a"].wait(call, agents["a"].runtime.now() + 0.01)
+            relay.release.set()
+            while relay.is_holding:
+                assert not agents["a"].wait(call, agents["a"].runtime.now() + 0.01)
+            relay.drops_answers = False
+            assert agents["b"].peers.find("a").incoming is channel
+            outgoing = agents["a"].peers.find("b").outgoing
+            assert outgoing is not None
+            assert outgoing.link is not None
+            outgoing.link_ended(outgoing.link, "cut by the test")
+            agents["a"].wait(call)
+            agents["a"].result(call)
+        assert ran == ["once", "not answered"]
+        assert relay.answer == b""
     log.clear()
 
 
