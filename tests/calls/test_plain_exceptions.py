@@ -58,7 +58,11 @@ def test_builtin_exceptions_and_telegrads_own_keep_type_and_arguments(error: Exc
 @pytest.mark.parametrize("kind", ["UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError"])
 def test_positions_outside_of_a_unicode_error_are_refused(kind: str, start: int, end: int) -> None:
     # str() of such a UnicodeDecodeError would read memory outside of its bytes, and could end the process.
-    text = {"UnicodeDecodeError": ("utf-8", b"x"), "UnicodeEncodeError": ("utf-8", "x"), "UnicodeTranslateError": ("x",)}
+    text = {
+        "UnicodeDecodeError": ("utf-8", b"x"),
+        "UnicodeEncodeError": ("utf-8", "x"),
+        "UnicodeTranslateError": ("x",),
+    }
     received, reason = decode_exception(encode((f"builtins.{kind}", (*text[kind], start, end, "bad"), {}, [])).data)
     assert received is None
     assert reason == f"a {kind} with positions outside its object"
