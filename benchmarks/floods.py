@@ -1,8 +1,9 @@
 """Measures how a worker serves its group while strangers flood its TCP port.
 
-Four processes on the loopback address: the flooded worker `a`, two members in this process, and the flooder. Member `b`
-loses its connection again and again, and the time until its next call returns is taken. Member `c` calls `a` all the
-time over a connection that stays. All strangers come from the members' own address, which is the hardest case.
+Four processes on the loopback address, with TLS as in a real group: the flooded worker `a`, two members in this
+process, and the flooder. Member `b` loses its connection again and again, and the time until its next call returns is
+taken. Member `c` calls `a` all the time over a connection that stays. All strangers come from the members' own address,
+which is the hardest case.
 
     python benchmarks/floods.py                # all floods
     python benchmarks/floods.py idle --seconds 10
@@ -18,6 +19,7 @@ import os
 import resource
 import select
 import socket
+import ssl
 import statistics
 import struct
 import subprocess
@@ -31,20 +33,22 @@ from typing import Any
 FLOODS = {
     "none": "no strangers",
     "idle": "connections that send nothing; closed ones are opened again",
-    "slowloris": "connections that send a byte of a frame header per second",
+    "slowloris": "connections that send a byte of a ClientHello per second",
     "churn": "connections that are reset as soon as they are open",
     "garbage": "connections that send something else (an HTTP request)",
-    "hello": "connections that send a well-formed Hello without the token",
+    "client-hello": "connections that send a TLS ClientHello, and end when the worker has answered",
+    "hello": "connections that send a well-formed Hello without the token; the group has no TLS",
 }
 RESETS = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that the flooder keeps no TIME_WAIT
-HEADER = b"tg\x05\x01" + bytes(28)  # of a handshake frame
+RECORD = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(501)  # the beginning of a TLS ClientHello
+PLAIN = ("hello",)  # floods of a worker without TLS: with it, a stranger's Hello costs it a ClientHello first
 PATIENCE = 60.0
 
 
 # -- the flooded worker ---------------------------------------------------------------------------------------------
 
 
-def serve() -> None:
+def serve(*, plain: bool) -> None:
     """Be worker `a`: print its record, read the group, and answer each line with the figures of this process."""
     import logging
 
@@ -63,7 +67,7 @@ def serve() -> None:
     counted = Count()
     logging.getLogger("telegrad").addHandler(counted)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-    agent = _agent("a", 0)
+    agent = _agent("a", 0, plain=plain)
     print(msgspec.json.encode(agent.me).decode(), flush=True)
     agent.start(msgspec.json.decode(sys.stdin.readline(), type=list[WorkerRecord]))
     for _ in sys.stdin:
@@ -78,17 +82,18 @@ def serve() -> None:
     agent.close()
 
 
-def _agent(name: str, number: int) -> Any:
+def _agent(name: str, number: int, *, plain: bool) -> Any:
     from telegrad.agent.agent import Agent
     from telegrad.testing.group import TOKEN
     from telegrad.transport.sockets import SocketPoller
     from telegrad.transport.tcp import TcpTransport
+    from telegrad.transport.tls import TlsTransport
     from telegrad.waiting import RealRuntime
 
     return Agent(
         name,
         number,
-        transports=[(TcpTransport(), "tcp://127.0.0.1:0")],
+        transports=[(TcpTransport() if plain else TlsTransport(), "tcp://127.0.0.1:0")],
         poller=SocketPoller(),
         runtime=RealRuntime(),
         token=TOKEN,
@@ -126,8 +131,8 @@ class _Flooder:
         self.opened = 0
         self._epoll = select.epoll()
         self._next_byte = time.monotonic()
-        self._data = _first_bytes(kind)
-        self._sent: dict[socket.socket, int] = {}  # how many bytes of the header
+        self._data = _first_bytes(kind, port)
+        self._sent: dict[socket.socket, int] = {}  # how many bytes of the ClientHello
 
     def step(self) -> None:
         """Open some connections, and replace those that ended."""
@@ -147,7 +152,7 @@ class _Flooder:
             self._next_byte = time.monotonic() + 1.0
             for sock, sent in self._sent.items():
                 with contextlib.suppress(OSError):
-                    sock.send(HEADER[sent : sent + 1])
+                    sock.send(RECORD[sent : sent + 1])
                 self._sent[sock] = sent + 1
 
     def _open(self) -> None:
@@ -169,18 +174,42 @@ class _Flooder:
         sock.close()
 
 
-def _first_bytes(kind: str) -> bytes:
+def _first_bytes(kind: str, port: int) -> bytes:
     if kind == "slowloris":
-        return HEADER[:1]
+        return RECORD[:1]
     if kind == "garbage":
         return b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    if kind == "client-hello":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        outgoing = ssl.MemoryBIO()
+        with contextlib.suppress(ssl.SSLWantReadError):
+            context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+        return outgoing.read()
     if kind == "hello":
         import msgspec
 
         from telegrad.wire.frames import Kind, pack_header
         from telegrad.wire.handshake_messages import Hello
 
-        body = msgspec.msgpack.encode(Hello("b", 1, 5, (), "", "a", b"n" * 32, True))
+        hello = Hello(
+            name="b",
+            id=1,
+            incarnation=5,
+            addresses=(),
+            host="",
+            main="",
+            tls=False,
+            accept="any",
+            target="a",
+            dialled=f"tcp://127.0.0.1:{port}",
+            nonce=b"n" * 32,
+            session=1,
+            received=(0, 0),
+            fresh=True,
+            proof=b"p" * 32,  # of another token
+        )
+        body = msgspec.msgpack.encode(hello)
         return pack_header(Kind.HANDSHAKE, len(body), 0, 0, 0) + body
     return b""
 
@@ -220,10 +249,10 @@ def measure(kind: str, count: int, seconds: float) -> dict[str, float]:
     from telegrad.connection.worker_record import WorkerRecord
 
     with contextlib.ExitStack() as stack:
-        target = stack.enter_context(_process("--role", "serve"))
+        target = stack.enter_context(_process("--role", "serve", *(["--plain"] if kind in PLAIN else [])))
         assert target.stdout is not None
         record = msgspec.json.decode(target.stdout.readline(), type=WorkerRecord)
-        members = {name: _agent(name, number) for number, name in enumerate("bc", start=1)}
+        members = {name: _agent(name, number, plain=kind in PLAIN) for number, name in enumerate("bc", start=1)}
         for member in members.values():
             stack.callback(member.close)
         group = [record, *(member.me for member in members.values())]
@@ -297,10 +326,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000, help="connections that the flooder keeps open")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each flood is measured")
     parser.add_argument("--role", choices=["serve", *FLOODS], help=argparse.SUPPRESS)
+    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "serve":
-        serve()
+        serve(plain=options.plain)
     elif options.role:
         flood(options.role, options.port, options.count)
     else:

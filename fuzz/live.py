@@ -32,6 +32,7 @@ from telegrad.testing.group import TOKEN
 from telegrad.transport.base import Transport
 from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport
+from telegrad.transport.tls import TlsTransport
 from telegrad.transport.unix import UnixTransport
 from telegrad.waiting import RealRuntime
 
@@ -39,11 +40,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def make_agent(name: str, number: int, transport: str, directory: str, settings: AgentSettings | None = None) -> Agent:
-    """Return an agent that others may join, not started yet."""
+    """Return an agent that others may join, not started yet. `transport` is as in `telegrad.testing.group`."""
     listening: tuple[Transport, str]
     if transport == "unix":
         listening = UnixTransport(), f"unix://{directory}/{name}-{time.monotonic_ns()}.sock"
+    elif transport == "tcp":
+        listening = TlsTransport(), "tcp://127.0.0.1:0"
     else:
+        assert transport == "plain tcp", transport
         listening = TcpTransport(), "tcp://127.0.0.1:0"
     agent = Agent(
         name,
@@ -171,7 +175,7 @@ def main() -> None:
     """Parse the arguments and run."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.live", description=__doc__.split("\n")[0])
     parser.add_argument("--serve", metavar="DIRECTORY", help="be worker a (used by this program itself)")
-    parser.add_argument("--transport", choices=("unix", "tcp"), default="unix")
+    parser.add_argument("--transport", choices=("unix", "tcp", "plain tcp"), default="unix")
     parser.add_argument("--attack", choices=sorted(ATTACKS), default="mixed")
     parser.add_argument("--frames", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,9 @@
-"""The listening side of a TLS link: bytes of strangers before, during and after the TLS handshake.
+"""A TLS link and a stranger: bytes before, during and after the TLS handshake.
 
-An input is a program for a client with a real TLS implementation: it sends raw bytes, continues the handshake, changes
-a byte of what OpenSSL wants to send, sends frames and garbage through the encryption, and repeats records.
+An input is a program for a stranger with a real TLS implementation, which connects to the link or has accepted its
+connection. It sends raw bytes, continues the handshake, changes a byte of what OpenSSL wants to send, sends frames and
+garbage through the encryption, repeats records, ends the stream, and reads or does not read. The link sends frames too,
+before the TLS handshake and after it.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import socket
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 
 from fuzz.choices import Choices
 from fuzz.target import Target
-from fuzz.targets.handshake import opener
+from fuzz.targets.handshake import OTHER_KEY, framed, opener
 from telegrad.errors import ProtocolError
 from telegrad.transport.base import LinkClosed
 from telegrad.transport.certificates import Credentials, make_credentials
@@ -24,104 +27,155 @@ from telegrad.wire.handshake_messages import decode_handshake
 from telegrad.wire.messages import encode_head
 
 MOST_STEPS = 48
-_credentials: list[Credentials] = []  # made once: a key takes milliseconds
+LIMITS = Limits(frame=1 << 16, message=1 << 16)
 
 
-class _Client:
-    """A stranger with OpenSSL."""
+@cache
+def _credentials(name: str) -> Credentials:
+    """Return the credentials of the link or of the stranger, which are made once: a key takes milliseconds."""
+    return make_credentials()
 
-    def __init__(self, sock: socket.socket) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+@cache
+def _clients(version: ssl.TLSVersion) -> ssl.SSLContext:
+    """Return the context of a client that offers nothing above a version of TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = version
+    return context
+
+
+class _Stranger:
+    """Somebody with OpenSSL on the other end of a socket."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, listens: bool) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=listens)
         self._socket = sock
         self._last = b""
+        self.altered = False
+        """Whether it has sent something that OpenSSL did not make."""
 
     def read(self) -> None:
-        """Give OpenSSL what the listener sent."""
+        """Give OpenSSL what the link sent."""
         try:
             received = self._socket.recv(1 << 16)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):
             return
         self._incoming.write(received)
 
     def step(self, choices: Choices) -> None:
         """Send something."""
-        action = choices.below(8)
+        action = choices.below(10)
         if action == 0:
+            self.altered = True
             self._send(choices.take(choices.below(64)))
         elif action == 1:
+            self.altered = True
             self._send(self._last)
         elif action <= 4:
-            with suppress(ssl.SSLError):  # it needs more, or the listener refused
+            with suppress(ssl.SSLError):  # it needs more, or the link refused
                 self._tls.do_handshake()
             self._flush(choices)
-        else:
-            frame = encode_head(opener().start())
-            plain = pack_header(Kind.HANDSHAKE, len(frame), 0, 0, 0) + frame
+        elif action <= 7:
+            plain = framed(encode_head(opener(OTHER_KEY).start()))
             if action == 6:
                 plain = choices.take(choices.below(200))
             elif action == 7:
-                plain = pack_header(choices.below(14), choices.below(64), choices.below(3), 0, 0) + bytes(
-                    choices.below(64)
-                )
-            try:
+                plain = pack_header(choices.below(14), choices.below(64), choices.below(3), 0, 0)
+                plain += bytes(choices.below(64))
+            with suppress(ssl.SSLError):
                 self._tls.write(plain)
-            except ssl.SSLError:
-                return
             self._flush(choices)
+        elif action == 8:
+            with suppress(ssl.SSLError):
+                self._tls.unwrap()
+            self._flush(choices)
+        else:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def decrypt(self) -> None:
+        """Check that OpenSSL accepts what the link sends."""
+        try:
+            while self._tls.read(1 << 16):
+                pass
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLError as error:
+            if not self.altered and "RECORD" in str(error.reason):
+                raise AssertionError(f"the link sent invalid records: {error}") from error
 
     def _flush(self, choices: Choices) -> None:
-        data = bytearray(self._outgoing.read())
-        if data and choices.rarely():
+        data, alters = bytearray(self._outgoing.read()), choices.rarely()
+        if data and alters:
             data[choices.integer(2) % len(data)] ^= 1 << choices.below(8)
+            self.altered = True
         self._last = bytes(data[:4096])
         self._send(bytes(data))
 
     def _send(self, data: bytes) -> None:
-        try:
+        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
-        except (BlockingIOError, BrokenPipeError):
-            return
 
 
 def _run(data: bytes) -> None:
-    if not _credentials:
-        _credentials.append(make_credentials())
     choices = Choices(data)
     admits_after = 1 + choices.below(MOST_STEPS)
+    opens, old = choices.rarely(), choices.rarely()
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    link = TlsLink(ours, peer="a stranger", credentials=_credentials[0], opens=False)
-    client, admitted = _Client(theirs), False
+    link = TlsLink(ours, peer="a stranger", credentials=_credentials("link"), opens=opens)
+    version = ssl.TLSVersion.TLSv1_2 if old else ssl.TLSVersion.TLSv1_3
+    context = _credentials("stranger").listener if opens else _clients(version)
+    stranger = _Stranger(theirs, context, listens=opens)
     try:
-        for step in range(MOST_STEPS):
-            if not choices:
-                break
-            client.step(choices)
-            for frame in link.receive():
-                assert admitted or frame.kind == Kind.HANDSHAKE
-                if not admitted:
-                    decode_handshake(frame.body)
-                if step > admits_after and not admitted:
-                    admitted = True
-                    break
-            if admitted:
-                link.admit(Limits(frame=1 << 16, message=1 << 16), lambda sequence, length: None)
-            link.flush()
-            client.read()
+        if opens:
+            with link._lock:
+                link._advance_handshake()
+        _talk(link, stranger, choices, admits_after)
     finally:
         link.close()
         theirs.close()
+    assert not (old and not opens and link._established), "the link accepted an old version of TLS"
+
+
+def _talk(link: TlsLink, stranger: _Stranger, choices: Choices, admits_after: int) -> None:
+    admitted = False
+    for step in range(MOST_STEPS):
+        if not choices:
+            break
+        if not choices.rarely():
+            stranger.read()
+        stranger.step(choices)
+        for frame in link.receive():
+            assert admitted or frame.kind == Kind.HANDSHAKE
+            if not admitted:
+                decode_handshake(frame.body)
+            if step > admits_after and not admitted:
+                admitted = True
+                break
+        if admitted:
+            link.admit(LIMITS, lambda sequence, length: None)
+        if choices.rarely():
+            size = choices.pick((0, 10, 5000, 70_000, 300_000))
+            link.send(choices.pick((Kind.HANDSHAKE, Kind.MESSAGE, Kind.BULK_CHUNK)), bytes(size), 0, 0, 0)
+        link.flush()
+        if link._established:
+            stranger.decrypt()
 
 
 def _seeds() -> Iterable[bytes]:
     rng = random.Random(5)
-    yield bytes([2, 2, 0, 2, 0, 2, 0, 5, 0, 5, 0, 5, 0])
-    yield bytes([0, 0, 20]) + b"GET / HTTP/1.1\r\nHost"
-    for index in range(1, 12):
-        yield bytes([4, 2, 0, 2, 0, 5, 0]) + rng.randbytes(8 * index)
+    reads, quiet = b"\0", b"\0"
+    handshake = (reads + b"\2\0" + quiet) * 3  # of the stranger, unchanged
+    hello, sends, ends = reads + b"\5\0" + quiet, reads + b"\5\0\x0f", reads + b"\x08\0" + quiet
+    for kind in (b"\0\0", b"\x0f\0", b"\0\x0f"):  # it connects, it listens, it has an old version
+        yield b"\2" + kind + handshake + hello * 4
+        yield b"\4" + kind + handshake + hello + sends + b"\3\2" + hello + sends + b"\4\1" + hello * 4 + ends
+        yield b"\2" + kind + reads + b"\0\x14GET / HTTP/1.1\r\nHost" + quiet
+        for index in range(1, 6):
+            yield b"\4" + kind + handshake + hello + rng.randbytes(16 * index)
 
 
 TLS = Target("tls", _run, (ProtocolError, LinkClosed), _seeds, max_size=1024)

@@ -54,6 +54,20 @@ def test_builtin_exceptions_and_telegrads_own_keep_type_and_arguments(error: Exc
     assert str(received) == str(error)
 
 
+@pytest.mark.parametrize(("start", "end"), [(-(2**40), 1 - 2**40), (-1, 0), (1, 2), (2**40, 2**40 + 1), (1, 0)])
+@pytest.mark.parametrize("kind", ["UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError"])
+def test_positions_outside_of_a_unicode_error_are_refused(kind: str, start: int, end: int) -> None:
+    # str() of such a UnicodeDecodeError would read memory outside of its bytes, and could end the process.
+    text = {
+        "UnicodeDecodeError": ("utf-8", b"x"),
+        "UnicodeEncodeError": ("utf-8", "x"),
+        "UnicodeTranslateError": ("x",),
+    }
+    received, reason = decode_exception(encode((f"builtins.{kind}", (*text[kind], start, end, "bad"), {}, [])).data)
+    assert received is None
+    assert reason == f"a {kind} with positions outside its object"
+
+
 def test_a_call_error_keeps_what_identifies_the_call() -> None:
     error = DeadlineExceeded("late", worker="b", function="f", call=3, context=7, elapsed=1.5)
     received, _ = there_and_back(error)

@@ -11,7 +11,12 @@ from fuzz.choices import EXTREMES, Choices
 from fuzz.corpus import CORPUS, committed
 from fuzz.mutators import mutate_json, mutate_msgpack
 from fuzz.targets import TARGETS, addresses
+from fuzz.targets import handshake as handshake_target
 
+from telegrad import rendezvous_records
+from telegrad.calls import plain_exceptions
+from telegrad.connection import handshake
+from telegrad.connection.group_keys import authenticate
 from telegrad.rref.context import RRefContext
 from telegrad.wire.frame_reader import FrameReader
 
@@ -72,6 +77,34 @@ def test_the_target_of_frames_finds_a_reader_that_drops_a_byte(monkeypatch: pyte
 def test_the_target_of_members_finds_values_that_outlive_their_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RRefContext, "_on_lost", lambda self, record, reason: None)
     assert finds_something("member")
+
+
+@pytest.mark.parametrize("left_out", ["binding", "messages before", "fields"])
+def test_the_target_of_handshakes_finds_proofs_that_cover_too_little(
+    left_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def careless(key: bytes, label: str, version: int, role: str, binding: bytes, said: object, own: object) -> bytes:
+        covered = {"binding": binding, "messages before": said, "fields": own}
+        del covered[left_out]
+        return authenticate(key, label, version, role, type(own).__name__, *covered.values())
+
+    monkeypatch.setattr(handshake, "authenticate", careless)
+    monkeypatch.setattr(handshake_target, "RECORDED", handshake_target.record())
+    assert finds_something("handshake")
+
+
+def test_the_target_of_the_store_finds_entries_that_can_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        rendezvous_records,
+        "authenticate",
+        lambda key, label, version, name, json: authenticate(key, label, version, json),
+    )
+    assert finds_something("store")
+
+
+def test_the_target_of_plain_data_finds_exceptions_of_any_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plain_exceptions._TABLE, "builtins.ValueError", msgspec.MsgspecError)
+    assert finds_something("plain")
 
 
 # The tools.

@@ -37,6 +37,7 @@ _TABLE: dict[str, type[Exception]] = {f"builtins.{name}": getattr(builtins, name
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, TelegradError)
 }
+_WITH_POSITIONS = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError)
 _ATTRIBUTES: dict[str, tuple[type, ...]] = {
     "worker": (str,),
     "function": (str,),
@@ -106,6 +107,9 @@ def _make(parts: Any) -> Exception | None:
         error = kind(args[0])
     else:
         error = kind(*args)
+        if isinstance(error, _WITH_POSITIONS) and not 0 <= error.start <= error.end <= len(error.object):
+            # CPython trusts them: str() of a UnicodeDecodeError reads the byte at `start`, wherever that is.
+            raise ProtocolError(f"a {kind.__name__} with positions outside its object")
     for note in notes:
         error.add_note(str(note))
     return error
