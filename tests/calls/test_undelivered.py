@@ -86,7 +86,8 @@ def test_a_request_whose_head_was_cut_is_refused_and_its_caller_stays(request_: 
         decode_head(message.head)
 
     local: Any = SimpleNamespace(name="b", executor=SimpleNamespace(pause=lambda: None))
-    server: Any = SimpleNamespace(refuse=lambda channel, call, error: refused.append(call))
+    refusals = SimpleNamespace(cannot_take=lambda channel, call, error: refused.append(call))
+    server: Any = SimpleNamespace(refusals=refusals)
     client: Any = None
     channel: Any = SimpleNamespace(outgoing=False, peer="a")
     error = ResourceExhausted("no memory")

@@ -1,4 +1,4 @@
-"""Refuses calls that exceed a limit of their caller: answers them, and has extensions undo what was done for them."""
+"""Answers calls that are not run: they exceed a limit of their caller, or this worker cannot take them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("telegrad")
 
 
 class Refusals:
-    """Refuses calls of one agent."""
+    """Refuses calls of other workers."""
 
     def __init__(self, agent: Agent, local: LocalWorker, replier: Replier) -> None:
         self._agent = agent
@@ -34,6 +34,15 @@ class Refusals:
             channel.post(self._replier.pack_failure(served, error.with_traceback(None)))
         except TelegradError as failure:  # the caller is gone
             _log.debug("the refusal of call %d of worker %r cannot be delivered: %s", call, channel.peer, failure)
+
+    def cannot_take(self, channel: Channel, call: int, error: Exception) -> None:
+        """Answer a request that this worker cannot take, or began to take."""
+        active = self._replier.active
+        served = active.get((channel, call))
+        if served is None:
+            served = Served(self._agent, channel, call, channel.worker, "", self._local.runtime.now(), None, 0)
+            active[channel, call] = served
+        self._replier.answer(served, None, error)
 
     def exceeded(self, served: Served, error: LimitExceeded) -> None:
         """Answer a call that was taken and exceeds a limit, before its function has run."""
@@ -51,14 +60,15 @@ class Refusals:
         try:
             for extension in served.extensions:
                 extension.check(arrived, account)
+            return True
         except LimitExceeded as error:
-            arrived.autograd, arrived.account = request.autograd, account
+            excess = error
+        arrived.autograd, arrived.account = request.autograd, account
+        try:
             for extension in served.extensions:  # its place in an order of calls is skipped when it is answered
                 extension.refused(arrived)
-            self.exceeded(served, error)
-            return False
         except ProtocolError as error:
             self._replier.answer(served, None, error)
-            served.channel.give_up(f"it broke the protocol: {error}")
-            return False
-        return True
+        else:
+            self.exceeded(served, excess)
+        return False

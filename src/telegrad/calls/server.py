@@ -108,14 +108,6 @@ class Server:
         submit = self._local.executor.submit if held is None else served.submit
         submit(task)
 
-    def refuse(self, channel: Channel, call: int, error: Exception) -> None:
-        """Answer a request that cannot be taken with `error`."""
-        served = self.active.get((channel, call))
-        if served is None:
-            served = Served(self._agent, channel, call, channel.worker, "", self._local.runtime.now(), None, 0)
-            self.active[channel, call] = served
-        self._answer(served, None, error)
-
     def _admit(self, served: Served, request: Request, holder: list[Message]) -> None:
         """Serve a request that brings or makes references, when extensions say that it can be."""
         channel = served.channel

@@ -59,7 +59,8 @@ class Undeliverable:
             self._server.refusals.reject(channel, call, cause)
             return True
         if not channel.outgoing and tag in _REQUESTS:
-            self._server.refuse(channel, call, _error(f"worker {me!r} cannot take a call from", channel, cause, call))
+            error = _error(f"worker {me!r} cannot take a call from", channel, cause, call)
+            self._server.refusals.cannot_take(channel, call, error)
             return True
         return tag == _CANCEL or (message is not None and is_shortage(cause) and self._taken_later(channel, message))
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections import Counter
@@ -34,7 +33,7 @@ from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref.authorization import is_permitted
 from telegrad.rref.expected_values import ExpectedValues
 from telegrad.rref.handle import UserRRef
-from telegrad.rref.ids import describe, incarnation_of
+from telegrad.rref.ids import NewIds, describe, incarnation_of
 from telegrad.rref.owner import OwnerValue
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import RRefChildAccept, RRefForkAccept, RRefForkRequest, RRefUserDelete
@@ -57,9 +56,8 @@ class RRefContext:
         self.users: dict[ForkId, UserRRef] = {}
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
-        self._serials = itertools.count()  # of references and forks
         self.expected = ExpectedValues()
-        self._latest: dict[ForkId, int] = {}  # by owner and incarnation: serial of our last reference there
+        self.ids = NewIds(agent.me)
         self._on_message(RRefForkRequest, self._fork_requested)
         self._on_message(RRefForkAccept, lambda _, head: self.rules.fork_accepted(head.fork, refused=head.refused))
         self._on_message(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
@@ -80,26 +78,6 @@ class RRefContext:
             return self.agent.peers.find(worker).record.name
         except UnknownWorker:
             return f"number {worker}"
-
-    # The caller of these three holds the lock.
-
-    def new_fork(self) -> ForkId:
-        """Return a new fork id."""
-        return self.me, self.incarnation << COUNTER_BITS | next(self._serials)
-
-    def new_rref(self, owner: WorkerRecord) -> tuple[RRefId, int]:
-        """Return a new reference id, and the serial of the previous reference created on the same owner, or -1."""
-        incarnation = incarnation_of(owner)
-        serial = next(self._serials)
-        previous = self._latest.get((owner.id, incarnation), -1)
-        self._latest[owner.id, incarnation] = serial
-        return (self.me, self.incarnation << COUNTER_BITS | serial, incarnation), previous
-
-    def forget_rref(self, owner: WorkerRecord, rref: RRefId, previous: int) -> None:
-        """Undo `new_rref`, if it was the last: the owner would wait for a reference that is never created."""
-        key = owner.id, incarnation_of(owner)
-        if self._latest.get(key) == rref[1] & ((1 << COUNTER_BITS) - 1):
-            self._latest[key] = previous
 
     # -- values and users -------------------------------------------------------------------------------------------
 
@@ -295,7 +273,7 @@ class RRefContext:
                 )
             ]
             queues = [value.queue for value in self.values.values() if value.queue is not None]
-            self._latest.pop((record.id, incarnation), None)
+            self.ids.owner_lost(record)
             del self._sent[record.id], self._received[record.id]
         for queue in queues:
             queue.caller_lost(record.id, incarnation)

@@ -46,7 +46,7 @@ class RRefExtension(Extension):
                 with context.lock:
                     if not context.rules.has_handle(handle._id, from_fork):  # another thread has just released it
                         raise handle.released_error()
-                    fork = context.rules.prepare_fork(handle._id, from_fork, to=to, fork=context.new_fork())
+                    fork = context.rules.prepare_fork(handle._id, from_fork, to=to, fork=context.ids.new_fork())
                 forks.append(ForkInfo(position, fork.rref, fork.fork, fork.owner, handle._ordered))
         finally:
             message.forks = tuple(forks)  # even if one failed: `unsent` takes the others back
@@ -102,8 +102,6 @@ class RRefExtension(Extension):
 
     def check(self, message: IncomingMessage, account: PeerAccount) -> None:
         """Check how many references the sender of a request has here."""
-        if message.creation is not None:
-            self._check_creator(message.creation, message.peer)
         with self._context.lock:
             wanted = self._context.references_of(message.peer.id) + len(message.forks)
         account.check_count("references", wanted + (message.creation is not None))
@@ -111,6 +109,8 @@ class RRefExtension(Extension):
     def refused(self, message: IncomingMessage) -> None:
         """Give back the forks of a refused request, and wait neither for its value nor for its place in an order."""
         context, sender, creation = self._context, message.peer.id, message.creation
+        if creation is not None:
+            self._check_creator(creation, message.peer)
         effects: list[OwnershipEffect] = []
         with context.lock:
             for info in message.forks:

@@ -56,7 +56,7 @@ class RRefManager:
         owned = OwnerValue(ordered)
         owned.set(value)
         with self.context.lock:
-            rref, _ = self.context.new_rref(self.agent.me)
+            rref, _ = self.context.ids.new_rref(self.agent.me)
             self.context.values[rref] = owned
             self.context.rules.own(rref)
         return self.make_handle(rref, None, self._me, ordered, cls)
@@ -82,7 +82,7 @@ class RRefManager:
         record = self.agent.peers.find(to).record
         owner = record.id
         with context.lock:
-            (rref, previous), fork = context.new_rref(record), context.new_fork()
+            (rref, previous), fork = context.ids.new_rref(record), context.ids.new_fork()
             user = None if owner == self._me else UserRRef(fork, creator=True)
             if user is None:
                 context.values[rref] = OwnerValue(ordered)
@@ -105,7 +105,7 @@ class RRefManager:
         except BaseException:
             with context.lock:
                 context.rules.cancel_creation(fork)
-                context.forget_rref(record, rref, previous)
+                context.ids.forget_rref(record, rref, previous)
                 effects = context.rules.value_computed(rref)
             context.perform(effects)
             raise

@@ -256,7 +256,7 @@ def fork_of(agent: Agent, rref: RRef[Any], encoded: Encoded) -> ForkInfo:
     ((position, _),) = encoded.references
     assert rref._user is not None
     with agent.references.context.lock:
-        fork = agent.references.context.new_fork()
+        fork = agent.references.context.ids.new_fork()
     return ForkInfo(position, rref._id, fork, rref._owner)
 
 

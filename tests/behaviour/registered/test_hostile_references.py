@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ from tests.support.hostile import Gadget, HostileMember, fire, plain
 
 from telegrad.agent.agent import Agent
 from telegrad.default_agent import acting_as
-from telegrad.errors import FunctionNotFound, PayloadError, ProtocolError, ReferenceGone, TelegradError
+from telegrad.errors import FunctionNotFound, PayloadError, ProtocolError, ReferenceGone, TelegradError, WorkerLost
+from telegrad.protocol.peer_limits import UNLIMITED, PeerLimits
 from telegrad.protocol.rref_ids import COUNTER_BITS
 from telegrad.rpc import RRef, remote, rpc_sync
 from telegrad.rref.handle import call_through
 from telegrad.rref.ids import incarnation_of
+from telegrad.settings import AgentSettings
+from telegrad.testing.group import local_group
 from telegrad.wire.messages import (
     Creation,
     ForkInfo,
@@ -213,6 +217,33 @@ def test_a_value_cannot_be_replaced_nor_created_in_the_name_of_others(
         assert isinstance(mallory.request("victim", "echo", plain("fake"), creation=creation), ProtocolError)
     with acting_as(friend):
         assert vault_of_friend.rpc_sync().open() == "jewels"
+
+
+def test_a_refused_call_cannot_end_what_others_create() -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def late() -> str:
+        started.set()
+        assert go_on.wait(30)
+        return "late"
+
+    settings = AgentSettings(
+        accept="registered", peer_limits={"mallory": PeerLimits(calls_per_second=0.001, burst=1), "*": UNLIMITED}
+    )
+    with local_group(["victim", "friend", "mallory"], settings=settings) as group:
+        for worker in ("victim", "friend"):
+            registry = group[worker].registry
+            assert registry is not None
+            registry.expose(late, name="late")
+        mallory = HostileMember(group["mallory"])
+        assert mallory.request("victim", "echo", plain(1)) == 1
+        with acting_as(group["friend"]):
+            made = remote("victim", late)
+            assert started.wait(30)
+            forged = mallory.request("victim", "echo", plain(1), creation=Creation(made._id, (2, 96)))
+            assert isinstance(forged, WorkerLost)
+            go_on.set()
+            assert made.to_here() == "late"
 
 
 def test_the_references_of_others_cannot_be_deleted_or_confirmed(
