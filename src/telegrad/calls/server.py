@@ -246,34 +246,12 @@ class Server:
     ) -> None:
         """Reply with what a function returned; if that is a coroutine or an announced future, with its result."""
         if type(result) is CoroutineType:
-            self._run_coroutine(served, result, answer)
+            _run_coroutine(self.loop, self._local.name, served, result, answer)
         elif isinstance(result, FutureBase) and getattr(function, DEFERRED, False):
             served.deferred = True
             result.add_done_callback(lambda future: _pass_on(future, answer))
         else:
             answer(result, None)
-
-    def _run_coroutine(
-        self,
-        served: Served,
-        coroutine: Coroutine[Any, Any, Any],
-        answer: Callable[[object, BaseException | None], None],
-    ) -> None:
-        def done(value: object, error: BaseException | None) -> None:
-            if isinstance(error, asyncio.CancelledError):
-                error = CallCancelled(f"{served.function} was cancelled: {served.cancelled or 'by itself'}")
-            answer(value, error)
-
-        if served.autograd is not None and served.autograd.context == self.loop.blocked_for:
-            coroutine.close()
-            answer(None, _blocked_loop(self._local.name, served))
-            return
-        mode = served.autograd is None or served.autograd.grad_mode
-        cancel = served.on_cancel = self.loop.run(InGradMode(coroutine, mode, served.autocast), done)
-        if served.cancelled:
-            cancel()
-        if served.answered:
-            served.on_cancel = None  # the reply was sent before it was set
 
     # -- cancelling -------------------------------------------------------------------------------------------
 
@@ -295,6 +273,32 @@ class Server:
         return [
             served for key in list(self.active) if key[0] is channel for served in self.cancel(channel, key[1], reason)
         ]
+
+
+def _run_coroutine(
+    loop: EventLoop,
+    worker: str,
+    served: Served,
+    coroutine: Coroutine[Any, Any, Any],
+    answer: Callable[[object, BaseException | None], None],
+) -> None:
+    """Run a coroutine that a function returned, and reply with its result."""
+
+    def done(value: object, error: BaseException | None) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            error = CallCancelled(f"{served.function} was cancelled: {served.cancelled or 'by itself'}")
+        answer(value, error)
+
+    if served.autograd is not None and served.autograd.context == loop.blocked_for:
+        coroutine.close()
+        answer(None, _blocked_loop(worker, served))
+        return
+    mode = served.autograd is None or served.autograd.grad_mode
+    cancel = served.on_cancel = loop.run(InGradMode(coroutine, mode, served.autocast), done)
+    if served.cancelled:
+        cancel()
+    if served.answered:
+        served.on_cancel = None  # the reply was sent before it was set
 
 
 def _give_up_references(

@@ -1,6 +1,7 @@
-"""The ownership bookkeeping of one agent: the values it owns, the references it uses, and the messages about both.
+"""The ownership bookkeeping of one agent: the values it owns, and the references it uses.
 
-`telegrad.protocol.ownership` decides what has to happen; `RRefContext` does it.
+`telegrad.protocol.ownership` decides what has to happen; `RRefContext` does it. `telegrad.rref.fork_messages` takes the
+messages of other workers.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from typing import Any
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.shutdown import RRefMessageCounts
-from telegrad.connection.channel import Channel
 from telegrad.connection.peer_account import PeerAccount
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import LimitExceeded, ReferenceGone, UnknownWorker
+from telegrad.errors import ReferenceGone, UnknownWorker
 from telegrad.protocol.ownership import Ownership
 from telegrad.protocol.ownership_effects import (
     AcceptChild,
@@ -30,12 +30,10 @@ from telegrad.protocol.ownership_effects import (
     ValueOrphaned,
 )
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
-from telegrad.rref.authorization import is_permitted
 from telegrad.rref.expected_values import ExpectedValues
 from telegrad.rref.handle import UserRRef
 from telegrad.rref.ids import NewIds, describe, incarnation_of
 from telegrad.rref.owner import OwnerValue
-from telegrad.wire.frames import Message
 from telegrad.wire.messages import RRefChildAccept, RRefForkAccept, RRefForkRequest, RRefUserDelete
 
 _log = logging.getLogger("telegrad")
@@ -58,10 +56,6 @@ class RRefContext:
         self._received: Counter[int] = Counter()
         self.expected = ExpectedValues()
         self.ids = NewIds(agent.me)
-        self._on_message(RRefForkRequest, self._fork_requested)
-        self._on_message(RRefForkAccept, lambda _, head: self.rules.fork_accepted(head.fork, refused=head.refused))
-        self._on_message(RRefChildAccept, lambda _, head: self.rules.child_accepted(head.fork))
-        self._on_message(RRefUserDelete, self._fork_deleted)
         agent.on_lost(self._on_lost)
 
     def _is_gone(self, worker: int) -> bool:
@@ -206,49 +200,6 @@ class RRefContext:
             user.refused = True
         self.settle(user)
 
-    # -- messages ---------------------------------------------------------------------------------------------------
-
-    def _on_message(self, kind: type, rule: Callable[[Channel, Any], list[OwnershipEffect]]) -> None:
-        def handle(channel: Channel, head: Any, message: Message) -> None:
-            with self.lock:
-                if channel.session.state.is_over:
-                    return  # the sender is lost, and may have been restarted
-                sender = channel.worker.id
-                if self.strict and sender != self.me and not is_permitted(self.rules, sender, head):
-                    refused = isinstance(head, RRefForkRequest)
-                    effects: list[OwnershipEffect] = [AcceptFork(sender, head.fork, True)] if refused else []
-                else:
-                    effects = rule(channel, head)
-            self.perform(effects)
-            with self.lock:
-                self._received[sender] += 1
-
-        self.agent.handle(kind, handle, urgent=True)
-
-    def _fork_requested(self, channel: Channel, head: RRefForkRequest) -> list[OwnershipEffect]:
-        sender = channel.worker.id
-        try:
-            self.check_references(sender, channel.account)
-        except LimitExceeded as error:
-            _log.info("refused a fork of %s: %s", describe(head.rref), error)
-            return self.rules.fork_refused(sender, head.rref, head.fork)
-        effects = self.rules.fork_requested(sender, head.rref, head.fork)
-        if self.rules.owns(head.rref):
-            self.values.setdefault(head.rref, OwnerValue())
-        return effects
-
-    def _fork_deleted(self, channel: Channel, head: RRefUserDelete) -> list[OwnershipEffect]:
-        sender = channel.worker.id
-        if channel.account is not None and self.rules.is_pending(head.rref):
-            try:
-                channel.account.check_count("references", self.rules.early_deletions(sender) + 1)
-            except LimitExceeded as error:  # the fork that it deletes, if it ever comes, counts for its sender
-                _log.info("ignored an early deletion of %s: %s", describe(head.rref), error)
-                return []
-        effects = self.rules.fork_deleted(sender, head.rref, head.fork)
-        self.forget_unexpected(head.rref)
-        return effects
-
     def forget_unexpected(self, rref: RRefId) -> None:
         """Drop the entry of a value that is not computed, and that nobody refers to. Call with the lock held.
 
@@ -283,6 +234,11 @@ class RRefContext:
             with self.lock:
                 self.values.pop(rref, None)
                 self.expected.remove(rref)
+
+    def count_received(self, sender: int) -> None:
+        """Count a message about references that was handled, for the rounds of a shutdown."""
+        with self.lock:
+            self._received[sender] += 1
 
     def message_counts(self, pending: bool) -> RRefMessageCounts:
         """Return how many messages about references were sent and received, for the rounds of a shutdown."""

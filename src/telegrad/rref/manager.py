@@ -17,6 +17,7 @@ from telegrad.protocol.rref_ids import ForkId, RRefId
 from telegrad.rref.context import RRefContext
 from telegrad.rref.extension import RRefExtension
 from telegrad.rref.finalizer import Finalizer
+from telegrad.rref.fork_messages import ForkMessages
 from telegrad.rref.handle import RRef, UserRRef
 from telegrad.rref.ids import describe
 from telegrad.rref.ordered import CallSequencer
@@ -36,7 +37,7 @@ class RRefManager:
         self.agent = agent
         self.handle_class: type[RRef[Any]] = RRef
         """The class of handles that calls create and that arrive in messages."""
-        self.context = RRefContext(agent)
+        self.context = ForkMessages(RRefContext(agent)).context
         self.sequencer = CallSequencer(self.context.incarnation)
         self.service = RRefService(self, self.context)
         self.closed = False
