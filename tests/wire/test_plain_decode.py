@@ -181,6 +181,32 @@ def test_keys_with_equal_hashes_are_refused_before_they_are_hashed() -> None:
         decode(data_of(*[(INTEGER, 0)] * len(doubled), (DICT, len(equal)), blobs=doubled), ())
 
 
+def test_keys_that_take_long_to_compare_are_refused_before_they_are_hashed() -> None:
+    # 400 floats, and an integer that makes all hashes equal: comparing them takes a second per megabyte, in which no
+    # other thread runs.
+    equal = [(number + 1) * (2**61 - 1) << 64 for number in range(1000)]
+    blobs = [number.to_bytes(30, "little") for number in equal]
+    keys = [(ATOMS, 400), (INTEGER, 0), (TUPLE, 401)] * len(equal)
+    with pytest.raises(ProtocolError, match="too many long composite keys"):
+        decode(data_of(*keys, (SET, len(equal)), blobs=blobs, atoms=[0.5] * 400_000), ())
+
+
+def test_many_sets_of_keys_with_equal_hashes_are_refused() -> None:
+    equal = [(number + 1) * (2**61 - 1) << 64 for number in range(1000)]
+    blobs = [number.to_bytes(30, "little") for number in equal]
+    one = [(INTEGER, 0)] * len(equal) + [(SET, len(equal))]
+    assert decode(data_of(*one, blobs=blobs), ()) == set(equal)
+    with pytest.raises(ProtocolError, match="too many long composite keys"):
+        decode(data_of(*one * 20, (LIST, 20), blobs=blobs * 20), ())
+
+
+def test_a_range_of_long_integers_is_refused_before_its_length_is_computed() -> None:
+    numbers = [0, 1 << (8 << 20), (1 << (4 << 20)) + 1]  # to divide them would take minutes
+    blobs = [number.to_bytes(number.bit_length() // 8 + 1, "little") for number in numbers]
+    with pytest.raises(ProtocolError, match="integers of at most 64 bits"):
+        decode(data_of(*[(INTEGER, 0)] * 3, (RANGE, 0), blobs=blobs), ())
+
+
 def test_a_value_with_too_many_elements_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_decode, "MAX_ELEMENTS", 10)
     with pytest.raises(ProtocolError, match="more than 20 elements"):

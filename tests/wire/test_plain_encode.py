@@ -82,7 +82,7 @@ plain = st.recursive(
     | st.sampled_from(
         [torch.float32, torch.bool, torch.strided, torch.sparse_coo, torch.device("cpu"), torch.Size([2, 3])]
     )
-    | st.builds(range, st.integers(-9, 9), numbers, st.integers(1, 9)),
+    | st.builds(range, st.integers(-9, 9), st.integers(-(1 << 63), (1 << 64) - 1), st.integers(1, 9)),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=4).map(tuple)
@@ -256,6 +256,26 @@ def test_many_composite_keys_are_refused_and_many_simple_ones_are_not() -> None:
     for value in ({(number,): None for number in many}, {1 << 70 | number for number in many}):
         with pytest.raises(PayloadError, match="Send a list of pairs"):
             encode(value)
+
+
+@pytest.mark.parametrize(
+    "element",
+    [(0.5,) * 20, ("x" * 1300,), (b"x" * 1300,), ((1 << 11_000),), ((((0.5,) * 20,),),), (frozenset(range(20)),)],
+    ids=["long", "text", "bytes", "integer", "nested", "frozenset"],
+)
+def test_keys_that_take_long_to_compare_are_refused(element: tuple[object, ...]) -> None:
+    few = {(*element, number) for number in range(100)}
+    assert there_and_back(few) == few
+    many = {(*element, number) for number in range(1000)}
+    for value in (many, dict.fromkeys(many), [few] * 100):
+        with pytest.raises(PayloadError, match="too many long tuples as keys"):
+            encode(value)
+
+
+@pytest.mark.parametrize("value", [range(1 << 64), range(-(1 << 63) - 1, 0), range(0, 9, 1 << 70)])
+def test_a_range_of_long_integers_is_refused(value: range) -> None:
+    with pytest.raises(PayloadError, match="a range of integers of more than 64 bits"):
+        encode([value])
 
 
 def test_a_dtype_without_a_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

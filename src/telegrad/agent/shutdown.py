@@ -148,7 +148,7 @@ class Shutdown:
         """
         agent, now = self._agent, self._agent.runtime.now
         deadline = now() + timeout if timeout else None
-        before, unsettled = -1, 0
+        before, unsettled, missed = -1, 0, 0
         while True:
             while self.activity():
                 drained = self._drained = agent.runtime.event()
@@ -167,8 +167,17 @@ class Shutdown:
             held = self.references.held() if self.references is not None else []
             mine = agent.me.id, bool(self.activity()), agent.client.made, tuple(traffic)
             values = _rounds(agent.collectives.gather(mine, timeout=left, topic=SHUTDOWN))
-            if not values:  # the others are in a later round
-                before = -1
+            if not values:  # the others are in a later round, or one of them claims to be
+                before, missed = -1, missed + 1
+                if deadline is not None and now() >= deadline:
+                    raise DeadlineExceeded(
+                        f"worker {agent.me.name!r} shut down after {timeout:g} s alone: another worker was always in a "
+                        "later round of the shutdown",
+                        worker=agent.me.name,
+                        elapsed=timeout,
+                    )
+                if missed > 1:
+                    agent.runtime.event().wait(now() + min(_PAUSE, 0.002 * missed))
                 continue
             made = sum(count + sum(traffic.sent.values()) for _, _, count, traffic in values)
             if made == before and not any(busy for _, busy, _, _ in values):

@@ -33,6 +33,7 @@ from telegrad.wire.plain_format import (
     LAYOUT_NAMES,
     LAYOUTS,
     LIST,
+    MAX_COMPARED,
     MAX_COMPOSITE_KEYS,
     MAX_DEPTH,
     MAX_ELEMENTS,
@@ -44,7 +45,9 @@ from telegrad.wire.plain_format import (
     SLICE,
     TENSOR,
     TUPLE,
+    compared_elements,
     composite_count,
+    is_atom,
 )
 from telegrad.wire.reference import Reference
 from telegrad.wire.torch_state import default_torch_state
@@ -86,11 +89,12 @@ def decode(
 class _Reader:
     """Builds one value on a stack."""
 
-    __slots__ = ("_atom", "_atoms", "_attachments", "_blob", "_blobs", "_depths", "_stack", "_starts")
+    __slots__ = ("_atom", "_atoms", "_attachments", "_blob", "_blobs", "_compared", "_depths", "_stack", "_starts")
 
     def __init__(self, atoms: list[Any], blobs: list[bytes], attachments: Sequence[object]) -> None:
         self._atoms, self._blobs, self._attachments = atoms, blobs, attachments
         self._atom = self._blob = 0  # how many have been used
+        self._compared = 0  # elements of keys
         self._stack: list[Any] = []
         # The containers on the stack that hold containers: where they are, and how deep they are.
         self._starts: list[int] = []
@@ -108,6 +112,8 @@ class _Reader:
                 stack += self._blobs[start : self._blob]
             elif code in _CONTAINERS:
                 items = self._take(2 * count if code == DICT else count, container=True)
+                if code in _WITH_KEYS:
+                    self._check_keys(items[::2] if code == DICT else items)
                 stack.append(_CONTAINERS[code](items))
             elif code in _FROM_ELEMENTS:
                 length, make = _FROM_ELEMENTS[code]
@@ -149,6 +155,13 @@ class _Reader:
             self._depths.append(depth + 1)
         return items
 
+    def _check_keys(self, keys: list[Any]) -> None:
+        if len(keys) > MAX_COMPOSITE_KEYS and composite_count(keys) > MAX_COMPOSITE_KEYS:
+            raise ProtocolError(f"it has a dict or set with more than {MAX_COMPOSITE_KEYS} composite keys")
+        self._compared += compared_elements(keys)
+        if self._compared > MAX_COMPARED:
+            raise ProtocolError("its dicts and sets have too many long composite keys")
+
     def _attachment(self, code: int, index: int) -> object:
         found = self._attachments[index]
         if not isinstance(found, Reference if code == REFERENCE else torch.Tensor):
@@ -161,14 +174,7 @@ class _Reader:
 
 
 def _make_dict(items: list[Any]) -> dict[Any, Any]:
-    keys = items[::2]
-    _check_keys(keys)
-    return dict(zip(keys, items[1::2], strict=True))
-
-
-def _make_set(items: list[Any]) -> set[Any]:
-    _check_keys(items)
-    return set(items)
+    return dict(zip(items[::2], items[1::2], strict=True))
 
 
 def _make_size(items: list[Any]) -> torch.Size:
@@ -184,8 +190,8 @@ def _make_complex(items: list[Any]) -> complex:
 
 
 def _make_range(items: list[Any]) -> range:
-    if not {int}.issuperset(map(type, items)):
-        raise ProtocolError("it has a range of other values than integers")
+    if not {int}.issuperset(map(type, items)) or not all(map(is_atom, items)):
+        raise ProtocolError("it has a range of other values than integers of at most 64 bits")
     return range(*items)
 
 
@@ -210,19 +216,15 @@ def _constant(code: int, number: int) -> object:
     return found
 
 
-def _check_keys(keys: list[Any]) -> None:
-    if len(keys) > MAX_COMPOSITE_KEYS and composite_count(keys) > MAX_COMPOSITE_KEYS:
-        raise ProtocolError(f"it has a dict or set with more than {MAX_COMPOSITE_KEYS} composite keys")
-
-
 _CONTAINERS: dict[int, Callable[[list[Any]], object]] = {
     TUPLE: tuple,
     LIST: lambda items: items,
     DICT: _make_dict,
-    SET: _make_set,
-    FROZENSET: lambda items: frozenset(_make_set(items)),
+    SET: set,
+    FROZENSET: frozenset,
     SIZE: _make_size,
 }
+_WITH_KEYS = frozenset({DICT, SET, FROZENSET})
 _CONTAINER_TYPES = frozenset({tuple, list, dict, set, frozenset, slice})
 _FROM_ELEMENTS: dict[int, tuple[int, Callable[[list[Any]], object]]] = {
     COMPLEX: (2, _make_complex),

@@ -39,6 +39,7 @@ from telegrad.wire.plain_format import (
     LAYOUT,
     LAYOUTS,
     LIST,
+    MAX_COMPARED,
     MAX_COMPOSITE_KEYS,
     MAX_DEPTH,
     MAX_ELEMENTS,
@@ -51,7 +52,9 @@ from telegrad.wire.plain_format import (
     SMALLEST,
     TENSOR,
     TUPLE,
+    compared_elements,
     composite_count,
+    is_atom,
 )
 from telegrad.wire.reference import Reference
 
@@ -120,7 +123,17 @@ class _RefusedError(Exception):
 class _Writer:
     """The operations, atoms, blobs, attachments and references of one value."""
 
-    __slots__ = ("_careful", "_indices", "_run", "atoms", "attachments", "blobs", "operations", "references")
+    __slots__ = (
+        "_careful",
+        "_compared",
+        "_indices",
+        "_run",
+        "atoms",
+        "attachments",
+        "blobs",
+        "operations",
+        "references",
+    )
 
     def __init__(self, careful: bool) -> None:
         self.operations: list[int] = []
@@ -129,6 +142,7 @@ class _Writer:
         self.attachments: list[Attachment] = []
         self.references: list[tuple[int, Reference]] = []
         self._careful = careful  # check every atom, because msgpack has refused one of them
+        self._compared = 0  # elements of keys
         self._run = 0  # atoms since the last operation
         self._indices: dict[int, int] = {}  # by id of a tensor, which the value keeps alive
 
@@ -204,7 +218,7 @@ class _Writer:
 
     def write_dict(self, value: dict[Any, Any], depth: int) -> None:
         items = list(value.items())  # as above
-        _check_keys([key for key, _ in items])
+        self._check_keys([key for key, _ in items])
         for key, item in items:
             try:
                 self.write(key, depth)
@@ -226,9 +240,19 @@ class _Writer:
 
     def _set(self, value: set[Any] | frozenset[Any], depth: int, code: int) -> None:
         items = list(value)
-        _check_keys(items)
+        self._check_keys(items)
         self._elements(items, depth)
         self.add(code, len(items))
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        if len(keys) > MAX_COMPOSITE_KEYS and composite_count(keys) > MAX_COMPOSITE_KEYS:
+            raise _RefusedError(
+                f"it has more than {MAX_COMPOSITE_KEYS} keys that are tuples, frozensets, complex numbers, ranges or "
+                "integers of more than 64 bits. Send a list of pairs"
+            )
+        self._compared += compared_elements(keys)
+        if self._compared > MAX_COMPARED:
+            raise _RefusedError("its dicts and sets have too many long tuples as keys. Send lists of pairs")
 
     def write_slice(self, value: slice, depth: int) -> None:
         self._elements((value.start, value.stop, value.step), depth)
@@ -237,7 +261,10 @@ class _Writer:
     # -- others -----------------------------------------------------------------------------------------------
 
     def write_range(self, value: range, depth: int) -> None:
-        self._elements((value.start, value.stop, value.step), depth)
+        parts = value.start, value.stop, value.step
+        if not all(map(is_atom, parts)):
+            raise _RefusedError("it is a range of integers of more than 64 bits")
+        self._elements(parts, depth)
         self.add(RANGE)
 
     def write_complex(self, value: complex, depth: int) -> None:
@@ -336,11 +363,3 @@ def _why_not(kind: type) -> str:
     else:
         remedy = "Send the plain data that it is made of"
     return f"it is a {name}, and only plain data is sent ({PLAIN_TYPES}). {remedy}"
-
-
-def _check_keys(keys: list[Any]) -> None:
-    if len(keys) > MAX_COMPOSITE_KEYS and composite_count(keys) > MAX_COMPOSITE_KEYS:
-        raise _RefusedError(
-            f"it has more than {MAX_COMPOSITE_KEYS} keys that are tuples, frozensets, complex numbers, ranges or "
-            "integers of more than 64 bits. Send a list of pairs"
-        )

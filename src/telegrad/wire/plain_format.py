@@ -13,6 +13,7 @@ index among both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -72,16 +73,52 @@ MAX_COMPOSITE_KEYS: Final = 1024
 """How many keys of one dict or set may be of the kinds whose hashes a sender can choose to be equal. A dict with many
 equal hashes takes quadratic time, during which no other thread runs."""
 
+MAX_COMPARED: Final = 1 << 24
+"""How many elements of such keys may have to be compared to rebuild a value, over all its dicts and sets: long keys
+with equal beginnings take long to compare, and a value may have many dicts."""
+
 COMPOSITE: Final = frozenset({tuple, frozenset, complex, range, torch.Size})
 """Kinds of such keys. Integers of more than 64 bits are the other kind."""
 SMALLEST, LARGEST = -(1 << 63), (1 << 64) - 1
-"""The range of integers that are atoms."""
+"""The range of integers that are atoms. A range must consist of such: Python divides them to find its length, which
+takes quadratic time for long integers."""
+_SIMPLE: Final = frozenset({str, bytes, float, bool, type(None)})
 
 
-def composite_count(keys: list[object]) -> int:
+def composite_count(keys: Sequence[object]) -> int:
     """Return how many keys are of the kinds whose hashes a sender can choose.
 
     >>> composite_count([1, "x", (1, 2), 1 << 70])
     2
     """
-    return sum([type(key) in COMPOSITE or (type(key) is int and not SMALLEST <= key <= LARGEST) for key in keys])
+    return len(_composite(keys))
+
+
+def compared_elements(keys: Sequence[object]) -> int:
+    """Return how many elements have to be compared for a dict or set with these keys, if all hashes are equal.
+
+    >>> compared_elements([1, "x", (1, 2)]), compared_elements([(1, 2), (3, 4), (5, 6)])
+    (0, 18)
+    """
+    if len(keys) < 2 or _SIMPLE.issuperset(map(type, keys)):
+        return 0
+    composite = _composite(keys)
+    return (len(composite) - 1) * sum(map(_weight, composite)) if len(composite) > 1 else 0
+
+
+def _composite(keys: Sequence[object]) -> list[object]:
+    return [key for key in keys if type(key) in COMPOSITE or (type(key) is int and not is_atom(key))]
+
+
+def is_atom(number: int) -> bool:
+    """Return whether an integer has at most 64 bits."""
+    return SMALLEST <= number <= LARGEST
+
+
+def _weight(key: object) -> int:
+    """Return how long it takes to compare a key with an equal one, in units of an element."""
+    if isinstance(key, tuple | frozenset):  # nested at most MAX_DEPTH levels deep
+        return 1 + sum(map(_weight, key))
+    if isinstance(key, str | bytes):
+        return 1 + len(key) // 64
+    return 1 + key.bit_length() // 512 if isinstance(key, int) else 1

@@ -14,8 +14,10 @@ from tests.support.hostile import Gadget, HostileMember, fire, pickled, plain
 from telegrad.agent.agent import Agent
 from telegrad.calls.exceptions import EncodedException, ExceptionCodec
 from telegrad.default_agent import acting_as
-from telegrad.errors import FunctionNotFound, PayloadError, ProtocolError, RemoteError, TelegradError
+from telegrad.errors import DeadlineExceeded, FunctionNotFound, PayloadError, ProtocolError, RemoteError, TelegradError
 from telegrad.rpc import current_call, register, remote, rpc_sync
+from telegrad.settings import AgentSettings
+from telegrad.testing.group import local_group
 from telegrad.wire.call_messages import Autocast, AutogradMetadata, Request, RequestInAutocast
 from telegrad.wire.descriptors import BUFFER, META, STRIDED, VIEW, TensorDescriptor
 from telegrad.wire.encoded import Encoded
@@ -231,6 +233,18 @@ def test_a_collective_whose_root_lies_about_its_members_is_an_error(
     victim.collectives._call = lambda root, *args, **kwargs: victim.call("mallory", exposed.echo)
     with pytest.raises(ProtocolError, match="values of all workers"):
         victim.gather(1)
+
+
+def test_a_member_that_claims_a_later_round_cannot_keep_others_from_shutting_down() -> None:
+    everybody = ("victim", "friend", "mallory")
+    with local_group(everybody, settings=AgentSettings(accept="registered")) as agents:
+        key = f"shutdown/999999999/{','.join(everybody)}"
+        agents["mallory"].begin("victim", "@telegrad.gather", (key, everybody, "mallory", None, None))
+        while not agents["victim"].collectives._latest:
+            agents["mallory"].call("victim", exposed.echo, ("wait",))
+        with pytest.raises(DeadlineExceeded, match="always in a later round of the shutdown"):
+            agents["victim"].shutdown(graceful=True, timeout=0.3)
+        assert agents["victim"].collectives._rounds["shutdown", everybody] < 100, "it asked without a pause"
 
 
 # -- what this worker refuses to send ---------------------------------------------------------------------------------
