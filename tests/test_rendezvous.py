@@ -295,7 +295,7 @@ def test_an_invalid_record_is_reported_with_its_rank(change: dict[str, object], 
 def test_a_malformed_outcome_is_an_error() -> None:
     store = HashStore()
     store.set("outcome", Records(KEYS, store).encode("outcome", {"status": "party"}))
-    with pytest.raises(RendezvousError, match="cannot read the outcome in the rendezvous store"):
+    with pytest.raises(RendezvousError, match="cannot read the result of the rendezvous in the rendezvous store"):
         assemble(store, record(1), KEYS, 2, LONG)
 
 

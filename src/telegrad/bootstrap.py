@@ -153,7 +153,8 @@ def _tcp_transport(name: str, options: Options, advertise: str) -> Transport:
     from telegrad.transport.certificates import load_credentials
     from telegrad.transport.tls import TlsTransport
 
-    return TlsTransport(load_credentials(*files) if files is not None else None, advertise=advertise, deferred=True)
+    credentials = load_credentials(*files, worker=name) if files is not None else None
+    return TlsTransport(credentials, advertise=advertise, deferred=True)
 
 
 def _main_program() -> str:

@@ -145,7 +145,9 @@ class Options:
                 f"{'is' if len(missing) == 1 else 'are'} not set"
             )
         if not self.uses_tls(environ):
-            raise CertificateError("certificates are given, but TLS is switched off (tls=False or TELEGRAD_TLS=0)")
+            raise CertificateError(
+                "certificates are given, but TLS is switched off (tls=False or TELEGRAD_TLS=0): remove one of the two"
+            )
         certificate, key, ca = (Path(path) for path in given.values() if path)
         return certificate, key, ca
 

@@ -139,7 +139,7 @@ class _Rendezvous:
     def _register(self) -> None:
         """Register this worker's name and rank. A conflict becomes the outcome for everybody and is raised."""
         mine, record = self._mine, self._mine.record
-        first = self._compare_set(_FIRST, "the record of the first worker")
+        first = self._compare_set(_FIRST, "the record of the worker that came first")
         if first.world_size != mine.world_size:
             message = f"the world sizes differ: {first} was started for {first.world_size} workers, but {mine} for "
             self._fail("error", f"{message}{mine.world_size}. Pass the same world size to all workers")
@@ -182,7 +182,7 @@ class _Rendezvous:
                 self._set_outcome(self._timed_out())
             else:
                 pause(self._start, self._deadline)
-        outcome = self._records.decode(_OUTCOME, store.get(_OUTCOME), Outcome, "the outcome")
+        outcome = self._records.decode(_OUTCOME, store.get(_OUTCOME), Outcome, "the result of the rendezvous")
         if outcome.status != "complete":
             raise _ERRORS[outcome.status](outcome.message)
         if registrations is None:

@@ -362,7 +362,7 @@ def test_workers_that_accept_different_calls_refuse_each_other() -> None:
     handshake = Handshake(acceptor_is=strict, target=strict)
     rejection = handshake.rejection()
     sentence = (
-        "worker 'bob' accepts only registered ones (accept='registered'), and worker 'alice' any function "
+        "worker 'bob' accepts only exposed functions (accept='registered'), and worker 'alice' any function "
         "(accept='any'): set Options(accept=...) or TELEGRAD_ACCEPT to the same on every worker"
     )
     assert (rejection.code, rejection.reason) == ("mode", sentence)
@@ -397,6 +397,8 @@ def test_a_listener_checks_the_name_in_the_openers_certificate() -> None:
     rejection = handshake.rejection()
     assert (rejection.code, rejection.reason) == ("certificate", "the certificate of worker 'alice' is for 'carol'")
     assert handshake.callbacks == []
+    nameless = Handshake(channels=(Channel(), Channel(peer_names=()))).rejection()
+    assert nameless.reason == "the certificate of worker 'alice' has no DNS name (subjectAltName)"
     assert Handshake(channels=(Channel(), Channel(peer_names=("x", "alice")))).run() == (8, 9)
 
 

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 DAY = datetime.timedelta(days=1)
+Extensions = list[tuple[x509.ExtensionType, bool]]
 
 
 class Authority:
@@ -30,15 +31,16 @@ class Authority:
         certificate = self._signed(self._name, self._key.public_key(), 1, [(x509.BasicConstraints(True, None), True)])
         self.path.write_bytes(certificate.public_bytes(Encoding.PEM))
 
-    def issue(self, name: str, *, days: int = 1, password: bytes | None = None) -> tuple[Path, Path]:
-        """Return the files of a new certificate, whose DNS name is `name`, and of its key."""
+    def issue(
+        self, name: str, *, days: int = 1, password: bytes | None = None, extensions: Extensions | None = None
+    ) -> tuple[Path, Path]:
+        """Return the files of a new certificate and its key. Without `extensions`, its DNS name is `name`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a worker")])
-        names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        if extensions is None:
+            extensions = [(x509.SubjectAlternativeName([x509.DNSName(name)]), False)]
         certificate, private = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        certificate.write_bytes(
-            self._signed(subject, key.public_key(), days, [(names, False)]).public_bytes(Encoding.PEM)
-        )
+        certificate.write_bytes(self._signed(subject, key.public_key(), days, extensions).public_bytes(Encoding.PEM))
         encryption: KeySerializationEncryption = BestAvailableEncryption(password) if password else NoEncryption()
         private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
         private.chmod(0o600)
@@ -49,7 +51,7 @@ class Authority:
         subject: x509.Name,
         key: ec.EllipticCurvePublicKey,
         days: int,
-        extensions: list[tuple[x509.ExtensionType, bool]],
+        extensions: Extensions,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         builder = (

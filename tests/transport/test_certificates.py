@@ -166,7 +166,9 @@ def test_an_expired_or_future_certificate_is_refused(
 def test_an_encrypted_key_is_refused_without_asking_for_its_password(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("a", password=b"secret")
-    with pytest.raises(CertificateError, match="is encrypted; telegrad asks for no password"):
+    with pytest.raises(
+        CertificateError, match="is encrypted, and telegrad asks for no password: decrypt it with `openssl pkey"
+    ):
         load_credentials(certificate, key, authority.path)
 
 
@@ -184,3 +186,37 @@ def test_a_file_of_the_wrong_kind_is_named(tmp_path: Path, broken: int, reason: 
     files[broken].write_bytes(b"hello")
     with pytest.raises(CertificateError, match=f"{files[broken]} {reason}"):
         load_credentials(*files)
+
+
+def test_a_certificate_for_another_worker_is_refused_at_start(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = authority.issue("bob")
+    with pytest.raises(
+        CertificateError, match="is for 'bob', but this worker is 'a': issue it with subjectAltName=DNS:a"
+    ):
+        load_credentials(*files, authority.path, worker="a")
+    assert load_credentials(*files, authority.path, worker="bob").verifies
+
+
+def test_a_certificate_without_a_dns_name_is_refused_at_start(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with pytest.raises(CertificateError, match="has no DNS name, but this worker is 'a'"):
+        load_credentials(*authority.issue("a", extensions=[]), authority.path, worker="a")
+
+
+@pytest.mark.parametrize(
+    ("usage", "missing"),
+    [("SERVER_AUTH", "clientAuth"), ("CLIENT_AUTH", "serverAuth"), ("CODE_SIGNING", "serverAuth and clientAuth")],
+)
+def test_a_certificate_for_one_side_alone_is_refused_at_start(tmp_path: Path, usage: str, missing: str) -> None:
+    authority = Authority(tmp_path)
+    limited = x509.ExtendedKeyUsage([getattr(x509.ExtendedKeyUsageOID, usage)])
+    with pytest.raises(CertificateError, match=f"does not allow {missing}, and workers both listen and connect"):
+        load_credentials(*authority.issue("a", extensions=[(limited, False)]), authority.path)
+
+
+def test_a_certificate_for_both_sides_is_accepted(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    both = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    files = authority.issue("a", extensions=[(x509.ExtendedKeyUsage(both), False)])
+    assert load_credentials(*files, authority.path).verifies

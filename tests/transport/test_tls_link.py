@@ -139,7 +139,7 @@ def test_connecting_ends_at_its_deadline_if_the_listener_does_not_answer() -> No
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"", "a worker without TLS does that (tls=False, TELEGRAD_TLS=0), and a program that is not telegrad"),
+        (b"", "one that requires certificates (tls_ca), and a program that is not telegrad"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the listener does not speak TLS: its answer starts with b'HT'"),
         (b"\x15\3\1\0\2\2\x28", "the peer ended the TLS connection with the alert 'handshake failure'"),
         (b"\x16\3\3\0\4\2\0\0\0", "the TLS handshake with 127.0.0.1"),

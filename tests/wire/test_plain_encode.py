@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -200,6 +201,8 @@ def test_values_of_other_types_are_refused(value: object) -> None:
         (torch.ones(1).as_subclass(type("Mine", (torch.Tensor,), {})), "as_subclass"),
         (print, "Functions and classes are never sent"),
         (Point, "Functions and classes are never sent"),
+        (numpy.ones(1), "torch.from_numpy"),
+        (numpy.float64(1), "torch.from_numpy"),
         (Point(1), "Send the plain data that it is made of"),
     ],
 )

@@ -175,6 +175,8 @@ class Registry:
         text = f"{name[:_MOST_CHARACTERS]!r} is not exposed to worker {caller!r}; exposed: {listed or 'nothing'}"
         if name.startswith(RESERVED):
             text += f". The worker must import {name.partition(':')[0]} to take part"
+        else:
+            text += " (its program can expose more with @telegrad.expose)"
         return FunctionNotFound(text)
 
     # -- names, for requests of this worker ---------------------------------------------------------------------------

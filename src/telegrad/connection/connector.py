@@ -304,9 +304,9 @@ class UnprovedAttempts:
         name = self._target.name
         seen = f"it closed the connection ({failure})" if isinstance(failure, LinkClosed) else str(failure)
         raise AuthenticationError(
-            f"worker {name!r} did not prove that it belongs to this group, in {self._count} attempts: {seen}. Usually "
-            "the group tokens differ: start every worker with the same TELEGRAD_TOKEN, and the same telegrad version. "
-            f"The log of worker {name!r} says why it refuses connections"
+            f"worker {name!r} did not prove that it belongs to this group, in {self._count} attempts: {seen}. Start "
+            "every worker with the same TELEGRAD_TOKEN and telegrad version, and either all with certificates of the "
+            f"CA in tls_ca, or none. The log of worker {name!r} says why it refuses connections"
         ) from failure
 
 

@@ -127,8 +127,8 @@ class _Side:
             raise ProtocolError(f"a nonce has {NONCE_SIZE} bytes, not {len(greeting.nonce)}")
         names = self._link.peer_names
         if names is not None and greeting.name not in names:
-            listed = ", ".join(map(repr, names)) or "nobody"
-            raise Rejected("certificate", f"the certificate of worker {greeting.name!r} is for {listed}")
+            found = f"is for {', '.join(map(repr, names))}" if names else "has no DNS name (subjectAltName)"
+            raise Rejected("certificate", f"the certificate of worker {greeting.name!r} {found}")
         if greeting.accept != self._me.accept:
             raise Rejected("mode", modes_differ(self._me, greeting.name, greeting.accept))
 

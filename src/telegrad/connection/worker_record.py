@@ -13,7 +13,7 @@ import msgspec
 _NAME = re.compile(r"[0-9A-Za-z_:-]+\Z")
 MAX_NAME = 127
 MAX_ID = 0xFFFF
-_MODES = {"any": "any function (accept='any')", "registered": "only registered ones (accept='registered')"}
+_MODES = {"any": "any function (accept='any')", "registered": "only exposed functions (accept='registered')"}
 
 
 class WorkerRecord(msgspec.Struct, frozen=True):

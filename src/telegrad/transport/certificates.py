@@ -17,9 +17,12 @@ import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from telegrad.errors import CertificateError
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 _NAME = "telegrad"  # in every certificate: a worker's name is not shown to strangers
 
@@ -50,10 +53,10 @@ def make_credentials() -> Credentials:
     return Credentials(listener, opener, hashlib.sha256(der).digest())
 
 
-def load_credentials(certificate: Path, key: Path, ca: Path) -> Credentials:
+def load_credentials(certificate: Path, key: Path, ca: Path, worker: str | None = None) -> Credentials:
     """Return credentials with the user's certificate, its private key, and the CA that signed the group's certificates.
 
-    Raises a CertificateError that names the file and the cause.
+    Raises a CertificateError that names the file and the cause, also if the certificate is not for `worker`.
     """
     for path in (certificate, key, ca):
         _check_readable(path)
@@ -61,7 +64,7 @@ def load_credentials(certificate: Path, key: Path, ca: Path) -> Credentials:
         raise CertificateError(
             f"the private key {key} has mode {mode:04o}, so other users can use it: run chmod 600 {key}"
         )
-    der = _check_certificate(certificate)
+    der = _check_certificate(certificate, worker)
     listener, opener = _context(ssl.PROTOCOL_TLS_SERVER), _context(ssl.PROTOCOL_TLS_CLIENT)
     for context in (listener, opener):
         try:
@@ -73,7 +76,10 @@ def load_credentials(certificate: Path, key: Path, ca: Path) -> Credentials:
                 reason = f"{key} is not a private key in PEM format ({error.reason or error})"
             raise CertificateError(reason) from error
         except _EncryptedKey as error:
-            raise CertificateError(f"the private key {key} is encrypted; telegrad asks for no password") from error
+            raise CertificateError(
+                f"the private key {key} is encrypted, and telegrad asks for no password: decrypt it with "
+                f"`openssl pkey -in {key} -out FILE`, and keep it readable for you alone"
+            ) from error
         try:
             context.load_verify_locations(ca)
         except ssl.SSLError as error:
@@ -126,7 +132,7 @@ def _check_readable(path: Path) -> None:
         raise CertificateError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _check_certificate(path: Path) -> bytes:
+def _check_certificate(path: Path, worker: str | None) -> bytes:
     """Return the DER of the first certificate in a file, which is the worker's own, if it is valid today."""
     from cryptography import x509  # as in _self_signed
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -145,7 +151,41 @@ def _check_certificate(path: Path) -> bytes:
             f"the certificate {path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: check "
             "the clock of this machine"
         )
+    _check_usage(path, certificate)
+    if worker is not None:
+        _check_owner(path, certificate, worker)
     return certificate.public_bytes(Encoding.DER)
+
+
+def _check_usage(path: Path, certificate: x509.Certificate) -> None:
+    from cryptography import x509
+
+    try:
+        usage = set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:
+        return
+    needed = {x509.ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth", x509.ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth"}
+    missing = [name for oid, name in needed.items() if oid not in usage]
+    if missing and x509.ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage:
+        raise CertificateError(
+            f"the certificate {path} does not allow {' and '.join(missing)}, and workers both listen and connect: "
+            "issue it with extendedKeyUsage=serverAuth,clientAuth, or without extendedKeyUsage"
+        )
+
+
+def _check_owner(path: Path, certificate: x509.Certificate, worker: str) -> None:
+    from cryptography import x509
+
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names = extension.value.get_values_for_type(x509.DNSName)
+    except x509.ExtensionNotFound:
+        names = []
+    if worker not in names:
+        found = f"is for {', '.join(map(repr, names))}" if names else "has no DNS name"
+        raise CertificateError(
+            f"the certificate {path} {found}, but this worker is {worker!r}: issue it with subjectAltName=DNS:{worker}"
+        )
 
 
 class _EncryptedKey(Exception):

@@ -89,7 +89,8 @@ class TlsLink(TlsWriter):
             if not self._established:
                 raise LinkClosed(
                     f"{self.peer} ended the connection during the TLS handshake: a worker without TLS does that "
-                    "(tls=False, TELEGRAD_TLS=0), and a program that is not telegrad"
+                    "(tls=False, TELEGRAD_TLS=0), one that requires certificates (tls_ca), and a program that is not "
+                    "telegrad"
                 ) from ended
 
     def _advance_handshake(self) -> None:

@@ -355,11 +355,13 @@ def _writer_of(kind: type) -> _Write:
 def _why_not(kind: type) -> str:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if issubclass(kind, torch.nn.Module):
-        remedy = "Expose its class, and create the module on the worker that shall have it"
+        remedy = "Expose its class, and create the module on the worker that is to have it"
     elif issubclass(kind, torch.Tensor):
         remedy = "Of tensors, only torch.Tensor and Parameter are plain: convert it with as_subclass(torch.Tensor)"
     elif issubclass(kind, type) or any("__call__" in base.__dict__ for base in kind.__mro__):
         remedy = "Functions and classes are never sent: expose it on the other worker, and name it there"
+    elif kind.__module__ == "numpy":
+        remedy = "Send a tensor (torch.from_numpy) or a Python number (its item())"
     else:
         remedy = "Send the plain data that it is made of"
     return f"it is a {name}, and only plain data is sent ({PLAIN_TYPES}). {remedy}"

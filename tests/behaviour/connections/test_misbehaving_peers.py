@@ -393,7 +393,7 @@ def test_a_worker_with_another_token_learns_that_the_tokens_differ(group: Logged
     )
     try:
         other.start([group.a.me, group.b.me, other.me])
-        with pytest.raises(AuthenticationError, match="the group tokens differ: start every worker with the same"):
+        with pytest.raises(AuthenticationError, match="Start every worker with the same TELEGRAD_TOKEN"):
             other.call("a", operator.add, (1, 2))
         assert not other.peers.find("a").gone
         for _ in range(group.log.count()):

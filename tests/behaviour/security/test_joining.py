@@ -23,7 +23,7 @@ def test_a_record_with_another_mode_fails_init_and_names_both_workers() -> None:
     def exchange(me: WorkerRecord, keys: GroupKeys | None) -> list[WorkerRecord]:
         return [me, msgspec.structs.replace(me, name="b", id=1, accept="registered")]
 
-    sentence = r"'a' accepts any function .* and worker 'b' only registered ones .*TELEGRAD_ACCEPT to the same"
+    sentence = r"'a' accepts any function .* and worker 'b' only exposed functions .*TELEGRAD_ACCEPT to the same"
     with pytest.raises(RendezvousError, match=sentence):
         start_agent("a", 0, exchange, UNIX)
 

@@ -67,7 +67,7 @@ def test_a_first_call_fails_soon_and_the_worker_is_not_lost(what: str, transport
                 assert stranger.connections >= 5
                 assert "\n" not in str(caught.value)
                 if what != "version":
-                    assert "start every worker with the same TELEGRAD_TOKEN" in str(caught.value)
+                    assert "Start every worker with the same TELEGRAD_TOKEN" in str(caught.value)
         assert not agents["a"].peers.find("b").gone
         assert agents["a"].call("b", operator.add, (1, 2)) == 3
     log.clear()
@@ -128,7 +128,7 @@ def test_workers_with_different_modes_refuse_each_other(transport: str, log: Log
         strict = msgspec.structs.replace(agents["b"].me, accept="registered")
         agents["b"].me = agents["b"].local.me = strict
         agents["b"].local.settings = AgentSettings(accept="registered")
-        sentence = r"'b' accepts only registered ones .* and worker 'a' any function .*TELEGRAD_ACCEPT to the same"
+        sentence = r"'b' accepts only exposed functions .* and worker 'a' any function .*TELEGRAD_ACCEPT to the same"
         with pytest.raises(AuthenticationError, match=f"'b' refused our connection: worker {sentence}"):
             agents["a"].call("b", operator.add, (1, 2))
         assert "TELEGRAD_ACCEPT to the same on every worker" in log.next()
