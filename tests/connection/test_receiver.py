@@ -44,6 +44,17 @@ def test_messages_are_delivered_and_counted(agent: FakeAgent, link: FakeLink, ch
     assert channel.receiver.received == 2 * len(HEAD + b"data")
 
 
+def test_a_message_that_could_not_be_delivered_leaves_nothing_held_for_the_next(
+    agent: FakeAgent, link: FakeLink, channel: Channel
+) -> None:
+    held: Any = "what a large message holds"
+    channel.receiver.held = held
+    agent.fail_delivery, agent.can_report = RuntimeError("a bug"), True
+    link.incoming = [message(1)]
+    channel.receiver.pump()
+    assert channel.receiver.held is None
+
+
 def test_a_duplicate_is_dropped(agent: FakeAgent, link: FakeLink) -> None:
     channel = connected_channel(agent, link, resumable=True)
     link.incoming = [message(1), message(1)]

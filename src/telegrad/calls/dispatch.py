@@ -16,9 +16,6 @@ from telegrad.errors import ProtocolError
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import RESPONSES, Cancel, Reply, Request, decode_head
 
-_LONGEST_REASON = 1000
-"""Characters that are kept of the reason for a cancellation, which may have to be stored."""
-
 
 class Dispatcher:
     """Takes the messages that channels deliver."""
@@ -60,7 +57,7 @@ class Dispatcher:
             self._server.take(channel, head, message, held)
             return
         elif isinstance(head, Cancel):
-            self.cancel_children(self._server.cancel(channel, head.call, head.reason[:_LONGEST_REASON]))
+            self.cancel_children(self._server.cancel(channel, head.call, head.reason))
             return
         held = None
         if channel.account is not None:

@@ -73,7 +73,7 @@ class AnotherWorker(AuthenticationError):
     """Another worker of the group, which has proved itself, listens at the address of the one that was wanted."""
 
 
-class Channel(Protocol):
+class HandshakeLink(Protocol):
     """What the handshake knows of its connection; see `telegrad.transport.base.Link`."""
 
     binding: bytes
@@ -83,7 +83,7 @@ class Channel(Protocol):
 class _Transcript:
     """What both sides have said on one connection. Each proof covers all of it."""
 
-    def __init__(self, key: bytes | None, link: Channel) -> None:
+    def __init__(self, key: bytes | None, link: HandshakeLink) -> None:
         self._key = key
         self._link = link
         self._said: list[HandshakeMessage] = []
@@ -109,7 +109,7 @@ class _Transcript:
 
 
 class _Side:
-    def __init__(self, me: WorkerRecord, role: str, key: bytes | None, link: Channel) -> None:
+    def __init__(self, me: WorkerRecord, role: str, key: bytes | None, link: HandshakeLink) -> None:
         self._me = me
         self._role = role
         self._link = link
@@ -148,7 +148,7 @@ class Opener(_Side):
         session: int,
         received: tuple[int, int],
         fresh: bool,
-        link: Channel,
+        link: HandshakeLink,
     ) -> None:
         super().__init__(me, "opener", key, link)
         self._target = target
@@ -241,7 +241,7 @@ class Acceptor(_Side):
         *,
         check: Callable[[Hello], None],
         resume: Callable[[Hello], tuple[int, int]],
-        link: Channel,
+        link: HandshakeLink,
     ) -> None:
         super().__init__(me, "listener", key, link)
         self._has_key = key is not None

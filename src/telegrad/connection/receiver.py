@@ -173,7 +173,6 @@ class Receiver:
                     elif message is not None:
                         self.received += len(message.head) + len(message.data) + len(message.region)
                         self._peers.deliver(self._channel, message)
-                    self.held = None
                 except ProtocolError as error:
                     # The session counts the frame as received, so the peer would not send it again.
                     with self._lock:
@@ -181,6 +180,8 @@ class Receiver:
                     raise
                 except Exception as error:  # noqa: BLE001 - this worker failed, not the peer
                     self._delivery_failed(frame, message, error)
+                finally:
+                    self.held = None
             elif disposition is _GAP:
                 raise ProtocolError(f"frame {sequence} of lane {lane} arrived before its predecessors")
             return
