@@ -72,6 +72,7 @@ def opener(
         session=9,
         received=(0, 0),
         fresh=True,
+        attempt=1,
         link=link,
     )
 

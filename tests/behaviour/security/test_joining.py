@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from torch.distributed import HashStore
 
-from telegrad.bootstrap import start_agent
+from telegrad.bootstrap import ListenIfNeeded, start_agent
 from telegrad.connection.group_keys import GroupKeys, derive_keys
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.drop_in.rpc import dynamic_group
@@ -20,7 +20,7 @@ UNIX = Options(transports=("unix",), token=TOKEN)
 
 
 def test_a_record_with_another_mode_fails_init_and_names_both_workers() -> None:
-    def exchange(me: WorkerRecord, keys: GroupKeys | None) -> list[WorkerRecord]:
+    def exchange(me: WorkerRecord, keys: GroupKeys | None, _: ListenIfNeeded) -> list[WorkerRecord]:
         return [me, msgspec.structs.replace(me, name="b", id=1, accept="registered")]
 
     sentence = r"'a' accepts any function .* and worker 'b' only exposed functions .*TELEGRAD_ACCEPT to the same"
@@ -31,7 +31,7 @@ def test_a_record_with_another_mode_fails_init_and_names_both_workers() -> None:
 def test_the_rendezvous_gets_the_keys_of_the_token() -> None:
     seen: list[GroupKeys | None] = []
 
-    def exchange(me: WorkerRecord, keys: GroupKeys | None) -> list[WorkerRecord]:
+    def exchange(me: WorkerRecord, keys: GroupKeys | None, _: ListenIfNeeded) -> list[WorkerRecord]:
         seen.append(keys)
         return [me]
 
