@@ -11,11 +11,12 @@ from typing import cast
 
 import pytest
 
+from telegrad.transport import tcp
 from telegrad.transport.base import Link, LinkClosed, Listener, Ready
 from telegrad.transport.socket_link import SocketLink
 from telegrad.transport.sockets import SocketListener
 from telegrad.transport.tcp import TcpTransport, format_tcp
-from telegrad.wire.frames import HEADER_SIZE, Kind
+from telegrad.wire.frames import HEADER_SIZE, MAGIC, Kind
 
 
 @pytest.fixture
@@ -186,7 +187,7 @@ def test_silent_connections_in_a_long_backlog_are_dropped_and_counted(listener: 
         for _ in range(400):
             silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", port_of(listener)))))
         speaking = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(listener))))
-        speaking.sendall(bytes(HEADER_SIZE))
+        speaking.sendall(MAGIC + bytes(HEADER_SIZE))
         for _ in range(300):
             stack.enter_context(socket.create_connection(("127.0.0.1", port_of(listener))))
         accepted: list[Link] = []
@@ -227,3 +228,37 @@ def test_an_aborted_link_resets_its_connection(listener: Listener) -> None:
             peer.recv(1)
         with pytest.raises(LinkClosed):
             list(link.receive())
+
+
+def _connect(listener: Listener, data: bytes, source: str = "127.0.0.1") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port_of(listener)), timeout=20, source_address=(source, 0))
+    sock.sendall(data)
+    return sock
+
+
+def _accept_next(listener: Listener) -> bool:
+    """Return whether the connection that was just opened is accepted, and not dropped."""
+    select.select([cast("SocketListener", listener)], [], [], 20)
+    link = listener.accept()
+    if link is not None:
+        link.close()
+    return link is not None
+
+
+def test_a_long_backlog_is_thinned_out_by_address(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_backlog", lambda sock: 1000)
+    hello, http = MAGIC + bytes(HEADER_SIZE), b"GET / HTTP/1.1\r\nHost: worker\r\n\r\n".ljust(HEADER_SIZE)
+
+    def accepted(data: bytes, source: str = "127.0.0.1") -> bool:
+        with _connect(listener, data, source):
+            return _accept_next(listener)
+
+    assert not accepted(b"")
+    assert not accepted(http)
+    assert all(accepted(hello) for _ in range(tcp._FEW))
+    crowded = [accepted(hello) for _ in range(5 * tcp._ONE_IN)]
+    assert sum(crowded) == 5
+    assert accepted(hello, "127.0.0.2"), "an address that did not make the backlog long"
+    assert sum(listener.take_dropped().values()) == 2 + len(crowded) - 5
+    monkeypatch.setattr(tcp, "_backlog", lambda sock: 0)
+    assert any(accepted(http) for _ in range(tcp._LOOK_EVERY + 1)), "the backlog is short again"

@@ -9,17 +9,20 @@ import errno
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.base import Link, Listener, Transport
 from telegrad.transport.socket_link import SocketLink, connect, reset
 from telegrad.transport.sockets import SocketListener
-from telegrad.wire.frames import HEADER_SIZE
+from telegrad.wire.frames import HEADER_SIZE, MAGIC
 
 _BACKLOG = 4096  # the kernel may allow less (net.core.somaxconn)
 _LONG_BACKLOG = 128
 _LOOK_EVERY = 32
+_FEW, _ONE_IN = 64, 8  # of a host that keeps the backlog long: accept the first few connections, then one in so many
+_MOST_HOSTS = 1024
 _BACKLOG_END = 28  # the end of tcp_info.tcpi_unacked, which is the length of the backlog for a listening socket
 
 
@@ -31,6 +34,7 @@ class TcpTransport(Transport):
 
     scheme = "tcp"
     resumable = True
+    _beginning = MAGIC
 
     def __init__(self, *, advertise: str | None = None, deferred: bool = False) -> None:
         self._advertise = advertise
@@ -47,7 +51,7 @@ class TcpTransport(Transport):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)
             announced = format_tcp(self._advertise or host, sock.getsockname()[1])
-            listener = TcpListener(sock, announced, self._prepare, self._accepted_link)
+            listener = TcpListener(sock, announced, self._prepare, self._accepted_link, self._beginning)
             if not self._deferred:
                 listener.open()
         except OSError:
@@ -91,7 +95,9 @@ class TcpListener(SocketListener):
     """A listening TCP socket. While its backlog is long, connections that have sent nothing are dropped.
 
     The peer of a connection sends its first message as soon as it is connected. A connection at the head of a long
-    backlog had time for that. Dropping it here takes a third of the time of accepting and evicting it.
+    backlog had time for that. Dropping it here takes a third of the time of accepting and evicting it. So do those that
+    speak another protocol, and most of those from an address that keeps the backlog long with valid beginnings: each
+    would cost a TLS handshake. A member at that address gets in with one of its next attempts, and others at once.
     """
 
     def __init__(
@@ -100,10 +106,13 @@ class TcpListener(SocketListener):
         address: str,
         prepare: Callable[[], None],
         accepted_link: Callable[[socket.socket, str], Link],
+        beginning: bytes,
     ) -> None:
         super().__init__(sock, address, self._accepted)
         self._prepare = prepare
         self._accepted_link = accepted_link
+        self._beginning = beginning  # what every member sends first
+        self._begun: Counter[str] = Counter()  # by host: connections with this beginning, while the backlog is long
         self._until_look = 0  # connections to accept before the length of the backlog is looked at again
         self._hurries = False
         self._dropped: dict[str, int] = {}
@@ -126,12 +135,21 @@ class TcpListener(SocketListener):
         if self._until_look == 0:
             self._until_look = _LOOK_EVERY
             self._hurries = _backlog(self._socket) > _LONG_BACKLOG
+            if not self._hurries or len(self._begun) > _MOST_HOSTS:
+                self._begun.clear()
         self._until_look -= 1
-        if not port or (self._hurries and not _has_spoken(sock)):
+        if not port or (self._hurries and not self._is_worth_a_handshake(sock, host)):
             self._dropped[host] = self._dropped.get(host, 0) + 1
             reset(sock)
             return None
         return self._accepted_link(sock, f"{host}:{port}")
+
+    def _is_worth_a_handshake(self, sock: socket.socket, host: str) -> bool:
+        """Return whether a connection from a long backlog should be accepted."""
+        if not _first_bytes(sock).startswith(self._beginning):
+            return False
+        self._begun[host] += 1
+        return self._begun[host] <= _FEW or self._begun[host] % _ONE_IN == 0
 
     def take_dropped(self) -> Mapping[str, int]:
         dropped, self._dropped = self._dropped, {}
@@ -147,12 +165,13 @@ def _backlog(listener: socket.socket) -> int:
     return int.from_bytes(info[_BACKLOG_END - 4 : _BACKLOG_END], sys.byteorder)
 
 
-def _has_spoken(sock: socket.socket) -> bool:
-    """Return whether at least a frame header has arrived."""
+def _first_bytes(sock: socket.socket) -> bytes:
+    """Return the first bytes that have arrived, if they are at least as many as a frame header has."""
     try:
-        return len(sock.recv(HEADER_SIZE, socket.MSG_PEEK | socket.MSG_DONTWAIT)) == HEADER_SIZE
+        first = sock.recv(HEADER_SIZE, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:
-        return False
+        return b""
+    return first if len(first) == HEADER_SIZE else b""
 
 
 def format_tcp(host: str, port: int) -> str:

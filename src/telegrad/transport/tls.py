@@ -18,6 +18,7 @@ class TlsTransport(TcpTransport):
     """
 
     encrypted = True
+    _beginning = b"\x16\x03"  # a TLS handshake record
 
     def __init__(
         self, credentials: Credentials | None = None, *, advertise: str | None = None, deferred: bool = False
