@@ -159,14 +159,15 @@ def _check_certificate(path: Path, worker: str | None) -> bytes:
 
 def _check_usage(path: Path, certificate: x509.Certificate) -> None:
     from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     try:
         usage = set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except x509.ExtensionNotFound:
         return
-    needed = {x509.ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth", x509.ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth"}
+    needed = {ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth", ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth"}
     missing = [name for oid, name in needed.items() if oid not in usage]
-    if missing and x509.ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage:
+    if missing and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage:
         raise CertificateError(
             f"the certificate {path} does not allow {' and '.join(missing)}, and workers both listen and connect: "
             "issue it with extendedKeyUsage=serverAuth,clientAuth, or without extendedKeyUsage"
