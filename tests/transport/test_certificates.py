@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from tests.support.certificate_authority import Authority
 
 from telegrad.errors import CertificateError
@@ -210,13 +211,13 @@ def test_a_certificate_without_a_dns_name_is_refused_at_start(tmp_path: Path) ->
 )
 def test_a_certificate_for_one_side_alone_is_refused_at_start(tmp_path: Path, usage: str, missing: str) -> None:
     authority = Authority(tmp_path)
-    limited = x509.ExtendedKeyUsage([getattr(x509.ExtendedKeyUsageOID, usage)])
+    limited = x509.ExtendedKeyUsage([getattr(ExtendedKeyUsageOID, usage)])
     with pytest.raises(CertificateError, match=f"does not allow {missing}, and workers both listen and connect"):
         load_credentials(*authority.issue("a", extensions=[(limited, False)]), authority.path)
 
 
 def test_a_certificate_for_both_sides_is_accepted(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    both = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     files = authority.issue("a", extensions=[(x509.ExtendedKeyUsage(both), False)])
     assert load_credentials(*files, authority.path).verifies
