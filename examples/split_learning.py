@@ -106,6 +106,6 @@ def work() -> tuple[list[float], list[torch.Tensor]]:
 if __name__ == "__main__":
     (losses, near), (_, far) = launch.local(work, workers=["hospital", "lab"], init=False, prefix=False, timeout=80)
     alone, parameters = train_alone()
-    print(f"The loss fell from {losses[0]:.3f} to {losses[-1]:.3f}. Neither saw the other's data or weights.")
+    print(f"The loss fell from {losses[0]:.3f} to {losses[-1]:.3f}. Only activations and gradients were exchanged.")
     difference = max((a - b).abs().max().item() for a, b in zip([*near, *far], parameters, strict=True))
-    print(f"largest difference to one process: {max(difference, abs(losses[-1] - alone[-1])):.1e}")
+    print(f"Largest difference to one process: {max(difference, abs(losses[-1] - alone[-1])):.1e}")

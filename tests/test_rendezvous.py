@@ -332,7 +332,7 @@ def test_a_worker_that_ends_after_the_last_confirmation_does_not_fail_the_group(
     store = HashStore()
     assert together(*(joining(store, record(rank), 2) for rank in range(2))) == [[record(0), record(1)]] * 2
     store.delete_key("outcome")  # as if the worker that sets it had died before
-    assert _Rendezvous(store, record(1), KEYS, 2, 0.0)._timed_out().status == "complete"
+    assert _Rendezvous(store, record(1), KEYS, 2, 0.0, lambda records: None)._timed_out().status == "complete"
 
 
 def test_a_lost_store_is_an_error_that_names_its_host() -> None:

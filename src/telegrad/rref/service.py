@@ -13,7 +13,7 @@ from telegrad.calls.call import Served, current_served
 from telegrad.calls.registry import OPERATION
 from telegrad.calls.server import AT_ONCE, DEFERRED
 from telegrad.connection.channel import Channel
-from telegrad.connection.peer_account import PeerAccount
+from telegrad.connection.peer_account import Held, PeerAccount
 from telegrad.errors import FunctionNotFound, LimitExceeded, ProtocolError, ReferenceGone, TelegradError
 from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.protocol.rref_ids import RRefId
@@ -176,21 +176,32 @@ class RRefService:
 
     def _backward(self, channel: Channel, head: RRefBackwardReq, message: Message) -> None:
         caller, account = channel.worker.id, channel.account
-        serve = partial(
-            self._agent.server.serve_message,
-            channel,
-            head.call,
-            f"backward of {describe(head.rref)}",
-            lambda: self.run_backward(caller, head.rref, head.context, head.retain_graph, account),
-            RRefBackwardResp(head.call),
-        )
+        held: Held | None = None
+
+        def serve(refusal: Exception | None = None) -> None:
+            def run() -> None:
+                if refusal is not None:
+                    raise refusal
+                self.run_backward(caller, head.rref, head.context, head.retain_graph, account)
+
+            what, done = f"backward of {describe(head.rref)}", RRefBackwardResp(head.call)
+            try:
+                self._agent.server.serve_message(channel, head.call, what, run, done)
+            finally:
+                if held is not None:
+                    held.release()
+
         try:
             owned = self._context.find_for(caller, head.rref, account)
-        except (ReferenceGone, LimitExceeded):  # raised again below, for the caller
-            serve()
+            if account is not None and not owned.ready:
+                held = account.take_call(0, 0, None)  # it counts as a call while it waits
+        except (ReferenceGone, LimitExceeded) as error:
+            serve(error)
             return
         # No thread waits for the value, which may never come.
-        if owned.when_ready(partial(self._agent.executor.submit, serve)):
+        executor = self._agent.executor
+        submit = executor.submit if account is None else partial(executor.submit_in, account.tasks)
+        if owned.when_ready(partial(submit, serve)):
             serve()
 
     def run_backward(

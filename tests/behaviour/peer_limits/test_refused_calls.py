@@ -18,6 +18,7 @@ from telegrad.protocol.peer_limits import PeerLimits
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.testing.simulation import Simulation
+from telegrad.wire.messages import RRefBackwardReq
 
 
 def run(program: Callable[[Simulation], Any], **limits: float) -> Any:
@@ -261,6 +262,29 @@ def test_references_are_limited_and_releasing_one_makes_room() -> None:
         assert sim["b"].references.counts()["values"] == 0
 
     run(program, references=3)
+
+
+def slow_leaf() -> torch.Tensor:
+    pause(1.0)
+    return torch.ones((), requires_grad=True)
+
+
+def test_backward_requests_that_wait_for_their_value_count_as_calls() -> None:
+    def program(sim: Simulation) -> None:
+        slow = rpc.remote("b", slow_leaf)  # one call
+        client = sim["a"].client
+        asked = [
+            client.ask("b", "backward", lambda number: RRefBackwardReq(number, slow._id, -1, True), 0) for _ in range(5)
+        ]
+        for call in asked:
+            client.wait(call)
+        # Until it is known to wait, a request counts twice.
+        assert [type(client.failure(call)) for call in asked] == [type(None)] + [LimitExceeded] * 4
+        slow.backward()  # there is room again
+        slow.release()
+        sim.sleep(1.0)
+
+    run(program, calls=3)
 
 
 def test_forks_of_a_refused_request_are_given_back() -> None:
