@@ -108,4 +108,4 @@ if __name__ == "__main__":
     alone, parameters = train_alone()
     print(f"The loss fell from {losses[0]:.3f} to {losses[-1]:.3f}. Only activations and gradients were exchanged.")
     difference = max((a - b).abs().max().item() for a, b in zip([*near, *far], parameters, strict=True))
-    print(f"Largest difference to one process: {max(difference, abs(losses[-1] - alone[-1])):.1e}")
+    print(f"largest difference to one process: {max(difference, abs(losses[-1] - alone[-1])):.1e}")
