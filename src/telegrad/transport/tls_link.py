@@ -44,7 +44,7 @@ class TlsLink(TlsWriter):
         super().__init__(sock, peer=peer, context=context, opens=opens)
         # Only the thread that reads uses these.
         # The types of the standard library claim that this returns bytes, even if it is given a buffer.
-        self._read = cast("Callable[[int, memoryview], int]", self._tls.read)
+        self._read = cast("Callable[[int, memoryview], int]", getattr(self._tls, "_sslobj", self._tls).read)
         self._opens = opens
         self._verifies = credentials.verifies
         self._admitted = False
@@ -124,7 +124,21 @@ class TlsLink(TlsWriter):
             self._unfed = received
             self._undecrypted = True
             with self._lock:
-                total = self._take_record(buffer, received)
+                try:
+                    self._incoming.write(self._scratch[:received])
+                    self._unfed = 0
+                    self._fed += received
+                    total = self._read(len(buffer), buffer)
+                    if total:
+                        self._fed = 0
+                        # A read that does not fill the buffer has taken the whole record.
+                        self._undecrypted = (
+                            total == len(buffer) or self._incoming.pending > 0 or self._outgoing.pending > 0
+                        )
+                except (ssl.SSLError, MemoryError) as error:
+                    # Nothing was decrypted, and the loop below tries again unless it can never succeed.
+                    if not self._unfed and not isinstance(error, ssl.SSLWantReadError | MemoryError):
+                        raise self._read_failed(error) from error
             if not self._undecrypted:
                 return total
         while more:
@@ -159,23 +173,6 @@ class TlsLink(TlsWriter):
         if not total:
             raise BlockingIOError
         return total
-
-    def _take_record(self, buffer: memoryview, received: int) -> int:
-        """Decrypt the first of the records that arrived. `_undecrypted` stays true unless that was all there is."""
-        try:
-            self._incoming.write(self._scratch[:received])
-            self._unfed = 0
-            self._fed += received
-            count = self._read(len(buffer), buffer)
-        except (ssl.SSLError, MemoryError) as error:
-            if self._unfed or isinstance(error, ssl.SSLWantReadError | MemoryError):
-                return 0  # _take_records tries again
-            raise self._read_failed(error) from error
-        if count:
-            self._fed = 0
-            # A read that does not fill the buffer has taken the whole record.
-            self._undecrypted = count == len(buffer) or self._incoming.pending > 0 or self._outgoing.pending > 0
-        return count
 
     def _take_records(self, buffer: memoryview) -> int:
         """Decrypt what has arrived into `buffer`, and return how much; -1: the peer has ended the stream."""

@@ -28,6 +28,8 @@ class TlsWriter(SocketLink):
         # The lock of the link protects all of these.
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not opens)
+        # The wrapper in Python around the same two methods costs 0.5 µs a call, if there is one.
+        self._write = getattr(self._tls, "_sslobj", self._tls).write
         self._established = False
         self._early: list[tuple[int, bytes, bytes | bytearray | memoryview]] = []  # frames before the TLS handshake
         self._plain: list[memoryview] = []  # the rest of a frame of which a part is encrypted
@@ -54,9 +56,18 @@ class TlsWriter(SocketLink):
                     self._queue(kind).append([memoryview(header), memoryview(body)])
                     return
                 if len(body) <= MAX_JOINED:
-                    self._tls.write(header + body)
-                    if self._sent_at_once():
-                        return
+                    self._write(header + body)
+                    encrypted, sent = b"", 0
+                    try:
+                        encrypted = self._outgoing.read()
+                        sent = self._socket.send(encrypted)
+                        if sent == len(encrypted):
+                            return
+                    except (OSError, MemoryError) as error:
+                        if isinstance(error, OSError) and error.errno is None:  # as in _transmit
+                            raise
+                    if encrypted:  # else it is still in the BIO
+                        self._started = [memoryview(encrypted)[sent:]]
                 else:
                     self._plain = [memoryview(header), memoryview(body)]
                 self._transmit()
@@ -82,23 +93,6 @@ class TlsWriter(SocketLink):
 
     def _queue(self, kind: int) -> deque[list[memoryview]]:
         return self._bulk if kind in BEHIND_BULK else self._control
-
-    def _sent_at_once(self) -> bool:
-        """Send what has just been encrypted, and return whether that was all. Called with the lock held."""
-        try:
-            encrypted = self._outgoing.read()
-        except MemoryError:
-            return False
-        try:
-            sent = self._socket.send(encrypted)
-        except (OSError, MemoryError) as error:
-            if isinstance(error, OSError) and error.errno is None:  # as in _transmit
-                raise
-            sent = 0
-        if sent == len(encrypted):
-            return True
-        self._started = [memoryview(encrypted)[sent:]]
-        return False
 
     def _transmit(self) -> None:
         """Encrypt and send what is queued, as far as there is room. Called with the lock held."""
@@ -141,11 +135,11 @@ class TlsWriter(SocketLink):
             part = self._plain[0]
             if len(part) > _PIECE:
                 piece, rest = part[:_PIECE], part[_PIECE:]
-                self._tls.write(piece)
+                self._write(piece)
                 self._plain[0] = rest
             else:
                 if len(part):
-                    self._tls.write(part)
+                    self._write(part)
                 del self._plain[0]
         return outgoing.read()
 
