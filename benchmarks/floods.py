@@ -201,6 +201,7 @@ def _first_bytes(kind: str, port: int) -> bytes:
             main="",
             tls=False,
             accept="any",
+            devices=(),
             target="a",
             dialled=f"tcp://127.0.0.1:{port}",
             nonce=b"n" * 32,

@@ -33,7 +33,7 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     Reply,
     Request,
-    RequestInAutocast,
+    RequestWithState,
     ResumeReq,
     RRefAccess,
     RRefBackwardReq,
@@ -212,7 +212,7 @@ class HostileMember:
             access,
         )
         autocast = _autocast(choices)
-        head = Request(*fields) if autocast is None else RequestInAutocast(*fields, autocast)
+        head = Request(*fields) if autocast is None else RequestWithState(*fields, autocast)
         return head, choices.pick(DATA), region
 
     def _reply(self, choices: Choices) -> tuple[Any, bytes, bytes]:

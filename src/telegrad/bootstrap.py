@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from telegrad.transport.sockets import SocketPoller
 from telegrad.transport.tcp import TcpTransport, format_tcp
 from telegrad.transport.unix import UnixTransport
 from telegrad.waiting import RealRuntime
+from telegrad.wire.devices import DevicePairs, check_pairs_exist
 
 _log = logging.getLogger("telegrad")
 
@@ -62,6 +63,7 @@ def start_agent(
         group = exchange_records(agent.me, agent.local.keys, partial(_listen_if_needed, agent))
         _check_modes(agent.me, group)
         _check_reachable(agent.me, group, token)
+        _check_device_maps(agent.me, agent.settings.device_maps, group)
         if prepare is not None:
             prepare(agent)
         agent.start(group)
@@ -174,6 +176,17 @@ def _check_modes(me: WorkerRecord, group: Sequence[WorkerRecord]) -> None:
     for record in group:
         if record.accept != me.accept:
             raise RendezvousError(modes_differ(me, record.name, record.accept))
+
+
+def _check_device_maps(me: WorkerRecord, maps: Mapping[str, DevicePairs], group: Sequence[WorkerRecord]) -> None:
+    records = {record.name: record for record in group}
+    for name, pairs in maps.items():
+        if name not in records:
+            raise ValueError(
+                f"device_maps of worker {me.name!r} names worker {name!r}, which is not in the group: the workers are "
+                f"{', '.join(sorted(records))}"
+            )
+        check_pairs_exist(pairs, me.name, me.devices, name, records[name].devices, "the device map")
 
 
 def _check_reachable(me: WorkerRecord, group: Sequence[WorkerRecord], token: bytes | None) -> None:

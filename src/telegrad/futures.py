@@ -20,6 +20,7 @@ from telegrad.calls.reraise import another
 from telegrad.errors import CallCancelled, DeadlineExceeded
 from telegrad.interrupts import interruptible, shielded
 from telegrad.torch_private import FutureBase
+from telegrad.wire.devices import DevicePairs
 from telegrad.wire.messages import RRefAccess
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class Future(torch.futures.Future[T]):
         timeout: float | None,
         *,
         rref_access: RRefAccess | None = None,
+        devices: DevicePairs | None = None,
     ) -> Future[T]:
         """Start the call of this future."""
         assert self._agent is not None
@@ -62,7 +64,9 @@ class Future(torch.futures.Future[T]):
         if current.get() is not None:
             self._context = copy_context()
         try:
-            self._call = self._agent.client.begin(to, function, args, kwargs, timeout, self._ended, None, rref_access)
+            self._call = self._agent.client.begin(
+                to, function, args, kwargs, timeout, self._ended, None, rref_access, devices
+            )
         except BaseException:
             self._has_call = False
             raise

@@ -12,6 +12,7 @@ from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.peer_limits import PeerLimits, check_limits
 from telegrad.settings import AgentSettings
 from telegrad.transport.spinning import SPIN
+from telegrad.wire.devices import DeviceMap, DevicePairs, parse_device_map
 from telegrad.wire.frames import Limits
 
 DEFAULT_RPC_TIMEOUT = 60.0
@@ -65,6 +66,10 @@ class Options:
     accept: str | None = None
     """``any``, or ``registered``: other workers may call only what is exposed, with plain data. One mode per group.
     Default: TELEGRAD_ACCEPT, or else any."""
+    device_maps: Mapping[str, DeviceMap] | None = None
+    """By worker: the devices there to which tensors on devices of this worker are sent, as in
+    ``{"worker1": {"cuda:0": "cuda:1"}}``. Results and gradients come back by the reverse. A device that is not in the
+    map keeps its name."""
     init_timeout: float = 300.0
     """Seconds to wait for all workers to join."""
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -86,8 +91,17 @@ class Options:
             accept=self.accepted(),
             session=self.session,
             limits=self.limits,
+            device_maps=self._device_maps(),
             peer_limits=check_limits(self.peer_limits),
         )
+
+    def _device_maps(self) -> dict[str, DevicePairs]:
+        maps = self.device_maps
+        if maps is not None and not isinstance(maps, Mapping):
+            raise TypeError(f"device_maps must map worker names to device maps, not {maps!r}")
+        return {
+            name: parse_device_map(one, f"the device map for worker {name!r}") for name, one in (maps or {}).items()
+        }
 
     def accepted(self, environ: Mapping[str, str] = os.environ) -> str:
         """Return which calls and values the group accepts, from the option or the environment."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.peer_limits import GivenLimits
+from telegrad.wire.devices import DevicePairs
 from telegrad.wire.frames import Limits
 
 
@@ -27,5 +29,7 @@ class AgentSettings:
     """``any``: any function, and any value that pickle can carry. ``registered``: exposed functions and plain data."""
     session: SessionSettings = field(default_factory=SessionSettings)
     limits: Limits = field(default_factory=Limits)
+    device_maps: Mapping[str, DevicePairs] = field(default_factory=dict)
+    """By worker: the devices there to which tensors on devices of this worker are sent."""
     peer_limits: GivenLimits = None
     """What each other worker may use of this one, for all or by patterns of names; None: the default of the mode."""

@@ -151,6 +151,11 @@ def compiled_autograd_off() -> Any:
     return contextlib.nullcontext() if compiled is None else compiled._disable()
 
 
+engine_uses_threads: Callable[[], bool] = _C._is_multithreading_enabled
+"""Returns whether a backward on this thread runs nodes of devices on threads of theirs."""
+use_engine_threads: Callable[[bool], None] = _C._set_multithreading_enabled
+
+
 # -- tensors ----------------------------------------------------------------------------------------------------
 
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")

@@ -21,7 +21,7 @@ from telegrad.wire.messages import (
     Autocast,
     CleanupAutogradContextReq,
     Request,
-    RequestInAutocast,
+    RequestWithState,
     decode_head,
     encode_head,
 )
@@ -75,7 +75,7 @@ def test_a_one_way_message_that_met_a_shortage_is_sent_when_it_is_over(monkeypat
     "request_",
     [
         Request(7, "f" * 400, 0.0, False),
-        RequestInAutocast(7, "f" * 400, 0.0, False, (), None, (), None, None, Autocast((("cpu", 1),), True)),
+        RequestWithState(7, "f" * 400, 0.0, False, (), None, (), None, None, Autocast((("cpu", 1),), True)),
     ],
     ids=lambda request: type(request).__name__,
 )

@@ -292,6 +292,8 @@ def changed_values(value: object) -> st.SearchStrategy[object]:
         case bytes():
             flipped = st.integers(0, len(value) * 8 - 1).map(lambda bit: flip(value, bit))
             return flipped | st.binary(max_size=64).filter(lambda other: other != value)
+        case ():  # devices
+            return st.lists(st.tuples(st.text(max_size=9), st.integers(0, 9)), min_size=1, max_size=3).map(tuple)
         case tuple() if all(isinstance(item, int) for item in value):
             return st.tuples(*(st.integers(0, 2**64 - 1) for _ in value)).filter(lambda other: other != value)
     return st.lists(st.text(max_size=30), max_size=3).map(tuple).filter(lambda other: other != value)

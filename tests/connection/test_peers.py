@@ -63,6 +63,7 @@ def hello(record: WorkerRecord, **changes: object) -> Hello:
         main=record.main,
         tls=record.tls,
         accept=record.accept,
+        devices=(),
         target="a",
         dialled="",
         nonce=bytes(NONCE_SIZE),

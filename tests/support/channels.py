@@ -12,6 +12,7 @@ from telegrad.execution.timers import Timer
 from telegrad.protocol.limits import SessionSettings
 from telegrad.settings import AgentSettings
 from telegrad.transport.buffers import BufferPool
+from telegrad.wire.devices import DevicePairs, Placement
 from telegrad.wire.frames import Frame, Limits, Message
 
 
@@ -66,6 +67,8 @@ class FakeAgent:
         self.leaving = False
         self.limits = Limits()
         self.accounts = PeerAccounts(self.name, AgentSettings(), self.runtime)
+        self.device_maps: dict[str, DevicePairs] = {}
+        self.placement = Placement
         self.slabs: Any = None
         self.buffers = BufferPool()
         self.time = 0.0

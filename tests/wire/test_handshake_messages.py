@@ -26,10 +26,11 @@ texts = st.text(max_size=50)
 nonces = st.binary(max_size=64)
 pairs = st.tuples(numbers, numbers)
 addresses = st.lists(texts, max_size=3).map(tuple)
+devices = st.lists(st.tuples(texts, numbers), max_size=2).map(tuple)
 handshake_messages = st.one_of(
     st.builds(
         Hello,
-        *(texts, numbers, numbers, addresses, texts, texts, st.booleans(), texts, texts, texts, nonces),
+        *(texts, numbers, numbers, addresses, texts, texts, st.booleans(), texts, devices, texts, texts, nonces),
         *(numbers, numbers, pairs, st.booleans(), nonces),
     ),
     st.builds(Challenge, texts, numbers, numbers, texts, nonces, nonces),

@@ -31,7 +31,7 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     Reply,
     Request,
-    RequestInAutocast,
+    RequestWithState,
     ResumeReq,
     RRefAccess,
     RRefBackwardReq,
@@ -78,7 +78,7 @@ responses = st.none() | st.builds(PiggybackedResp, numbers, numbers, reports)
 
 heads = st.one_of(
     st.builds(Request, *call),
-    st.builds(RequestInAutocast, *call, autocasts),
+    st.builds(RequestWithState, *call, autocasts),
     st.builds(Reply, numbers, descriptors, metadata, fork_infos),
     st.builds(Failure, numbers, texts, texts, texts, st.booleans(), descriptors),
     st.builds(Cancel, numbers, texts),
@@ -194,7 +194,7 @@ def test_tags_are_unique_and_never_change() -> None:
         "RRefSkip": 22,
         "AdoptAutogradContext": 23,
         "LeadsToInputReq": 24,
-        "RequestInAutocast": 30,
+        "RequestWithState": 30,
     }
 
 

@@ -37,6 +37,7 @@ from telegrad.settings import AgentSettings
 from telegrad.transport.base import Listener, Poller, Transport
 from telegrad.waiting import Runtime
 from telegrad.wire.codec import REGISTERED
+from telegrad.wire.devices import DeviceCounts, DevicePairs, local_devices
 from telegrad.wire.messages import Creation, RRefAccess
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Agent:
         incarnation: int | None = None,
         settings: AgentSettings | None = None,
         registry: Registry | None = None,
+        devices: DeviceCounts | None = None,
     ) -> None:
         check_name(name)
         check_id(worker_id)
@@ -120,6 +122,7 @@ class Agent:
             main=main,
             tls=any(transport.encrypted for transport, _ in transports),
             accept=settings.accept,
+            devices=local_devices() if devices is None else devices,
         )
         _forget_in_children(self)
 
@@ -141,13 +144,15 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
+        devices: DevicePairs | None = None,
     ) -> Any:
         """Run a function on a worker and return its result.
 
         `function` may be ``@`` and the name of a registered function. `timeout` is in seconds, 0 for none; the default
         is that of the settings. A call made while serving another call never outlives the deadline of that call.
+        `devices` is the device map of this call; the default is that of the settings.
         """
-        return self.client.call(to, function, args, kwargs, timeout)
+        return self.client.call(to, function, args, kwargs, timeout, devices)
 
     def begin(
         self,
@@ -173,13 +178,14 @@ class Agent:
         on_done: Callable[[Call], None],
         creation: Creation | None = None,
         rref_access: RRefAccess | None = None,
+        devices: DevicePairs | None = None,
     ) -> Call:
         """Start a call. When it has ended, `on_done` is called with it on a worker thread; see `result`.
 
         With a `creation` the result stays on the callee under that name; then `on_done` may run on any thread that
         reads, and must be short. A `rref_access` names the value and the method, if the call accesses a reference.
         """
-        return self.client.begin(to, function, args, kwargs, timeout, on_done, creation, rref_access)
+        return self.client.begin(to, function, args, kwargs, timeout, on_done, creation, rref_access, devices)
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
         """Wait until `call` has ended; False if `deadline`, which is that of this wait only, passes first."""

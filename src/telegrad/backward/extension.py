@@ -25,6 +25,7 @@ from telegrad.calls.call import Served
 from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
 from telegrad.errors import LimitExceeded, ProtocolError
 from telegrad.torch_private import base_of
+from telegrad.wire.devices import check_received_sources, source_devices
 from telegrad.wire.messages import AutogradMetadata
 
 _NO_CONTEXT = -1
@@ -54,18 +55,22 @@ class AutogradExtension(Extension):
             return
         encoded = message.encoded
         number, indices = 0, []
+        devices: tuple[str, ...] = ()
         grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         if encoded.modules:
             self._warn_of_modules(encoded.modules)  # first: the program may make it an error
         if encoded.attachments:  # in every grad mode: sending is not an operation, so a tensor keeps its history
-            tensors = []
+            tensors, on_devices = [], False
             for index, value in enumerate(encoded.attachments):
                 if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.module_leaves:
                     if base_of(value) is not None and value.grad_fn is None and not has_edge(value):
                         continue
                     indices.append(index)
                     tensors.append(value)
+                    on_devices = on_devices or not value.is_cpu
             if indices:
+                if on_devices:
+                    devices = source_devices(tensors)
                 number = self.record(context, message.peer.id, tensors)
         if message.is_request:
             peer = message.peer.id
@@ -74,7 +79,7 @@ class AutogradExtension(Extension):
                     message.autograd = AutogradMetadata(_NO_CONTEXT, 0, (), grad_mode)
                     return
                 context.made[peer] = context.made.get(peer, 0) + 1
-        message.autograd = AutogradMetadata(context.id, number, tuple(indices), grad_mode)
+        message.autograd = AutogradMetadata(context.id, number, tuple(indices), grad_mode, devices)
 
     def unsent(self, message: OutgoingMessage) -> None:
         """Undo `outgoing`: the callee must not wait for a call that never comes."""
@@ -117,7 +122,10 @@ class AutogradExtension(Extension):
         if metadata is None or not metadata.message:
             return
         context = self._contexts.get(metadata.context)  # it is there, unless it has ended
-        recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name)
+        devices = metadata.devices
+        if devices:
+            check_received_sources(devices, len(metadata.tensors))
+        recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name, devices)
         bare, have_views = [], False
         try:
             for index in metadata.tensors:

@@ -127,7 +127,7 @@ class IslandEngine(msgspec.Struct, eq=False):
             graph.reached[node.recv.message] = outputs_reached
         if gates:
             # Compiled autograd ignores priorities, which gates rely on.
-            with torch.autograd.set_multithreading_enabled(False), compiled_autograd_off():
+            with compiled_autograd_off():
                 return self.call.run(island, outputs, grads, reached, wait_for_slot)
         return self.call.run(island, outputs, grads, reached, wait_for_slot)
 

@@ -13,6 +13,7 @@ from telegrad.backward.outgoing import send_gradients
 from telegrad.backward.pass_run import GradientMessage, PassRun, running
 from telegrad.calls.call import current_agent, current_served
 from telegrad.protocol.backward import Acknowledge, PassEffect, StartIsland
+from telegrad.torch_private import engine_uses_threads, use_engine_threads
 from telegrad.wire.messages import PiggybackedResp
 
 
@@ -30,6 +31,11 @@ def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyT
         return _end(run, island), None
     if island.last and not start.waiting and not run.info.create_graph:
         run.outbox.held[island.last] = None
+    # All nodes run on this thread, those of devices, too. Torch's own thread for a device serves everything in the
+    # process: a gate, a hook that makes a call or a pass inside this one would wait on it for something that may need
+    # this device, and so for itself.
+    threads = engine_uses_threads()
+    use_engine_threads(False)
     pass_token, context_token = running.set(run), current.set(run.context)
     # User code that runs in here, such as a hook, makes its calls from this worker.
     agent_token, served_token = current_agent.set(run.messaging.agent), current_served.set(None)
@@ -52,6 +58,7 @@ def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyT
         except Exception as error:  # noqa: BLE001 - as above
             run.fail(error)
         finally:
+            use_engine_threads(threads)
             running.reset(pass_token)
             current.reset(context_token)
             current_agent.reset(agent_token)

@@ -83,7 +83,7 @@ class SendRpcBackward:
         self._grads: list[torch.Tensor | None] | None = None
         expected, tokens = [], []
         for index, tensor in enumerate(tensors):
-            expected.append((tensor.shape, tensor.dtype))
+            expected.append((tensor.shape, tensor.dtype, tensor.device))
             tokens.append(_record(SendRpc, self, index, without_dead_wrapper(tensor)))
         # Not earlier: tokens hold their send, and after an error nobody would break the cycle.
         self._expected, self.tokens = expected, tokens
@@ -121,9 +121,12 @@ class SendRpcBackward:
         elif len(grads) != len(self.tokens):
             fault = f"are {len(grads)}, but {len(self.tokens)} tensors were sent"
         else:
-            for index, (grad, (shape, dtype)) in enumerate(zip(grads, self._expected, strict=True)):
+            for index, (grad, (shape, dtype, device)) in enumerate(zip(grads, self._expected, strict=True)):
                 if grad is not None and (grad.shape != shape or grad.dtype != dtype):
                     fault = f"do not fit: number {index} is {grad.dtype} {list(grad.shape)}, not {dtype} {list(shape)}"
+                    break
+                if grad is not None and grad.device != device:
+                    fault = f"do not fit: number {index} is on {grad.device}, not on {device}"
                     break
             else:
                 return
@@ -160,16 +163,24 @@ class SendRpcBackward:
 class Recv:
     """One received message with tensors that need gradients: the data of its node."""
 
-    __slots__ = ("context", "context_id", "count", "message", "node", "order", "source", "source_name")
+    __slots__ = ("context", "context_id", "count", "devices", "message", "node", "order", "source", "source_name")
 
     def __init__(
-        self, context: DistAutogradContext | None, context_id: int, message: int, source: int, name: str
+        self,
+        context: DistAutogradContext | None,
+        context_id: int,
+        message: int,
+        source: int,
+        name: str,
+        devices: Sequence[str] = (),
     ) -> None:
         self.context = weakref.ref(context) if context is not None else None
         self.context_id = context_id
         self.message = message
         self.source = source
         self.source_name = name
+        self.devices = devices
+        """The devices of the sender that the gradients go to; empty if it is the CPU for all of them."""
         self.count = 0
         self.order = 0
         """Its number in this worker's record order."""

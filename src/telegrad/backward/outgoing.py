@@ -51,9 +51,11 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
     if not reached:
         return  # it is an input, and nothing behind it is needed
     present: list[torch.Tensor] = []
+    on_cpu = True
     for grad in grads:
         if grad is not None:
             present.append(grad)  # a comprehension would be one call more
+            on_cpu = on_cpu and grad.is_cpu
     states = (GRADIENT,) * len(grads)
     if len(present) < len(grads):
         states = tuple(
@@ -62,6 +64,9 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
                 for index, grad in enumerate(grads)
             ]
         )
+    devices = recv.devices
+    if devices and len(present) < len(grads):
+        devices = [device for device, grad in zip(devices, grads, strict=True) if grad is not None]
     metadata = None
     if run.info.create_graph:
         metadata = run.messaging.record_gradients(run.context, recv.source, present)
@@ -83,8 +88,9 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
     head = partial(
         PropagateGradientsReq, number, run.info, recv.message, states, known, autograd=metadata, reply_here=driver_reads
     )
-    message = GradientMessage(recv.source, head, present, back, driver_reads)
-    if not number and recv.message in outbox.held:
+    message = GradientMessage(recv.source, head, present, devices, back, driver_reads)
+    # On a device the gradients are ready on the stream of this node, which is the current one only in here.
+    if not number and on_cpu and recv.message in outbox.held:
         outbox.held[recv.message] = message  # sent when the island has ended
     elif not send_gradients(run, message):
         raise PassAborted("the pass has failed")
@@ -114,7 +120,9 @@ def send_gradients(run: PassRun, message: GradientMessage, reply: PiggybackedRes
     """Send gradients, and a reply with them. Returns False if that failed, which fails the pass."""
     head = message.head if reply is None else partial(message.head, response=reply)
     try:
-        channel = run.messaging.agent.oneway.send_gradients(message.to, head, message.grads, back=message.back)
+        channel = run.messaging.agent.oneway.send_gradients(
+            message.to, head, message.grads, message.devices, back=message.back
+        )
     except Exception as error:  # noqa: BLE001 - the caller of backward gets it, whatever it is
         run.fail(error)
         return False

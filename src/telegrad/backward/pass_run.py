@@ -50,6 +50,8 @@ class GradientMessage(msgspec.Struct):
     head: Callable[..., PropagateGradientsReq]
     """Makes the message head from descriptors of the gradients."""
     grads: Sequence[torch.Tensor]
+    devices: Sequence[str]
+    """The devices of the receiver that they go to; empty if it is the CPU for all of them."""
     back: Channel | None
     """The channel on which the receiver reads them, if it said so."""
     driver_reads: bool

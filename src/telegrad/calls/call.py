@@ -14,6 +14,7 @@ from telegrad.connection.peer_account import Held
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled
 from telegrad.execution.timers import Timer
+from telegrad.wire.devices import DevicePairs
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Autocast, AutogradMetadata, Response, RRefAccess, StreamPosition
 
@@ -88,6 +89,8 @@ class Served(msgspec.Struct, eq=False):
     """Its place in the caller's order of calls to an ordered object, until it has entered the object's queue."""
     autocast: Autocast | None = None
     """The caller's autocast state."""
+    devices: DevicePairs = ()
+    """The caller's device map for this worker."""
     held: Held | None = None
     """What it counts towards the limits of its caller, if that has any."""
 

@@ -24,7 +24,8 @@ from telegrad.execution.autocast import current_autocast
 from telegrad.interrupts import shielded
 from telegrad.torch_private import autocast_is_enabled
 from telegrad.wire import function_names
-from telegrad.wire.messages import Creation, Failure, Reply, Request, RequestInAutocast, RRefAccess
+from telegrad.wire.devices import DevicePairs
+from telegrad.wire.messages import Creation, Failure, Reply, Request, RequestWithState, RRefAccess
 
 _log = logging.getLogger("telegrad")
 _ROOT = ("args", "kwargs")
@@ -56,9 +57,10 @@ class Client:
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         timeout: float | None,
+        devices: DevicePairs | None = None,
     ) -> Any:
         """See `Agent.call`."""
-        call = self.begin(to, function, args, kwargs, timeout)
+        call = self.begin(to, function, args, kwargs, timeout, devices=devices)
         try:  # as `complete` does, without a function call for each call
             if call.answer is None:
                 self.wait(call)
@@ -102,6 +104,7 @@ class Client:
         on_done: Callable[[Call], None] | None = None,
         creation: Creation | None = None,
         rref_access: RRefAccess | None = None,
+        devices: DevicePairs | None = None,
     ) -> Call:
         """See `Agent.begin` and, with `on_done`, `Agent.call_async`."""
         parent = current_served.get()
@@ -113,7 +116,7 @@ class Client:
         call = Call(next(self._call_ids), channel, peer.record.name, "", now, deadline, parent, on_done)
         call.at_once = creation is not None  # then the RRef manager takes the reply
         try:
-            frames = self._pack_request(call, peer, function, args, kwargs, creation, rref_access)
+            frames = self._pack_request(call, peer, function, args, kwargs, creation, rref_access, devices)
             if parent is None:
                 call.charge = len(frames[0].body) if len(frames) == 1 else sum([len(frame.body) for frame in frames])
             else:
@@ -156,6 +159,7 @@ class Client:
         kwargs: dict[str, Any] | None,
         creation: Creation | None,
         rref_access: RRefAccess | None,
+        devices: DevicePairs | None,
     ) -> Frames:
         me = self._local.me
         by_name = peer.record.main == me.main and bool(me.main)
@@ -180,10 +184,13 @@ class Client:
                 left = 1e-3  # 0 means no deadline
         rest: tuple[Any, ...] = (creation, rref_access)
         kind: type[Request] = Request
-        if autocast_is_enabled() and self.carries_autocast:
-            kind, rest = RequestInAutocast, (creation, rref_access, current_autocast())
+        placements = call.channel.placements
+        placement = placements.requests if devices is None else placements.for_request(devices)
+        if (autocast_is_enabled() and self.carries_autocast) or placement.pairs:
+            autocast = current_autocast() if autocast_is_enabled() and self.carries_autocast else None
+            kind, rest = RequestWithState, (creation, rref_access, autocast, placement.pairs)
         make_head = partial(kind, call.id, name, left, call.parent is not None)
-        frames, call.outgoing = self._pipeline.pack(call.channel, encoded, make_head, rest, context, True)
+        frames, call.outgoing = self._pipeline.pack(call.channel, encoded, make_head, rest, context, True, placement)
         return frames
 
     def _take_credit(self, call: Call) -> None:

@@ -68,12 +68,13 @@ class OneWay:
         to: int,
         make_head: Callable[[Descriptors], Any],
         gradients: Sequence[Any],
+        devices: Sequence[str] = (),
         *,
         back: Channel | None = None,
     ) -> Channel:
-        """Send gradients, with a head that is made from their descriptors; otherwise as `send`."""
+        """Send gradients to these devices, with a head that is made from their descriptors; otherwise as `send`."""
         channel = back or self._channel_to(to)
-        channel.post(self._pipeline.pack_gradients(channel, gradients, make_head))
+        channel.post(self._pipeline.pack_gradients(channel, gradients, make_head, devices))
         return channel
 
     def _channel_to(self, worker: int) -> Channel:

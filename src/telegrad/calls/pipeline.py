@@ -16,6 +16,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.interrupts import shielded
 from telegrad.wire.codec import ANY, Codec
+from telegrad.wire.devices import TO_CPU, GradientTargets, Placement
 from telegrad.wire.encoded import Encoded
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import AutogradMetadata, encode_head
@@ -66,15 +67,20 @@ class Pipeline:
         rest: tuple[Any, ...] = (),
         context: Context | None = None,
         is_request: bool = False,
+        placement: Placement | None = None,
     ) -> tuple[Frames, OutgoingMessage | None]:
         """Pass an encoded value through extensions and layout, and return its frames.
 
-        `rest` are the fields of the head that follow descriptors, autograd metadata and forks. The second result is
-        for `unsent`, if the frames cannot be sent.
+        `rest` are the fields of the head that follow descriptors, autograd metadata and forks. `placement` says where
+        the tensors go, if not to where those of replies go by default. The second result is for `unsent`, if the frames
+        cannot be sent.
         """
+        attachments = encoded.attachments
+        if placement is None:
+            placement = channel.placements.replies
         concerned = self.concerned[(context is not None) + (2 if encoded.references else 0)]
         if not concerned:
-            layout = encode_tensors(encoded.attachments) if encoded.attachments else None
+            layout = encode_tensors(attachments, placement=placement) if attachments else None
             head = make_head(() if layout is None else layout.descriptors, None, (), *rest)
             return pack(encode_head(head), encoded.data, layout, channel.room), None
         message = OutgoingMessage(channel.worker, encoded, context, is_request)
@@ -83,9 +89,10 @@ class Pipeline:
                 for extension in concerned:
                     extension.outgoing(message)
             except Exception:
-                encode_tensors(encoded.attachments)  # what cannot be sent cannot be recorded either, and this says why
+                # What cannot be sent cannot be recorded either, and this says why.
+                encode_tensors(attachments, placement=placement)
                 raise
-            layout = encode_tensors(encoded.attachments) if encoded.attachments else None
+            layout = encode_tensors(attachments, placement=placement) if attachments else None
             head = make_head(() if layout is None else layout.descriptors, message.autograd, message.forks, *rest)
             return pack(encode_head(head), encoded.data, layout, channel.room), message
         except BaseException:
@@ -93,14 +100,19 @@ class Pipeline:
             raise
 
     def pack_gradients(
-        self, channel: Channel, gradients: Sequence[Any], make_head: Callable[[Descriptors], Any]
+        self,
+        channel: Channel,
+        gradients: Sequence[Any],
+        make_head: Callable[[Descriptors], Any],
+        devices: Sequence[str] = (),
     ) -> Frames:
         """Pass gradients through the layout, and return the frames of their message.
 
-        With create_graph the autograd extension has recorded them before, inside the engine: see `extend`.
+        `devices` are those of the receiver that they go to; empty if it is the CPU for all of them. With create_graph
+        the autograd extension has recorded them before, inside the engine: see `extend`.
         """
         # Two gradients that are one tensor here must be two there, or whoever changes one changes the other.
-        layout = encode_tensors(gradients, share=False)
+        layout = encode_tensors(gradients, share=False, placement=GradientTargets(devices) if devices else TO_CPU)
         return pack(encode_head(make_head(layout.descriptors)), b"", layout, channel.room)
 
     def extend(self, message: OutgoingMessage) -> OutgoingMessage:

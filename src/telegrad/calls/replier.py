@@ -68,7 +68,9 @@ class Replier:
                     encoded = self._encode(value, main_by_name=by_name, root="result", edges=context is not None)
                     if not encoded.attachments and not encoded.references:
                         context = None  # nothing of it is recorded
-                    frames, _ = self._pipeline.pack(channel, encoded, partial(Reply, served.id), (), context)
+                    placement = channel.placements.for_reply(served.devices) if served.devices else None
+                    head = partial(Reply, served.id)
+                    frames, _ = self._pipeline.pack(channel, encoded, head, (), context, placement=placement)
                 else:
                     frames = self.pack_failure(served, error)
             except BaseException as failure:  # noqa: BLE001 - whatever pickling raises belongs to the caller

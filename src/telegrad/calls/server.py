@@ -29,6 +29,7 @@ from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.torch_private import FutureBase
 from telegrad.wire import function_names
+from telegrad.wire.devices import check_received_pairs
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Request
 
@@ -93,6 +94,8 @@ class Server:
             served.rref_access, served.stream_position = request.rref_access, request.rref_access.stream_position
             references = references or served.stream_position is not None
         served.autocast = request.autocast
+        if request.devices:
+            served.devices = check_received_pairs(request.devices)
         key = channel, request.call
         if self.active.setdefault(key, served) is not served:
             raise ProtocolError(f"worker {channel.peer!r} sent call {request.call} twice")

@@ -16,7 +16,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import CallError, LimitExceeded, ProtocolError, ResourceExhausted, is_shortage
 from telegrad.wire.frames import Frame, Message
-from telegrad.wire.messages import Cancel, Failure, Reply, Request, RequestInAutocast, peek_call
+from telegrad.wire.messages import Cancel, Failure, Reply, Request, RequestWithState, peek_call
 from telegrad.wire.reassembly import peek_head
 
 _log = logging.getLogger("telegrad")
@@ -24,7 +24,7 @@ _log = logging.getLogger("telegrad")
 Deliver = Callable[[Channel, Message], None]
 
 _CANCEL = Cancel.__struct_config__.tag
-_REQUESTS = frozenset(kind.__struct_config__.tag for kind in (Request, RequestInAutocast))
+_REQUESTS = frozenset(kind.__struct_config__.tag for kind in (Request, RequestWithState))
 _ANSWERS = frozenset(kind.__struct_config__.tag for kind in (Reply, Failure))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from telegrad.connection.credit_window import CreditWindow
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_account import PeerAccount
+from telegrad.connection.placements import Placements
 from telegrad.connection.reader_election import ReaderElection
 from telegrad.connection.receiver import Receiver
 from telegrad.connection.session_driver import SessionDriver
@@ -60,6 +61,8 @@ class Channel:
         self.worker = worker
         """The peer, in the incarnation with which the session began."""
         self.peer = worker.name
+        self.placements = Placements(local, worker)
+        """Where tensors in messages to the peer go."""
         self.account = local.accounts.of(worker.name)
         """What the peer uses of this worker; None if it has no limits."""
         self.outgoing = outgoing

@@ -161,6 +161,7 @@ class Opener(_Side):
             main=me.main,
             tls=me.tls,
             accept=me.accept,
+            devices=me.devices,
             target=target.name,
             dialled=dialled,
             nonce=nonce,

@@ -13,6 +13,7 @@ from telegrad.transport.base import Poller
 from telegrad.transport.buffers import BufferPool
 from telegrad.transport.slab_pool import SlabPool
 from telegrad.waiting import Runtime
+from telegrad.wire.devices import Placement
 
 
 class LocalWorker:
@@ -36,6 +37,9 @@ class LocalWorker:
         self.executor = executor
         self.keys = keys
         """The keys of the group; None without a token."""
+        self.device_maps = settings.device_maps
+        """By worker: where its own devices are mapped to."""
+        self.placement: type[Placement] = Placement
         self.buffers = BufferPool()
         self.slabs = SlabPool(settings.shared_memory, self.buffers.trim)
         self.me: WorkerRecord

@@ -29,6 +29,7 @@ def _record_of(hello: Hello) -> WorkerRecord:
         main=hello.main,
         tls=hello.tls,
         accept=hello.accept,
+        devices=hello.devices,
     )
 
 

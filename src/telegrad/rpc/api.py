@@ -32,6 +32,7 @@ from telegrad.rpc.signals import WrappedHandlers, deliver_pending, pending_handl
 from telegrad.rpc.token import take_token
 from telegrad.rref.handle import RRef
 from telegrad.rref.manager import RRefManager
+from telegrad.wire.devices import DeviceMap, parse_device_map
 from telegrad.worker_info import Traffic, WorkerInfo
 
 Target = str | int | WorkerInfo
@@ -138,11 +139,14 @@ def rpc_sync(
     args: Sequence[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    device_map: DeviceMap | None = None,
 ) -> Any:
     """Run `func` on worker `to` and return its result.
 
     `func` may also be a name that the worker registered (`register`), prefixed with ``@``, or in registered mode the
     name of a function that it exposes (`expose`). An exception that it raises is raised here with the remote traceback.
+    `device_map` maps devices of this worker to devices of the callee, instead of `Options.device_maps`.
     """
     client = default_agent().client
     return client.call(
@@ -151,6 +155,7 @@ def rpc_sync(
         tuple(args) if args else (),
         kwargs,
         None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
+        None if device_map is None else parse_device_map(device_map, "device_map"),
     )
 
 
@@ -160,8 +165,10 @@ def rpc_async(
     args: Sequence[Any] | None = None,
     kwargs: dict[str, Any] | None = None,
     timeout: float = UNSET_RPC_TIMEOUT,
+    *,
+    device_map: DeviceMap | None = None,
 ) -> Future[Any]:
-    """Start `func` on worker `to` and return a future of its result."""
+    """Start `func` on worker `to` and return a future of its result. For `device_map` see `rpc_sync`."""
     future: Future[Any] = Future(default_agent())
     future.start(
         to.name if isinstance(to, WorkerInfo) else to,
@@ -169,6 +176,7 @@ def rpc_async(
         tuple(args) if args else (),
         kwargs,
         None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
+        devices=None if device_map is None else parse_device_map(device_map, "device_map"),
     )
     if pending_handlers:
         deliver_pending()
@@ -183,15 +191,17 @@ def remote(
     timeout: float = UNSET_RPC_TIMEOUT,
     *,
     ordered: bool = False,
+    device_map: DeviceMap | None = None,
 ) -> RRef[Any]:
     """Run `func` on worker `to`, keep the result there, and return an RRef to it without waiting.
 
     Using the RRef raises the error of the function or of the call, if one failed. With `ordered`, the result is an
-    actor: methods called through RRefs run one at a time, in each caller's order.
+    actor: methods called through RRefs run one at a time, in each caller's order. For `device_map` see `rpc_sync`.
     """
     references: RRefManager = default_agent().references
+    devices = None if device_map is None else parse_device_map(device_map, "device_map")
     made: RRef[Any] = references.create(
-        _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered
+        _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered, devices=devices
     )
     if pending_handlers:
         deliver_pending()

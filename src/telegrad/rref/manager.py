@@ -23,6 +23,7 @@ from telegrad.rref.ids import describe
 from telegrad.rref.ordered import CallSequencer
 from telegrad.rref.owner import OwnerValue
 from telegrad.rref.service import RRefService
+from telegrad.wire.devices import DevicePairs
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import Creation, Failure, RRefAccess, RRefSkip, StreamPosition
 
@@ -73,6 +74,7 @@ class RRefManager:
         ordered: bool = False,
         keeps: object = None,
         rref_access: RRefAccess | None = None,
+        devices: DevicePairs | None = None,
     ) -> RRef[Any]:
         """Have a worker run a function and keep the result. Return a reference to the result at once.
 
@@ -102,6 +104,7 @@ class RRefManager:
                 on_done=partial(self._created, rref, user, keeps),
                 creation=Creation(rref, fork, ordered, previous),
                 rref_access=rref_access,
+                devices=devices,
             )
         except BaseException:
             with context.lock:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import msgspec
 
 from telegrad.wire.descriptors import TensorDescriptor
+from telegrad.wire.devices import DevicePairs
 from telegrad.wire.rref_messages import Creation, ForkInfo, RRefAccess
 
 
@@ -24,6 +25,8 @@ class AutogradMetadata(msgspec.Struct, frozen=True, array_like=True):
     """Indices of the attachments that need a gradient, in the order of the send's tensors."""
     grad_mode: bool = True
     """Whether the caller had grad mode enabled. The function runs in the same mode."""
+    devices: tuple[str, ...] = ()
+    """The devices that these tensors were sent from, for their gradients; empty if it is the CPU for all of them."""
 
 
 class Autocast(msgspec.Struct, frozen=True, array_like=True):
@@ -53,12 +56,16 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
     rref_access: RRefAccess | None = None
 
     autocast: ClassVar[Autocast | None] = None
+    devices: ClassVar[DevicePairs] = ()
 
 
-class RequestInAutocast(Request, frozen=True, array_like=True, tag=30):
-    """A request whose caller is in autocast. The function runs in the same autocast state."""
+class RequestWithState(Request, frozen=True, array_like=True, tag=30):
+    """A request that carries state of its caller which most requests have none of."""
 
     autocast: Autocast | None = None  # type: ignore[misc]  # a field here, None in all other requests
+    """The function runs in the same autocast state."""
+    devices: DevicePairs = ()  # type: ignore[misc]  # as above
+    """The caller's device map for the callee. The reply follows its reverse."""
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):

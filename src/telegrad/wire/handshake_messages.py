@@ -23,6 +23,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11, forbid_unknown
     """Whether the opener encrypts tcp connections."""
     accept: str
     """Which calls the opener's group accepts; see `telegrad.settings.AgentSettings.accept`."""
+    devices: tuple[tuple[str, int], ...]
+    """The opener's accelerators."""
     target: str
     """The name of the worker that the opener wants to reach."""
     dialled: str

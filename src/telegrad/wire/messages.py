@@ -37,7 +37,7 @@ from telegrad.wire.call_messages import (
     Failure,
     Reply,
     Request,
-    RequestInAutocast,
+    RequestWithState,
 )
 from telegrad.wire.rref_messages import (
     Creation,
@@ -88,7 +88,7 @@ __all__ = [
     "RRefUserDelete",
     "Reply",
     "Request",
-    "RequestInAutocast",
+    "RequestWithState",
     "Response",
     "ResumeReq",
     "StepInPass",
@@ -101,7 +101,7 @@ __all__ = [
 
 Head = (
     Request
-    | RequestInAutocast
+    | RequestWithState
     | Reply
     | Failure
     | Cancel

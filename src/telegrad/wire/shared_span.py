@@ -11,15 +11,22 @@ import torch
 
 from telegrad.errors import ProtocolError
 from telegrad.wire.descriptors import DETACHED, ROOT, UNRELATED, VIEW_OF_ROOT, TensorDescriptor, extent_of
+from telegrad.wire.staging import ToDevices
 
 
 class SharedSpan:
     """A span of a region, and the tensors in it."""
 
-    __slots__ = ("_bases", "_buffer", "_dtypes", "_nbytes", "_offset", "_root", "_root_start")
+    __slots__ = ("_bases", "_buffer", "_device", "_dtypes", "_nbytes", "_offset", "_on_device", "_root", "_root_start")
 
-    def __init__(self, buffer: memoryview | bytearray, offset: int, nbytes: int) -> None:
+    def __init__(
+        self, buffer: memoryview | bytearray, offset: int, nbytes: int, device: str, to_devices: ToDevices
+    ) -> None:
         self._buffer, self._offset, self._nbytes = buffer, offset, nbytes
+        self._device = device
+        self._on_device: torch.Tensor | None = None
+        if device:
+            self._on_device = to_devices.copy(self._frombuffer(torch.uint8, 0, nbytes), device)
         self._dtypes: list[torch.dtype] = []
         self._bases: dict[torch.dtype, torch.Tensor] = {}
         self._root: torch.Tensor | None = None
@@ -27,6 +34,8 @@ class SharedSpan:
 
     def declare(self, descriptor: TensorDescriptor, dtype: torch.dtype, start: int, relation: int) -> None:
         """Add a tensor whose position was checked. All are declared before the first is created."""
+        if descriptor.device != self._device:
+            raise ProtocolError(f"a peer announces overlapping tensors on two devices: {descriptor}")
         if relation == ROOT:
             count = extent_of(descriptor.shape, descriptor.stride)
             if self._root is not None:
@@ -74,5 +83,9 @@ class SharedSpan:
         return made
 
     def _frombuffer(self, dtype: torch.dtype, start: int, count: int) -> torch.Tensor:
+        if self._on_device is not None:
+            made = torch.empty(0, dtype=dtype, device=self._on_device.device)
+            made.set_(self._on_device.untyped_storage(), start, (count,))  # type: ignore[call-overload]  # see staging
+            return made
         offset = self._offset + start * dtype.itemsize
         return torch.frombuffer(self._buffer, dtype=dtype, count=count, offset=offset)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from telegrad.errors import PayloadError, ProtocolError
+from telegrad.errors import ProtocolError
 from telegrad.torch_private import make_per_channel_quantized, make_per_tensor_quantized, neg_view
 from telegrad.wire.descriptors import (
     ALIGNMENT,
@@ -34,6 +34,7 @@ from telegrad.wire.descriptors import (
     integers_of,
 )
 from telegrad.wire.shared_span import SharedSpan
+from telegrad.wire.staging import ToDevices
 from telegrad.wire.torch_state import default_torch_state, has_default_torch_state
 
 SMALL_ATTACHMENT = 64 * 1024
@@ -43,24 +44,22 @@ _frombuffer = torch.frombuffer
 
 
 def decode_tensors(
-    descriptors: Sequence[TensorDescriptor],
-    region: bytearray | memoryview,
-    device_map: Mapping[str, str] | None = None,
+    descriptors: Sequence[TensorDescriptor], region: bytearray | memoryview
 ) -> list[torch.Tensor | memoryview]:
     """Return the attachments: tensors, and memoryviews for other buffers, over the region without a copy.
 
-    The region must be writable, and belongs to the attachments afterwards. ``device_map`` maps devices of the sender
-    to devices here ("cuda:0" to "cuda:1"). Others keep their name. Raise ProtocolError for a descriptor that does not
-    fit the region, PayloadError for a device or dtype that this worker does not have.
+    The region must be writable, and belongs to the attachments afterwards. Tensors that belong on a device are copied
+    there. Raise ProtocolError for a descriptor that does not fit the region, PayloadError for a device or dtype that
+    this worker does not have.
     """
     if not descriptors:
         return []
     if has_default_torch_state():
-        plain = None if device_map else _decode_plain(descriptors, region)
+        plain = _decode_plain(descriptors, region)
         if plain is not None:
             return plain
-        return _RegionDecoder(region, device_map).decode_all(descriptors)
-    decoder = _RegionDecoder(region, device_map)
+        return _RegionDecoder(region).decode_all(descriptors)
+    decoder = _RegionDecoder(region)
     with default_torch_state():
         return decoder.decode_all(descriptors)
 
@@ -107,15 +106,15 @@ def _decode_plain(
 class _RegionDecoder:
     """Restores attachments from one region, and checks every descriptor before using it."""
 
-    __slots__ = ("_claimed", "_device_map", "_nbytes", "_spans", "_view")
+    __slots__ = ("_claimed", "_nbytes", "_spans", "_to_devices", "_view")
 
-    def __init__(self, region: bytearray | memoryview, device_map: Mapping[str, str] | None) -> None:
+    def __init__(self, region: bytearray | memoryview) -> None:
         view = memoryview(region)
         if view.readonly:
             raise ValueError("the region must be writable: tensors made in it can be written to")
         self._view = view.cast("B") if view.format != "B" or view.ndim != 1 else view
         self._nbytes = view.nbytes
-        self._device_map = device_map
+        self._to_devices = ToDevices()
         self._claimed = 0
         self._spans: dict[tuple[int, int], SharedSpan] = {}
 
@@ -124,6 +123,7 @@ class _RegionDecoder:
         for descriptor in views:
             self._declare_view(descriptor)
         tensors = [self._decode(descriptor) for descriptor in descriptors]
+        self._to_devices.wait()
         if views:
             # Only after all are created: a view of a tensor that requires grad would not be a leaf.
             for descriptor, tensor in zip(descriptors, tensors, strict=True):
@@ -147,8 +147,8 @@ class _RegionDecoder:
             tensor = torch.empty_strided(shape, stride, dtype=dtype_of(descriptor), device="meta")
         else:
             tensor = self._composite(descriptor)
-        if (descriptor.device or self._device_map) and form != META:
-            tensor = self._on_device(tensor, descriptor.device or "cpu")
+        if descriptor.device and form not in (META, VIEW):
+            tensor = self._to_devices.copy(tensor, descriptor.device)
         if descriptor.requires_grad and form != VIEW:
             _require_grad(tensor, descriptor)
         return tensor
@@ -202,7 +202,7 @@ class _RegionDecoder:
             raise ProtocolError(f"a peer announces a view that cannot be read: {descriptor}")
         key = descriptor.offset, nbytes
         if key not in self._spans:
-            self._spans[key] = SharedSpan(*self._claim(*key), nbytes)
+            self._spans[key] = SharedSpan(*self._claim(*key), nbytes, descriptor.device, self._to_devices)
         self._spans[key].declare(descriptor, dtype, first, relation)
 
     def _view_of_span(self, descriptor: TensorDescriptor) -> torch.Tensor:
@@ -251,18 +251,6 @@ class _RegionDecoder:
             if isinstance(error, ProtocolError):
                 raise
             raise ProtocolError(f"the parts of a tensor do not fit together: {error}") from error
-
-    def _on_device(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
-        target = self._device_map.get(device, device) if self._device_map else device
-        if target == "cpu":
-            return tensor
-        try:
-            return tensor.to(target)
-        except (RuntimeError, AssertionError) as error:  # torch raises AssertionError if it was built without a backend
-            raise PayloadError(
-                f"a received tensor from device {device!r} belongs on {target!r}, but this worker cannot use that "
-                f"device: {error}. Map it to another device with a device map, or send it from the CPU"
-            ) from error
 
 
 def _require_grad(tensor: torch.Tensor, descriptor: TensorDescriptor) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import torch
 
 from telegrad.errors import PayloadError
@@ -41,7 +40,10 @@ from telegrad.wire.descriptors import (
     code_of,
     extent_of,
 )
-from telegrad.wire.overlap import overlapping, relations
+from telegrad.wire.devices import SAME_DEVICE, Targets
+from telegrad.wire.overlap import Piece, overlapping, relations
+from telegrad.wire.region_copies import BufferCopy, ElementCopy, SpanCopy
+from telegrad.wire.staging import DeviceCopy, copy_to_host, memory_of
 from telegrad.wire.subclasses import check_not_dual
 from telegrad.wire.torch_state import can_read_tensors, default_torch_state
 
@@ -56,13 +58,14 @@ _UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods user 
 class RegionLayout:
     """The offsets of all attachments in a region of ``size`` bytes. ``write`` and ``copy`` copy their contents."""
 
-    __slots__ = ("_dense", "_others", "descriptors", "size")
+    __slots__ = ("_dense", "_on_devices", "_others", "descriptors", "size")
 
     def __init__(self) -> None:
         self.descriptors: tuple[TensorDescriptor, ...] = ()
         self.size = 0
         self._dense: list[tuple[int, torch.Tensor, int]] = []  # offset, dense tensor, bytes
-        self._others: list[_SpanCopy | _ElementCopy | _BufferCopy] = []  # all other attachments
+        self._others: list[SpanCopy | ElementCopy | BufferCopy] = []  # all other attachments in host memory
+        self._on_devices: list[DeviceCopy] = []
 
     def reserve(self, nbytes: int) -> int:
         """Reserve the next ``nbytes`` of the region and return their offset."""
@@ -93,7 +96,7 @@ class RegionLayout:
 
         For small regions, two copies take less time than `write`.
         """
-        if self._others or not can_read_tensors():
+        if self._others or self._on_devices or not can_read_tensors():
             return None
         parts = []
         for _, tensor, nbytes in self._dense:
@@ -106,6 +109,8 @@ class RegionLayout:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _write(self, view: memoryview) -> None:
+        if self._on_devices:
+            copy_to_host(self._on_devices, view)
         start = ctypes.addressof(ctypes.c_char.from_buffer(view)) if self._dense else 0
         for offset, tensor, nbytes in self._dense:
             address = tensor.data_ptr()
@@ -116,53 +121,13 @@ class RegionLayout:
             copy.write(view)
 
 
-class _SpanCopy(msgspec.Struct):
-    """Copies the memory that overlapping tensors share."""
-
-    offset: int
-    address: int
-    nbytes: int
-    tensors: list[tuple[torch.Tensor, int]]  # each with its address
-
-    def write(self, region: memoryview) -> None:
-        for x, address in self.tensors:
-            needed = (int(x.storage_offset()) + extent_of(x.shape, x.stride())) * x.itemsize
-            if x.data_ptr() != address or x.untyped_storage().nbytes() < needed:
-                raise PayloadError("the storage of a tensor was freed or shrunk while the tensor was being sent")
-        target = ctypes.addressof(ctypes.c_char.from_buffer(region, self.offset))
-        ctypes.memmove(target, self.address, self.nbytes)
-
-
-class _ElementCopy(msgspec.Struct):
-    """Copies a tensor element by element. torch resolves gaps, conjugation and devices."""
-
-    offset: int
-    source: torch.Tensor
-    stride: tuple[int, ...]  # on the receiver
-
-    def write(self, region: memoryview) -> None:
-        source, dtype = self.source, self.source.dtype
-        if dtype in COPIED_AS_BYTES:
-            source, dtype = source.view(torch.uint8), torch.uint8
-        target = torch.frombuffer(region, dtype=dtype, count=source.numel(), offset=self.offset)
-        target = target.as_strided_(source.shape, self.stride) if self.stride else target.resize_(source.shape)
-        target.copy_(source)
-
-
-class _BufferCopy(msgspec.Struct):
-    """Copies a buffer that is not a tensor."""
-
-    offset: int
-    source: memoryview
-
-    def write(self, region: memoryview) -> None:
-        region.cast("B")[self.offset : self.offset + self.source.nbytes] = self.source
-
-
-def encode_tensors(attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *, share: bool = True) -> RegionLayout:
+def encode_tensors(
+    attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *, share: bool = True, placement: Targets = SAME_DEVICE
+) -> RegionLayout:
     """Describe the attachments and assign each an offset in a region.
 
-    Tensors that overlap in memory also overlap on the receiver, unless `share` is false.
+    Tensors that overlap in memory also overlap on the receiver, unless `share` is false. `placement` says to which
+    devices of the receiver they go.
     """
     layout = RegionLayout()
     if attachments:
@@ -171,11 +136,11 @@ def encode_tensors(attachments: Sequence[torch.Tensor | pickle.PickleBuffer], *,
                 if isinstance(attachment, torch.Tensor):
                     check_not_dual(attachment)
         if can_read_tensors():
-            if not _describe_plain(layout, attachments, share):
-                _describe_all(layout, attachments, share)
+            if placement.moves_cpu or not _describe_plain(layout, attachments, share):
+                _describe_all(layout, attachments, share, placement)
         else:
             with default_torch_state():
-                _describe_all(layout, attachments, share)
+                _describe_all(layout, attachments, share, placement)
     return layout
 
 
@@ -219,38 +184,45 @@ def _describe_plain(layout: RegionLayout, attachments: Sequence[Any], share: boo
     return True
 
 
-def _describe_all(layout: RegionLayout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer], share: bool) -> None:
+def _describe_all(
+    layout: RegionLayout,
+    attachments: Sequence[torch.Tensor | pickle.PickleBuffer],
+    share: bool,
+    placement: Targets,
+) -> None:
     for a in attachments:
         if isinstance(a, torch.Tensor) and is_functorch_wrapped(without_dead_wrapper(a)):
             raise _no_contents(a)
     plain = [
         a if type(a) in _UNINTERCEPTED or isinstance(a, pickle.PickleBuffer) else _as_plain(a) for a in attachments
     ]
-    shared = _shared_views(layout, plain) if share and len(plain) > 1 else {}
-    if not shared:
-        layout.descriptors = tuple([_describe(layout, attachment) for attachment in plain])
-        return
+    targets = placement.targets(plain)
+    shared = _shared_views(layout, plain, targets) if share and len(plain) > 1 else {}
     layout.descriptors = tuple(
-        [shared.get(index) or _describe(layout, attachment) for index, attachment in enumerate(plain)]
+        [
+            shared.get(index) or _describe(layout, attachment, target)
+            for index, (attachment, target) in enumerate(zip(plain, targets, strict=True))
+        ]
     )
 
 
-def _describe(layout: RegionLayout, attachment: torch.Tensor | pickle.PickleBuffer) -> TensorDescriptor:
+def _describe(layout: RegionLayout, attachment: torch.Tensor | pickle.PickleBuffer, target: str) -> TensorDescriptor:
     if isinstance(attachment, pickle.PickleBuffer):
         raw = attachment.raw()
         offset = layout.reserve(raw.nbytes)
-        layout._others.append(_BufferCopy(offset, raw))
+        layout._others.append(BufferCopy(offset, raw))
         return TensorDescriptor(BUFFER, 0, offset, (raw.nbytes,))
     if _is_ordinary(attachment):
-        return _describe_strided(layout, attachment)
-    return _describe_unusual(layout, attachment)
+        return _describe_strided(layout, attachment, target)
+    return _describe_unusual(layout, attachment, target)
 
 
 def _is_ordinary(x: torch.Tensor) -> bool:
-    return not x.is_nested and x.layout is torch.strided and x.is_cpu and not x.is_quantized
+    return not x.is_nested and x.layout is torch.strided and not x.is_meta and not x.is_quantized
 
 
-def _describe_strided(layout: RegionLayout, x: torch.Tensor, device: str = "") -> TensorDescriptor:
+def _describe_strided(layout: RegionLayout, x: torch.Tensor, target: str = "") -> TensorDescriptor:
+    """Describe a tensor that goes to the device `target` of the receiver."""
     dtype = x.dtype
     code = code_of(dtype)
     shape = tuple(x.shape)
@@ -262,18 +234,21 @@ def _describe_strided(layout: RegionLayout, x: torch.Tensor, device: str = "") -
         stride = x.stride() if dense else ()
     nbytes = x.nbytes
     if not nbytes:
-        return TensorDescriptor(STRIDED, code, 0, shape, stride, x.requires_grad, device)
+        return TensorDescriptor(STRIDED, code, 0, shape, stride, x.requires_grad, target)
     offset = layout.reserve(nbytes)
-    if not device and not _has_contents(x):
-        layout._others.append(_ElementCopy(offset, torch.zeros(shape, dtype=dtype), stride))
-    elif not dense or device or x.is_neg() or (dtype.is_complex and x.is_conj()):
-        layout._others.append(_ElementCopy(offset, x.detach(), stride))
+    if not _has_contents(x):
+        layout._others.append(ElementCopy(offset, torch.zeros(shape, dtype=dtype), stride))
+    elif not x.is_cpu:
+        source = x.detach().view(torch.uint8) if dtype in COPIED_AS_BYTES else x.detach()
+        layout._on_devices.append(DeviceCopy(offset, source, stride))
+    elif not dense or x.is_neg() or (dtype.is_complex and x.is_conj()):
+        layout._others.append(ElementCopy(offset, x.detach(), stride))
     else:
         layout._dense.append((offset, x, nbytes))
-    return TensorDescriptor(STRIDED, code, offset, shape, stride, x.requires_grad, device)
+    return TensorDescriptor(STRIDED, code, offset, shape, stride, x.requires_grad, target)
 
 
-def _describe_unusual(layout: RegionLayout, x: torch.Tensor) -> TensorDescriptor:
+def _describe_unusual(layout: RegionLayout, x: torch.Tensor, target: str) -> TensorDescriptor:
     if x.is_nested or (x.layout not in COMPRESSED_FORM and x.layout not in (torch.strided, torch.sparse_coo)):
         kind = "a nested tensor" if x.is_nested else f"a tensor of layout {x.layout}"
         raise PayloadError(f"{kind} cannot be sent: send its parts, or convert it to a dense tensor first")
@@ -285,11 +260,7 @@ def _describe_unusual(layout: RegionLayout, x: torch.Tensor) -> TensorDescriptor
                 f"a meta tensor of layout {x.layout} and {x.dtype} cannot be sent: send its shape and dtype instead"
             )
         return TensorDescriptor(META, code, 0, shape, x.stride(), x.requires_grad, "meta")
-    device = "" if x.is_cpu else str(x.device)
-    source = x.detach()
-    if source.layout is torch.strided and not source.is_quantized:
-        return _describe_strided(layout, x, device)  # pragma: no cover - needs a device other than the CPU
-    source = source.cpu()
+    source = x.detach().cpu()
     parts: tuple[torch.Tensor, ...]
     detail: tuple[int | float, ...] = ()
     if source.is_quantized and source.qscheme() is torch.per_tensor_affine:
@@ -310,48 +281,60 @@ def _describe_unusual(layout: RegionLayout, x: torch.Tensor) -> TensorDescriptor
         plain = source.col_indices() if by_row else source.row_indices()
         parts = (compressed, plain, source.values())
     described = tuple([_describe_strided(layout, part) for part in parts])
-    return TensorDescriptor(form, code, 0, shape, (), x.requires_grad, device, described, detail)
+    return TensorDescriptor(form, code, 0, shape, (), x.requires_grad, target, described, detail)
 
 
 def _shared_views(
-    layout: RegionLayout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer]
+    layout: RegionLayout, attachments: Sequence[torch.Tensor | pickle.PickleBuffer], targets: Sequence[str]
 ) -> dict[int, TensorDescriptor]:
     """Return the descriptors of overlapping tensors by index. Each group is sent as the memory that it spans."""
     tensors: dict[int, torch.Tensor] = {}
-    pieces = []
+    pieces: dict[torch.device, list[Piece]] = {}
     for index, x in enumerate(attachments):
         if isinstance(x, torch.Tensor) and _is_ordinary(x) and x.numel() and x.dtype in CODES and _has_contents(x):
             address = x.data_ptr()
             if not address % x.itemsize:  # memory from outside torch may be unaligned
-                pieces.append((address, address + extent_of(x.shape, x.stride()) * x.itemsize, index))
+                piece = address, address + extent_of(x.shape, x.stride()) * x.itemsize, index
+                pieces.setdefault(x.device, []).append(piece)
                 tensors[index] = x
     shared: dict[int, TensorDescriptor] = {}
-    if len(pieces) < 2:
-        return shared
-    for group in overlapping(pieces, tensors):
-        views = [tensors[index] for _, _, index in group]
-        first, last = group[0][0], max([end for _, end, _ in group])
-        skipped = first % ALIGNMENT  # keeps every element at a multiple of its size
-        offset = layout.reserve(skipped + last - first)
-        addresses = [address for address, _, _ in group]
-        layout._others.append(
-            _SpanCopy(offset + skipped, first, last - first, list(zip(views, addresses, strict=True)))
-        )
-        for (address, _, index), x, relation in zip(group, views, relations(views), strict=True):
-            start = (skipped + address - first) // x.itemsize
-            interpretation = CONJUGATED * x.is_conj() + NEGATED * x.is_neg()
-            shared[index] = TensorDescriptor(
-                VIEW,
-                code_of(x.dtype),
-                offset,
-                tuple(x.shape),
-                x.stride(),
-                x.requires_grad,
-                "",
-                (),
-                (layout.size - offset, start, relation, interpretation),
-            )
+    for on_device in pieces.values():
+        for group in overlapping(on_device, tensors) if len(on_device) > 1 else ():
+            _describe_group(layout, group, tensors, targets, shared)
     return shared
+
+
+def _describe_group(
+    layout: RegionLayout,
+    group: Sequence[Piece],
+    tensors: Mapping[int, torch.Tensor],
+    targets: Sequence[str],
+    shared: dict[int, TensorDescriptor],
+) -> None:
+    """Describe tensors of one device that overlap."""
+    views = [tensors[index] for _, _, index in group]
+    first, last = group[0][0], max([end for _, end, _ in group])
+    skipped = first % ALIGNMENT  # keeps every element at a multiple of its size
+    offset = layout.reserve(skipped + last - first)
+    if views[0].is_cpu:
+        addresses = [address for address, _, _ in group]
+        layout._others.append(SpanCopy(offset + skipped, first, last - first, list(zip(views, addresses, strict=True))))
+    else:
+        layout._on_devices.append(DeviceCopy(offset + skipped, memory_of(views[0], first, last - first), ()))
+    for (address, _, index), x, relation in zip(group, views, relations(views), strict=True):
+        start = (skipped + address - first) // x.itemsize
+        interpretation = CONJUGATED * x.is_conj() + NEGATED * x.is_neg()
+        shared[index] = TensorDescriptor(
+            VIEW,
+            code_of(x.dtype),
+            offset,
+            tuple(x.shape),
+            x.stride(),
+            x.requires_grad,
+            targets[index],
+            (),
+            (layout.size - offset, start, relation, interpretation),
+        )
 
 
 def _as_plain(x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from telegrad.errors import DeadlineExceeded, FunctionNotFound, PayloadError, Pr
 from telegrad.rpc import current_call, register, remote, rpc_sync
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
-from telegrad.wire.call_messages import Autocast, AutogradMetadata, Request, RequestInAutocast
+from telegrad.wire.call_messages import Autocast, AutogradMetadata, Request, RequestWithState
 from telegrad.wire.descriptors import BUFFER, META, STRIDED, VIEW, TensorDescriptor
 from telegrad.wire.encoded import Encoded
 from telegrad.wire.plain_encode import encode
@@ -142,7 +142,7 @@ def test_an_impossible_timeout_is_none(group: dict[str, Agent], mallory: Hostile
 
 def test_autocast_is_entered_once_for_each_device(mallory: HostileMember) -> None:
     autocast = Autocast((("cpu", 10),) * 100_000, True)
-    head = RequestInAutocast(98, "echo", 0.0, True, autocast=autocast)
+    head = RequestWithState(98, "echo", 0.0, True, autocast=autocast)
     assert mallory.ask("victim", 98, head, plain(1)) == 1
 
 
