@@ -23,7 +23,8 @@ import torch
 
 from telegrad.errors import TelegradError
 
-SOURCE = Path(__file__).with_name("accelerator.cpp")
+HERE = Path(__file__).parent
+SOURCE = HERE / "library.cpp"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
 COMPILERS = ("c++", "g++", "clang++")
 DEADLINE = 600.0
@@ -54,7 +55,8 @@ def build(environ: Mapping[str, str] = os.environ) -> Path:
 
 def _library(environ: Mapping[str, str]) -> Path:
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
-    parts = (SOURCE.read_bytes(), torch.__version__.encode(), " ".join(FLAGS).encode(), platform.machine().encode())
+    sources = [path.read_bytes() for path in sorted((*HERE.glob("*.h"), SOURCE))]
+    parts = (*sources, torch.__version__.encode(), " ".join(FLAGS).encode(), platform.machine().encode())
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     return Path(cache, "telegrad", f"accelerator-{key}.so").absolute()
 
