@@ -211,7 +211,7 @@ def impatient_group(request: pytest.FixtureRequest, log: LogLines) -> Iterator[L
 # -- before the handshake -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(min_size=1, max_size=5000).filter(lambda data: not MAGIC.startswith(data[:2])))
 def test_random_bytes_are_refused_with_one_log_line(group: LoggedGroup, data: bytes) -> None:
     with RawPeer(group.a) as peer:
@@ -221,7 +221,7 @@ def test_random_bytes_are_refused_with_one_log_line(group: LoggedGroup, data: by
     assert threading.active_count() <= group.threads + SPARE
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=2048))
 def test_random_bytes_in_a_valid_frame_are_refused_with_one_log_line(group: LoggedGroup, body: bytes) -> None:
     with RawPeer(group.a) as peer:
