@@ -6,7 +6,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from tests.support.tls_links import soon
+from tests.support.tls_links import KEY, soon
 
 from telegrad.transport import tls
 from telegrad.transport.certificates import Credentials, make_credentials
@@ -27,7 +27,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Credentials]:
 
 
 def test_the_certificate_is_made_when_a_listener_opens(made: list[Credentials]) -> None:
-    transport = TlsTransport(deferred=True)
+    transport = TlsTransport(KEY, deferred=True)
     with (
         closing(transport.listen("tcp://127.0.0.1:0")) as listener,
         closing(transport.listen("tcp://127.0.0.1:0")) as other,
@@ -40,7 +40,7 @@ def test_the_certificate_is_made_when_a_listener_opens(made: list[Credentials]) 
 
 
 def test_the_certificate_is_made_before_connecting(made: list[Credentials]) -> None:
-    transport = TlsTransport(deferred=True)
+    transport = TlsTransport(KEY, deferred=True)
     with closing(transport.listen("tcp://127.0.0.1:0")) as listener:  # refuses connections, as it is not open
         for _ in range(2):
             with pytest.raises(ConnectionRefusedError):
@@ -49,7 +49,7 @@ def test_the_certificate_is_made_before_connecting(made: list[Credentials]) -> N
 
 
 def test_threads_that_connect_at_once_share_a_certificate(made: list[Credentials]) -> None:
-    transport = TlsTransport(deferred=True)
+    transport = TlsTransport(KEY, deferred=True)
     together = threading.Barrier(4)
 
     with closing(transport.listen("tcp://127.0.0.1:0")) as listener:
@@ -69,5 +69,5 @@ def test_threads_that_connect_at_once_share_a_certificate(made: list[Credentials
 
 def test_certificates_of_the_user_are_used(made: list[Credentials]) -> None:
     mine = make_credentials()
-    with closing(TlsTransport(mine).listen("tcp://127.0.0.1:0")):
+    with closing(TlsTransport(KEY, mine).listen("tcp://127.0.0.1:0")):
         assert not made

@@ -15,7 +15,17 @@ from pathlib import Path
 
 import pytest
 from tests.support.certificate_authority import Authority
-from tests.support.tls_links import Connecting, RawClient, accept, connected, listening, read, read_to_the_end, soon
+from tests.support.tls_links import (
+    Connecting,
+    RawClient,
+    accept,
+    connected,
+    listening,
+    preamble_for,
+    read,
+    read_to_the_end,
+    soon,
+)
 
 from telegrad.errors import ProtocolError
 from telegrad.transport.addresses import parse_address
@@ -96,7 +106,7 @@ def test_a_man_in_the_middle_with_its_own_certificate_gives_the_ends_different_b
 
 def test_a_relay_that_does_not_terminate_tls_sees_and_changes_nothing() -> None:
     with listening() as listener, closing(Relay(where(listener))) as relay:
-        connecting = Connecting(relay.address)
+        connecting = Connecting(listener.address, relay=relay.address)
         with closing(accept(listener)) as there:
             while connecting.is_alive():
                 assert not list(there.receive())
@@ -139,7 +149,7 @@ def test_connecting_ends_at_its_deadline_if_the_listener_does_not_answer() -> No
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"", "one that requires certificates (tls_ca), and a program that is not telegrad"),
+        (b"", "a worker with another group token does that, one without TLS (tls=False, TELEGRAD_TLS=0)"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the listener does not speak TLS: its answer starts with b'HT'"),
         (b"\x15\3\1\0\2\2\x28", "the peer ended the TLS connection with the alert 'handshake failure'"),
         (b"\x16\3\3\0\4\2\0\0\0", "the TLS handshake with 127.0.0.1"),
@@ -232,7 +242,7 @@ def test_a_frame_that_fills_the_buffer_does_not_hide_the_next_one() -> None:
 
 def test_a_truncated_stream_is_never_taken_for_a_frame() -> None:
     with listening() as listener, closing(Relay(where(listener))) as relay:
-        connecting = Connecting(relay.address)
+        connecting = Connecting(listener.address, relay=relay.address)
         with closing(accept(listener)) as there:
             while connecting.is_alive():
                 assert not list(there.receive())
@@ -248,7 +258,7 @@ def test_a_truncated_stream_is_never_taken_for_a_frame() -> None:
 
 def test_a_peer_may_end_tls_before_the_connection() -> None:
     with listening() as listener, socket.create_connection(where(listener)) as sock, closing(accept(listener)) as there:
-        client = RawClient(sock)
+        client = RawClient(sock, preamble_for(listener))
         serving = threading.Thread(target=client.connect)
         serving.start()
         while serving.is_alive():
@@ -264,7 +274,7 @@ def test_a_peer_may_end_tls_before_the_connection() -> None:
 @pytest.mark.parametrize("reads", [True, False], ids=["reads the answers", "does not"])
 def test_a_peer_cannot_ask_for_new_keys_without_end(reads: bool) -> None:
     with listening() as listener, socket.create_connection(where(listener)) as sock, closing(accept(listener)) as there:
-        client = RawClient(sock)
+        client = RawClient(sock, preamble_for(listener))
         serving = threading.Thread(target=client.connect)
         serving.start()
         while serving.is_alive():
