@@ -1,10 +1,12 @@
 """A TLS link and a stranger: bytes before, during and after the TLS handshake.
 
 An input is a program for a stranger with a real TLS implementation, which connects to the link or has accepted its
-connection. If it connects, it mostly has a valid preamble, as somebody on the path may have; otherwise an altered one, a
-part of one, or none. Then nothing it sends may reach OpenSSL. It sends raw bytes, continues the handshake, changes a byte of what OpenSSL wants to send, sends frames and
+connection. It sends raw bytes, continues the handshake, changes a byte of what OpenSSL wants to send, sends frames and
 garbage through the encryption, repeats records, ends the stream, and reads or does not read. The link sends frames too,
 before the TLS handshake and after it.
+
+A stranger that connects mostly has a valid preamble, as somebody on the path may have. Otherwise it has an altered one,
+a part of one, or none, and nothing that it sends may reach OpenSSL or be answered.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ only. The listener checks it before it answers anything and before OpenSSL gets 
 
 A preamble is no authentication: whoever reads it on the network can send it, too. The handshake inside TLS follows.
 
-The first four bytes are those of a frame header whose kind no frame has. So workers with TLS, without it, and of another
-version recognize each other, and can say so in their logs.
+The first four bytes are those of a frame header whose kind no frame has. So workers with TLS, without it, and of
+another version recognize each other, and can say so in their logs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from telegrad.errors import OtherVersion, ProtocolError
-from telegrad.wire.frames import MAGIC, PREAMBLE, VERSION
+from telegrad.errors import ProtocolError
+from telegrad.wire.frames import MAGIC, PREAMBLE, VERSION, other_version
 
 NONCE_SIZE = 12
 _TAG_SIZE = 16
@@ -59,9 +59,7 @@ def check_beginning(data: bytes) -> None:
     if not beginning.startswith(MAGIC):
         raise ProtocolError(f"not a worker of this group: it starts with {data[:2]!r}")
     if beginning[2] != VERSION:
-        raise OtherVersion(
-            f"the peer speaks protocol version {beginning[2]}, this worker speaks {VERSION}: both need the same telegrad"
-        )
+        raise other_version(beginning[2])
     raise ProtocolError(
         "it is a worker without TLS, and this worker requires TLS: start all workers with TLS, or none (tls=False)"
     )
