@@ -14,7 +14,7 @@ from telegrad.errors import AuthenticationError
 from telegrad.wire.preamble import is_valid_preamble
 
 MAX_USED = 8192
-"""How many preambles a listener remembers: up to 1 MB."""
+"""How many preambles a listener remembers: about 1 MB."""
 
 
 class PreambleVerifier:
