@@ -110,7 +110,7 @@ class RawPeer:
         self.socket.settimeout(PATIENCE)
         self.socket.connect((address.host, address.port) if address.scheme == "tcp" else address.path)
         if agent.me.tls:
-            self.socket = tls_client.wrap(self.socket)
+            self.socket = tls_client.wrap(self.socket, tls_client.preamble_for(agent.me.addresses[0]))
 
     def __enter__(self) -> RawPeer:
         return self
@@ -375,9 +375,9 @@ def test_many_unauthenticated_connections_leave_nothing_behind(group: LoggedGrou
 
 
 def test_a_worker_with_another_token_learns_that_the_tokens_differ(group: LoggedGroup) -> None:
-    directory = os.environ["TELEGRAD_RUNTIME_DIR"]
+    directory, token = os.environ["TELEGRAD_RUNTIME_DIR"], b"the token of quite another group"
     way = (
-        (TlsTransport(), "tcp://127.0.0.1:0")
+        (TlsTransport(derive_keys(token).preamble), "tcp://127.0.0.1:0")
         if group.transport == "tcp"
         else (UnixTransport(), f"unix://{directory}/x.sock")
     )
@@ -387,16 +387,21 @@ def test_a_worker_with_another_token_learns_that_the_tokens_differ(group: Logged
         transports=[way],
         poller=SocketPoller(),
         runtime=RealRuntime(),
-        token=b"the token of quite another group",
+        token=token,
         host="here",
     )
     try:
         other.start([group.a.me, group.b.me, other.me])
-        with pytest.raises(AuthenticationError, match="Start every worker with the same TELEGRAD_TOKEN"):
+        with pytest.raises(AuthenticationError, match="Start every worker with the same TELEGRAD_TOKEN") as caught:
             other.call("a", operator.add, (1, 2))
+        if group.transport == "tcp":
+            assert "a worker with another group token does that" in str(caught.value)
+            reason = "its preamble is not valid; the group tokens differ"
+        else:
+            reason = "claims to be worker 'c', but could not prove it; the group tokens differ"
         assert not other.peers.find("a").gone
         for _ in range(group.log.count()):
-            assert "claims to be worker 'c', but could not prove it; the group tokens differ" in group.log.next()
+            assert reason in group.log.next()
         group.check_works()
     finally:
         other.close()
