@@ -33,15 +33,16 @@ from typing import Any
 FLOODS = {
     "none": "no strangers",
     "idle": "connections that send nothing; closed ones are opened again",
-    "slowloris": "connections that send a byte of a ClientHello per second",
+    "slowloris": "connections that send a byte of a preamble per second",
     "churn": "connections that are reset as soon as they are open",
     "garbage": "connections that send something else (an HTTP request)",
-    "client-hello": "connections that send a TLS ClientHello, and end when the worker has answered",
+    "client-hello": "connections that send a TLS ClientHello, and end when the worker has answered or closed them",
+    "preamble": "the same after a forged preamble",
+    "replay": "the same after a preamble that was recorded",
     "hello": "connections that send a well-formed Hello without the token; the group has no TLS",
 }
 RESETS = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset, so that the flooder keeps no TIME_WAIT
-RECORD = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(501)  # the beginning of a TLS ClientHello
-PLAIN = ("hello",)  # floods of a worker without TLS: with it, a stranger's Hello costs it a ClientHello first
+PLAIN = ("hello",)  # floods of a worker without TLS: with it, a stranger's Hello does not get as far
 PATIENCE = 60.0
 
 
@@ -84,6 +85,7 @@ def serve(*, plain: bool) -> None:
 
 def _agent(name: str, number: int, *, plain: bool) -> Any:
     from telegrad.agent.agent import Agent
+    from telegrad.connection.group_keys import derive_keys
     from telegrad.testing.group import TOKEN
     from telegrad.transport.sockets import SocketPoller
     from telegrad.transport.tcp import TcpTransport
@@ -93,7 +95,7 @@ def _agent(name: str, number: int, *, plain: bool) -> Any:
     return Agent(
         name,
         number,
-        transports=[(TcpTransport() if plain else TlsTransport(), "tcp://127.0.0.1:0")],
+        transports=[(TcpTransport() if plain else TlsTransport(derive_keys(TOKEN).preamble), "tcp://127.0.0.1:0")],
         poller=SocketPoller(),
         runtime=RealRuntime(),
         token=TOKEN,
@@ -132,7 +134,8 @@ class _Flooder:
         self._epoll = select.epoll()
         self._next_byte = time.monotonic()
         self._data = _first_bytes(kind, port)
-        self._sent: dict[socket.socket, int] = {}  # how many bytes of the ClientHello
+        self._sent: dict[socket.socket, int] = {}  # how many bytes
+        self._slow = _forged_preamble() if kind == "slowloris" else b""
 
     def step(self) -> None:
         """Open some connections, and replace those that ended."""
@@ -152,7 +155,7 @@ class _Flooder:
             self._next_byte = time.monotonic() + 1.0
             for sock, sent in self._sent.items():
                 with contextlib.suppress(OSError):
-                    sock.send(RECORD[sent : sent + 1])
+                    sock.send(self._slow[sent : sent + 1])
                 self._sent[sock] = sent + 1
 
     def _open(self) -> None:
@@ -176,16 +179,20 @@ class _Flooder:
 
 def _first_bytes(kind: str, port: int) -> bytes:
     if kind == "slowloris":
-        return RECORD[:1]
+        return _forged_preamble()[:1]
     if kind == "garbage":
         return b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
     if kind == "client-hello":
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        outgoing = ssl.MemoryBIO()
-        with contextlib.suppress(ssl.SSLWantReadError):
-            context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
-        return outgoing.read()
+        return _client_hello()
+    if kind == "preamble":
+        return _forged_preamble() + _client_hello()
+    if kind == "replay":
+        from telegrad.connection.group_keys import derive_keys
+        from telegrad.testing.group import TOKEN
+        from telegrad.wire.preamble import NONCE_SIZE, pack_preamble
+
+        key, address = derive_keys(TOKEN).preamble, f"tcp://127.0.0.1:{port}"
+        return pack_preamble(key, os.urandom(NONCE_SIZE), address) + _client_hello()
     if kind == "hello":
         import msgspec
 
@@ -205,6 +212,7 @@ def _first_bytes(kind: str, port: int) -> bytes:
             target="a",
             dialled=f"tcp://127.0.0.1:{port}",
             nonce=b"n" * 32,
+            attempt=1,
             session=1,
             received=(0, 0),
             fresh=True,
@@ -213,6 +221,21 @@ def _first_bytes(kind: str, port: int) -> bytes:
         body = msgspec.msgpack.encode(hello)
         return pack_header(Kind.HANDSHAKE, len(body), 0, 0, 0) + body
     return b""
+
+
+def _client_hello() -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    outgoing = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
+def _forged_preamble() -> bytes:
+    from telegrad.wire.preamble import NONCE_SIZE, pack_preamble
+
+    return pack_preamble(b"a key of another group", os.urandom(NONCE_SIZE), "")
 
 
 # -- the members, and the measurement ---------------------------------------------------------------------------------

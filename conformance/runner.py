@@ -23,7 +23,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from conformance.suites import Suite, make_case
+from conformance.suites import Suite, load_torch_test_kit, make_case
 
 LIMIT = 150.0
 """Time limit of a test in seconds. None needs a third of it, even on a loaded machine."""
@@ -71,6 +71,7 @@ def run(
 
     A failed test that is in `differ`, by suite and name, has the status "differs".
     """
+    load_torch_test_kit()
     waiting = list(tests)[::-1]
     running: list[_Running] = []
     results: list[TestRun] = []

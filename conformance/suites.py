@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import unittest
 from dataclasses import dataclass
@@ -67,6 +68,20 @@ _FIXTURES = {
     "": ("tensorpipe_rpc_agent_test_fixture", "TensorPipeRpcAgentTestFixture"),
     "faulty": ("faulty_rpc_agent_test_fixture", "FaultyRpcAgentTestFixture"),
 }
+
+
+def load_torch_test_kit() -> None:
+    """Import what every test needs, and keep the garbage collector from visiting it.
+
+    The runner calls this once, and then forks. Otherwise each test would import PyTorch's test kit again, which takes
+    half a second of CPU time, and a collection would copy the pages that its processes share.
+    """
+    importlib.import_module(f"{_HOME}.rpc_utils")
+    module, _ = _FIXTURES[""]
+    importlib.import_module(f"{_HOME}.rpc.{module}")
+    importlib.import_module("torch.testing._internal.common_device_type")
+    gc.collect()
+    gc.freeze()
 
 
 def make_case(suite: Suite, test: str) -> unittest.TestCase:

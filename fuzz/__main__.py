@@ -7,6 +7,7 @@ with its fix. ``--minimize`` chooses the inputs worth committing and writes them
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def _run(name: str, seconds: int, *, verbose: bool) -> str:
 
 
 def main() -> int:
-    """Run what the arguments say, and return 1 if a crash was found."""
+    """Run what the arguments say, and return 1 if a crash was found, 2 if atheris is missing."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"default: all of {', '.join(TARGETS)}")
     parser.add_argument("--seconds", type=int, default=600, help="in all; the targets share them equally")
@@ -120,6 +121,9 @@ def main() -> int:
         for name in names:
             print(minimize(TARGETS[name]))
         return 0
+    if importlib.util.find_spec("atheris") is None:
+        print("python -m fuzz: atheris is not installed; run `make fuzz`, which installs it first.", file=sys.stderr)
+        return 2
     print(HEADER, flush=True)
     results = []
     for name in names:

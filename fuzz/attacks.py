@@ -61,7 +61,8 @@ class Attacker:
         if self.reads:
             channel.readers.leave_to_poller()
         self.messages = HostileMember(
-            *((record.id, incarnation_of(record)) for record in (agent.me, self._target)),
+            (agent.me.id, incarnation_of(agent.me)),
+            (self._target.id, incarnation_of(self._target)),
             tuple((record.id, incarnation_of(record)) for record in self._others),
         )
         return channel

@@ -64,19 +64,17 @@ FUNCTIONS = (
     ":",
     "operator:add\nworker 'a' lost worker 'c'",
 )
-PICKLES = tuple(
-    pickle.dumps(value, 5)
-    for value in (
-        ((), {}),
-        ((1, 2), {}),
-        (("x",), {}),
-        (len, ((),), {}),
-        None,
-        "text",
-        ((1,), {"missing": 2}),
-        [[]] * 40,
-    )
+_PICKLED: tuple[Any, ...] = (
+    ((), {}),
+    ((1, 2), {}),
+    (("x",), {}),
+    (len, ((),), {}),
+    None,
+    "text",
+    ((1,), {"missing": 2}),
+    [[]] * 40,
 )
+PICKLES = tuple(pickle.dumps(value, 5) for value in _PICKLED)
 DATA = (*PICKLES, b"", b"\x80\x05.", b"\x80\x05N", b"garbage")
 TEXTS = ("", "text", "x" * 300, "two\nlines", "\x1b[2J", "\u202e", "x" * 5000)
 TIMEOUTS = (0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e308, 1e-308)

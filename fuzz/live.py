@@ -25,6 +25,7 @@ from fuzz.attacks import ATTACKS, Attacker
 from fuzz.census import census
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
+from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.rref.manager import RRefManager
 from telegrad.settings import AgentSettings
@@ -45,7 +46,7 @@ def make_agent(name: str, number: int, transport: str, directory: str, settings:
     if transport == "unix":
         listening = UnixTransport(), f"unix://{directory}/{name}-{time.monotonic_ns()}.sock"
     elif transport == "tcp":
-        listening = TlsTransport(), "tcp://127.0.0.1:0"
+        listening = TlsTransport(derive_keys(TOKEN).preamble), "tcp://127.0.0.1:0"
     else:
         assert transport == "plain tcp", transport
         listening = TcpTransport(), "tcp://127.0.0.1:0"

@@ -34,13 +34,13 @@ def _changed(value: Any, rng: random.Random, depth: int = 0) -> Any:
             made[index] = _changed(made[index], rng, depth + 1)
         return made
     if isinstance(value, dict) and value:
-        made = dict(value)
-        key = rng.choice(list(made))
+        entries = dict(value)
+        key = rng.choice(list(entries))
         if rng.random() < 0.1:
-            del made[key]
+            del entries[key]
         else:
-            made[key] = _changed(made[key], rng, depth + 1)
-        return made
+            entries[key] = _changed(entries[key], rng, depth + 1)
+        return entries
     if isinstance(value, bool):
         return not value if rng.random() < 0.8 else _leaf(rng)
     if isinstance(value, int):

@@ -130,8 +130,8 @@ class _Receiver:
         self.log.append((bytes(message.head), len(message.data), len(message.region), message.size))
         head = decode_head(message.head)
         try:
-            if getattr(head, "attachments", ()):
-                decode_tensors(head.attachments, message.region)
+            if attachments := getattr(head, "attachments", ()):
+                decode_tensors(attachments, message.region)
         except (PayloadError, ProtocolError) as error:
             self.log.append(type(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -63,7 +64,7 @@ def _check(value: object) -> None:
 
 def _seeds() -> Iterable[bytes]:
     x = torch.ones(2)
-    values = (
+    values: tuple[Any, ...] = (
         ((), {}),
         ((1, 2.5, "text", None, True, b"bytes"), {"a": [1, (2, {3}), frozenset({4})]}),
         ((x, torch.nn.Parameter(x)), {"y": x}),

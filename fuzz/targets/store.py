@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it in __all__
 
 from fuzz.mutators import mutate_json
 from fuzz.target import Target

@@ -4,6 +4,9 @@ An input is a program for a stranger with a real TLS implementation, which conne
 connection. It sends raw bytes, continues the handshake, changes a byte of what OpenSSL wants to send, sends frames and
 garbage through the encryption, repeats records, ends the stream, and reads or does not read. The link sends frames too,
 before the TLS handshake and after it.
+
+A stranger that connects mostly has a valid preamble, as somebody on the path may have. Otherwise it has an altered one,
+a part of one, or none, and nothing that it sends may reach OpenSSL or be answered.
 """
 
 from __future__ import annotations
@@ -18,16 +21,20 @@ from functools import cache
 from fuzz.choices import Choices
 from fuzz.target import Target
 from fuzz.targets.handshake import OTHER_KEY, framed, opener
-from telegrad.errors import ProtocolError
+from telegrad.errors import AuthenticationError, ProtocolError
 from telegrad.transport.base import LinkClosed
 from telegrad.transport.certificates import Credentials, make_credentials
+from telegrad.transport.preamble_verifier import PreambleVerifier
 from telegrad.transport.tls_link import TlsLink
 from telegrad.wire.frames import Kind, Limits, pack_header
 from telegrad.wire.handshake_messages import decode_handshake
 from telegrad.wire.messages import encode_head
+from telegrad.wire.preamble import NONCE_SIZE, PREAMBLE_SIZE, pack_preamble
 
 MOST_STEPS = 48
 LIMITS = Limits(frame=1 << 16, message=1 << 16)
+KEY, ADDRESS = b"the key of a group for preambles", "tcp://10.0.0.9:41234"
+VALID = pack_preamble(KEY, bytes(NONCE_SIZE), ADDRESS)
 
 
 @cache
@@ -53,6 +60,9 @@ class _Stranger:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=listens)
         self._socket = sock
         self._last = b""
+        self._skipped = PREAMBLE_SIZE if listens else 0  # bytes in front of TLS that are still to come
+        self.answered = False
+        """Whether the link has sent something."""
         self.altered = False
         """Whether it has sent something that OpenSSL did not make."""
 
@@ -62,7 +72,10 @@ class _Stranger:
             received = self._socket.recv(1 << 16)
         except (BlockingIOError, ConnectionResetError):
             return
-        self._incoming.write(received)
+        self.answered = self.answered or bool(received)
+        skipped = min(self._skipped, len(received))
+        self._skipped -= skipped
+        self._incoming.write(received[skipped:])
 
     def step(self, choices: Choices) -> None:
         """Send something."""
@@ -119,24 +132,42 @@ class _Stranger:
             self._socket.sendall(data)
 
 
+def _preamble(kind: int, choices: Choices) -> bytes:
+    """Return what a stranger that connects sends first: mostly a valid preamble."""
+    if kind == 13:
+        altered = bytearray(VALID)
+        altered[choices.below(PREAMBLE_SIZE)] ^= 1 << choices.below(8)
+        return bytes(altered)
+    if kind == 14:
+        return VALID[: choices.below(PREAMBLE_SIZE // 2)]  # by chance the fuzzer finds one byte, but not sixteen
+    return VALID if kind < 13 else b""
+
+
 def _run(data: bytes) -> None:
     choices = Choices(data)
     admits_after = 1 + choices.below(MOST_STEPS)
-    opens, old = choices.rarely(), choices.rarely()
+    kind = choices.byte()
+    opens, old = kind & 15 == 15, choices.rarely()
+    preamble = b"" if opens else _preamble(kind >> 4, choices)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    link = TlsLink(ours, peer="a stranger", credentials=_credentials("link"), opens=opens)
+    expected = VALID if opens else PreambleVerifier(KEY, ADDRESS)
+    link = TlsLink(ours, peer="a stranger", credentials=_credentials("link"), preamble=expected)
     version = ssl.TLSVersion.TLSv1_2 if old else ssl.TLSVersion.TLSv1_3
     context = _credentials("stranger").listener if opens else _clients(version)
     stranger = _Stranger(theirs, context, listens=opens)
     try:
         if opens:
-            with link._lock:
-                link._advance_handshake()
+            link.begin()
+        theirs.sendall(preamble)
         _talk(link, stranger, choices, admits_after)
     finally:
         link.close()
+        stranger.read()
         theirs.close()
+        if not opens and preamble != VALID:
+            assert not stranger.answered, "the link answered somebody without a valid preamble"
+            assert not hasattr(link, "_tls"), "somebody without a valid preamble reached OpenSSL"
     assert not (old and not opens and link._established), "the link accepted an old version of TLS"
 
 
@@ -176,6 +207,8 @@ def _seeds() -> Iterable[bytes]:
         yield b"\2" + kind + reads + b"\0\x14GET / HTTP/1.1\r\nHost" + quiet
         for index in range(1, 6):
             yield b"\4" + kind + handshake + hello + rng.randbytes(16 * index)
+    for first in (b"\4\xd0\0\x05\3", b"\4\xd0\0\x1f\7", b"\4\xe0\0\5", b"\4\xf0\0"):  # altered, a part, none
+        yield first + handshake + hello
 
 
-TLS = Target("tls", _run, (ProtocolError, LinkClosed), _seeds, max_size=1024)
+TLS = Target("tls", _run, (ProtocolError, LinkClosed, AuthenticationError), _seeds, max_size=1024)

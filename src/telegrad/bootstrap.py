@@ -12,7 +12,7 @@ from pathlib import Path
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
 from telegrad.calls.registry import Registry
-from telegrad.connection.group_keys import GroupKeys
+from telegrad.connection.group_keys import GroupKeys, derive_keys
 from telegrad.connection.token_source import find_token
 from telegrad.connection.worker_record import WorkerRecord, modes_differ
 from telegrad.errors import RendezvousError, TelegradError, TokenError
@@ -118,7 +118,7 @@ def _make_agent(
             advertise=options.advertise,
             interface=options.interface,
         )
-        transports.append((_tcp_transport(name, options, advertise), format_tcp(bind, 0)))
+        transports.append((_tcp_transport(name, token, options, advertise), format_tcp(bind, 0)))
     try:
         agent = Agent(
             name,
@@ -142,7 +142,7 @@ def _make_agent(
     return agent
 
 
-def _tcp_transport(name: str, options: Options, advertise: str) -> Transport:
+def _tcp_transport(name: str, token: bytes, options: Options, advertise: str) -> Transport:
     files = options.certificate_files()
     if not options.uses_tls():
         _log.warning(
@@ -156,7 +156,7 @@ def _tcp_transport(name: str, options: Options, advertise: str) -> Transport:
     from telegrad.transport.tls import TlsTransport
 
     credentials = load_credentials(*files, worker=name) if files is not None else None
-    return TlsTransport(credentials, advertise=advertise, deferred=True)
+    return TlsTransport(derive_keys(token).preamble, credentials, advertise=advertise, deferred=True)
 
 
 def _main_program() -> str:

@@ -13,7 +13,7 @@ import pytest
 from telegrad.connection import accept
 from telegrad.connection.accept import PendingConnections
 from telegrad.connection.connector import send_greeting
-from telegrad.connection.eviction import CROWDED_TIMES, FLOODED_TIMES, MEMBER_TIME, SILENT
+from telegrad.connection.eviction import CROWDED_TIMES, FLOODED_TIMES, GREETED, MEMBER_TIME, SILENT
 from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.handshake import NONCE_SIZE, Opener
 from telegrad.connection.refusal_log import INTERVAL
@@ -163,6 +163,23 @@ def test_a_connection_with_a_valid_hello_outlives_any_number_of_strangers(agent:
         agent.settle()
     assert not ended(member)
     assert sum(ended(stranger) for stranger in strangers) == len(strangers) - (LIMIT - 1)
+
+
+def test_a_connection_with_a_valid_preamble_outlives_strangers_but_not_its_time(agent: FakeAgent) -> None:
+    member = agent.connect()
+    agent.settle()
+    (connection,) = agent.pending.all()
+    connection.link.has_preamble = True
+    connection.on_ready(Ready.READ)
+    agent.settle()
+    assert connection.stage == GREETED
+    for _ in range(5 * LIMIT):
+        agent.advance(FLOODED_TIMES[SILENT])
+        agent.connect()
+        agent.settle()
+    assert not ended(member)
+    agent.advance(agent.settings.connect_timeout)
+    assert ended(member), "a preamble is no authentication"
 
 
 def test_connections_with_a_valid_hello_make_room_for_each_other_after_a_second(agent: FakeAgent) -> None:

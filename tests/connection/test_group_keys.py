@@ -19,11 +19,12 @@ def test_keys_are_those_of_hkdf_sha256(token: bytes) -> None:
     keys = derive_keys(token)
     assert keys.handshake == expected("handshake")
     assert keys.store == expected("rendezvous store")
+    assert keys.preamble == expected("preamble")
 
 
 def test_keys_differ_from_each_other_and_from_those_of_other_tokens() -> None:
     keys, others = derive_keys(b"one token"), derive_keys(b"another token")
-    assert len({keys.handshake, keys.store, others.handshake, others.store}) == 4
+    assert len({key for one in (keys, others) for key in (one.handshake, one.store, one.preamble)}) == 6
 
 
 def test_no_key_is_shown() -> None:

@@ -143,7 +143,11 @@ def test_the_check_writes_counts_and_reports_those_that_grew(tmp_path: Path) -> 
     caller = written["cases"]["noop"]["caller"]
     assert caller["system calls"] >= 3
     assert caller["wake-ups of threads"] < 0.5
-    caller["Python functions"] /= 2
+    # Only this count can exceed its limit: on a busy machine, the second run may do more work of another kind.
+    functions = caller["Python functions"]
+    for counts_of_side in written["cases"]["noop"].values():
+        counts_of_side.update((kind, 1000.0 + 2 * count) for kind, count in counts_of_side.items())
+    caller["Python functions"] = functions / 2
     counts.write_text(json.dumps(written))
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 1, done.stdout + done.stderr

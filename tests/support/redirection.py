@@ -6,20 +6,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from telegrad.agent.agent import Agent
-from telegrad.transport.base import Link
+from telegrad.transport.addresses import parse_address
+from telegrad.transport.tcp import TcpTransport
 
 
 @contextmanager
 def redirected(agent: Agent, real: str, other: str) -> Iterator[None]:
-    """Let connections that `agent` opens to the address `real` arrive at `other`."""
-    transport = agent.peers.connector._transports[real.partition("://")[0]]
-    connect = transport.connect
+    """Let connections that `agent` opens to the tcp address `real` arrive at `other`."""
+    transport = agent.peers.connector._transports["tcp"]
+    assert isinstance(transport, TcpTransport)
+    with rerouted(transport, real, other):
+        yield
 
-    def connect_to_other(address: str, deadline: float) -> Link:
-        return connect(other if address == real else address, deadline)
 
-    transport.connect = connect_to_other  # type: ignore[method-assign]  # until the end of the block
+@contextmanager
+def rerouted(transport: TcpTransport, real: str, other: str) -> Iterator[None]:
+    """Let connections that `transport` opens to the address `real` arrive at `other`."""
+
+    def destination(address: str) -> tuple[str, int]:
+        found = parse_address(other if address == real else address)
+        return found.host, found.port
+
+    transport._destination = destination  # type: ignore[method-assign]  # until the end of the block
     try:
         yield
     finally:
-        del transport.connect  # type: ignore[method-assign]  # the class has it
+        del transport._destination  # type: ignore[method-assign]  # the class has it

@@ -12,6 +12,7 @@ from tests.support import tls_client
 
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.certificates import make_credentials
+from telegrad.wire.preamble import PREAMBLE_SIZE
 
 PATIENCE = 30.0
 
@@ -25,6 +26,8 @@ class Listener:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
+        self.preambles: dict[socket.socket, bytes] = {}
+        """What came before TLS, by connection."""
         self._open: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
@@ -45,7 +48,9 @@ class Listener:
         self._open.append(plain)
         with contextlib.suppress(OSError, EOFError):
             if self._context is not None:
+                preamble = read_exactly(sock, PREAMBLE_SIZE)
                 sock = self._context.wrap_socket(sock, server_side=True)
+                self.preambles[sock] = preamble
             self._handle(sock)
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
@@ -76,11 +81,11 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
     return data
 
 
-def connect(address: str, *, tls: bool = False) -> socket.socket:
-    """Connect to a worker as a stranger, who accepts any certificate."""
+def connect(address: str, *, preamble: bytes = b"") -> socket.socket:
+    """Connect to a worker as a stranger, who accepts any certificate; with TLS if it has a preamble."""
     parsed = parse_address(address)
     sock = socket.create_connection((parsed.host, parsed.port), timeout=PATIENCE)
-    return tls_client.wrap(sock) if tls else sock
+    return tls_client.wrap(sock, preamble) if preamble else sock
 
 
 def read_until_closed(sock: socket.socket) -> bytes:
@@ -157,7 +162,7 @@ def _shut_down(*sockets: socket.socket) -> None:
 
 
 class Relay(Listener):
-    """Passes bytes on between whoever connects and a worker, and records them."""
+    """Passes bytes on between whoever connects and a worker, and records them; with `tls`, what is inside TLS."""
 
     def __init__(self, target: str, *, tls: bool) -> None:
         self.sent: list[bytes] = []
@@ -165,11 +170,10 @@ class Relay(Listener):
         self.answered: list[bytes] = []
         """What the worker answered."""
         self._target = target
-        self._target_tls = tls
         super().__init__(self._relay, tls=tls)
 
     def _relay(self, opener: socket.socket) -> None:
-        with connect(self._target, tls=self._target_tls) as worker:
+        with connect(self._target, preamble=self.preambles.get(opener, b"")) as worker:
             back = threading.Thread(target=self._pass_on, args=(worker, opener, self.answered))
             back.start()
             self._pass_on(opener, worker, self.sent)

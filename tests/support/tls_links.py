@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import socket
 import threading
@@ -11,14 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from telegrad.errors import ProtocolError
+from tests.support.redirection import rerouted
+
+from telegrad.errors import AuthenticationError, ProtocolError
 from telegrad.transport.base import Link, LinkClosed, Listener
 from telegrad.transport.certificates import Credentials
 from telegrad.transport.tls import TlsTransport
 from telegrad.transport.tls_link import TlsLink
 from telegrad.wire.frames import Frame, Kind, Limits
+from telegrad.wire.preamble import NONCE_SIZE, pack_preamble
 
 PATIENCE = 30.0
+KEY = b"the key of a group for preambles"
 
 
 def soon() -> float:
@@ -27,7 +32,7 @@ def soon() -> float:
 
 @contextmanager
 def listening(credentials: Credentials | None = None) -> Iterator[Listener]:
-    listener = TlsTransport(credentials).listen("tcp://127.0.0.1:0")
+    listener = TlsTransport(KEY, credentials).listen("tcp://127.0.0.1:0")
     try:
         yield listener
     finally:
@@ -44,11 +49,19 @@ def accept(listener: Listener) -> TlsLink:
 
 
 class Connecting(threading.Thread):
-    """Connects to an address on another thread, because the other end has to take part."""
+    """Connects to an address on another thread, because the other end has to take part. `relay` is in between."""
 
-    def __init__(self, address: str, credentials: Credentials | None = None, *, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials | None = None,
+        *,
+        key: bytes = KEY,
+        relay: str | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
         super().__init__()
-        self._transport, self._address = TlsTransport(credentials), address
+        self._transport, self._address, self._relay = TlsTransport(key, credentials), address, relay
         self._deadline = time.monotonic() + patience
         self.link: TlsLink | None = None
         self.error: BaseException | None = None
@@ -57,7 +70,8 @@ class Connecting(threading.Thread):
     def run(self) -> None:
         """Connect."""
         try:
-            link = self._transport.connect(self._address, self._deadline)
+            with rerouted(self._transport, self._address, self._relay or self._address):
+                link = self._transport.connect(self._address, self._deadline)
             assert isinstance(link, TlsLink)
             self.link = link
         except BaseException as error:  # noqa: BLE001 - the test looks at it
@@ -90,10 +104,16 @@ def connected(
             there.close()
 
 
+def preamble_for(listener: Listener, key: bytes = KEY) -> bytes:
+    """Return a preamble that was not used yet."""
+    return pack_preamble(key, os.urandom(NONCE_SIZE), listener.address)
+
+
 class RawClient:
     """A TLS client made of OpenSSL's own functions, which asks for new keys as often as it likes."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, preamble: bytes) -> None:
+        sock.sendall(preamble)
         found = re.search(r"\S*/libssl\.so\.3", Path("/proc/self/maps").read_text())
         assert found is not None, "Python's ssl is not built with OpenSSL 3"
         self._library = library = ctypes.CDLL(found[0])
@@ -148,6 +168,6 @@ def read_to_the_end(link: Link) -> Exception:
         link.wait(deadline)
         try:
             assert not list(link.receive())
-        except (LinkClosed, ProtocolError) as error:
+        except (LinkClosed, ProtocolError, AuthenticationError) as error:
             return error
     raise AssertionError("the link did not end")

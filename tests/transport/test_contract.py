@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 
 import pytest
+from tests.support.tls_links import KEY
 
 from telegrad.testing import BrokenPromise, TransportUnderTest, check_transport
 from telegrad.testing.transport_contract import CHECKS, Check, Harness, NotApplicable
@@ -49,7 +50,7 @@ def tcp6() -> Iterator[TransportUnderTest]:
 @contextmanager
 def tls() -> Iterator[TransportUnderTest]:
     with closing(SocketPoller()) as poller:
-        yield TransportUnderTest(TlsTransport(), poller, "tcp://127.0.0.1:0")
+        yield TransportUnderTest(TlsTransport(KEY), poller, "tcp://127.0.0.1:0")
 
 
 def has_ipv6() -> bool:

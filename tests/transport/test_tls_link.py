@@ -6,23 +6,37 @@ import errno
 import gc
 import os
 import socket
+import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.certificate_authority import Authority
-from tests.support.tls_links import Connecting, RawClient, accept, connected, listening, read, read_to_the_end, soon
+from tests.support.tls_links import (
+    KEY,
+    Connecting,
+    RawClient,
+    accept,
+    connected,
+    listening,
+    preamble_for,
+    read,
+    read_to_the_end,
+    soon,
+)
 
-from telegrad.errors import ProtocolError
+from telegrad.errors import AuthenticationError, ProtocolError
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.base import LinkClosed, Listener, Ready
 from telegrad.transport.certificates import load_credentials
 from telegrad.transport.tls_link import MAX_UNAUTHENTICATED, TlsLink
 from telegrad.wire.frames import BULK_CHUNK, HEADER_SIZE, MESSAGE, Frame, Kind, Limits, pack_header
+from telegrad.wire.preamble import PREAMBLE_SIZE, is_valid_preamble
 
 
 def where(listener: Listener) -> tuple[str, int]:
@@ -96,7 +110,7 @@ def test_a_man_in_the_middle_with_its_own_certificate_gives_the_ends_different_b
 
 def test_a_relay_that_does_not_terminate_tls_sees_and_changes_nothing() -> None:
     with listening() as listener, closing(Relay(where(listener))) as relay:
-        connecting = Connecting(relay.address)
+        connecting = Connecting(listener.address, relay=relay.address)
         with closing(accept(listener)) as there:
             while connecting.is_alive():
                 assert not list(there.receive())
@@ -139,7 +153,7 @@ def test_connecting_ends_at_its_deadline_if_the_listener_does_not_answer() -> No
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"", "one that requires certificates (tls_ca), and a program that is not telegrad"),
+        (b"", "a worker with another group token does that, one without TLS (tls=False, TELEGRAD_TLS=0)"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the listener does not speak TLS: its answer starts with b'HT'"),
         (b"\x15\3\1\0\2\2\x28", "the peer ended the TLS connection with the alert 'handshake failure'"),
         (b"\x16\3\3\0\4\2\0\0\0", "the TLS handshake with 127.0.0.1"),
@@ -203,6 +217,120 @@ def test_an_interrupted_connect_closes_its_socket(monkeypatch: pytest.MonkeyPatc
             assert isinstance(read_to_the_end(there), LinkClosed)
 
 
+# -- the preamble -----------------------------------------------------------------------------------------------
+
+
+def test_the_preamble_and_the_client_hello_are_sent_together() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        connecting = Connecting(address)
+        with server.accept()[0] as sock:
+            first = sock.recv(65536)
+        connecting.join()
+    assert is_valid_preamble(first[:PREAMBLE_SIZE], KEY, address)
+    assert first[PREAMBLE_SIZE : PREAMBLE_SIZE + 2] == b"\x16\3"
+
+
+def test_the_opener_of_another_group_gets_no_answer_and_learns_the_likely_cause() -> None:
+    with listening() as listener:
+        connecting = Connecting(listener.address, key=b"the key of quite another group")
+        with closing(accept(listener)) as there:
+            error = read_to_the_end(there)
+        connecting.join()
+    assert isinstance(error, AuthenticationError)
+    assert isinstance(connecting.error, LinkClosed)
+    assert "a worker with another group token does that" in str(connecting.error)
+
+
+def test_the_preamble_may_arrive_byte_by_byte() -> None:
+    with listening() as listener, socket.create_connection(where(listener)) as sock, closing(accept(listener)) as there:
+        for number, byte in enumerate(preamble_for(listener)):
+            assert not there.has_preamble
+            assert not hasattr(there, "_tls"), f"OpenSSL is used after {number} bytes"
+            sock.sendall(bytes([byte]))
+            assert there.wait(soon()) & Ready.READ
+            assert not list(there.receive())
+        assert there.has_preamble
+        sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            sock.recv(1)
+        sock.setblocking(True)
+        client = RawClient(sock, b"")
+        serving = threading.Thread(target=client.connect)
+        serving.start()
+        while serving.is_alive():
+            assert not list(there.receive())
+            serving.join(0.001)
+        assert client.write(pack_header(Kind.HANDSHAKE, 1, 0, 0, 0) + b"x")
+        assert bytes(read(there, 1)[0].body) == b"x"
+        client.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, PREAMBLE_SIZE - 1])
+def test_a_peer_may_leave_before_its_preamble_is_complete(size: int) -> None:
+    with listening() as listener:
+        with socket.create_connection(where(listener)) as sock:
+            there = accept(listener)
+            sock.sendall(preamble_for(listener)[:size])
+        with closing(there):
+            assert str(read_to_the_end(there)) == "end of file"
+            assert not hasattr(there, "_tls")
+
+
+def test_a_preamble_is_not_lost_if_there_is_no_memory_for_openssl(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failures = TlsLink._start_tls, [MemoryError(), MemoryError()]
+
+    def fail(link: TlsLink, context: ssl.SSLContext, *, opens: bool) -> None:
+        if not opens and failures:
+            raise failures.pop()
+        start(link, context, opens=opens)
+
+    monkeypatch.setattr(TlsLink, "_start_tls", fail)
+    with listening() as listener:
+        connecting = Connecting(listener.address)
+        with closing(accept(listener)) as there:
+            assert there.wait(soon()) & Ready.READ
+            for _ in range(2):
+                with pytest.raises(MemoryError):
+                    list(there.receive())
+            while connecting.is_alive():
+                assert not list(there.receive())
+                connecting.join(0.001)
+            assert connecting.link is not None, connecting.error
+            connecting.link.close()
+
+
+def test_openssl_without_memory_is_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted:
+        def wrap_bio(self, *args: object, **kwargs: object) -> None:
+            raise ssl.SSLError(1, "malloc failure")
+
+    with listening() as listener, socket.create_connection(where(listener)) as sock, closing(accept(listener)) as there:
+        sock.sendall(preamble_for(listener))
+        assert there.wait(soon()) & Ready.READ
+        monkeypatch.setattr(there, "_credentials", replace(there._credentials, listener=Exhausted()))
+        with pytest.raises(MemoryError, match="no memory for a TLS connection"):
+            list(there.receive())
+
+
+def test_a_link_that_is_closed_while_its_preamble_is_read_does_not_start_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening() as listener, socket.create_connection(where(listener)) as sock:
+        there = accept(listener)
+        sock.sendall(preamble_for(listener))
+        assert there.wait(soon()) & Ready.READ
+        assert there._verifier is not None
+        use = there._verifier.use
+
+        def use_and_close(preamble: bytes) -> None:
+            use(preamble)
+            there.close()
+
+        monkeypatch.setattr(there._verifier, "use", use_and_close)
+        with pytest.raises(LinkClosed, match="closed by this worker"):
+            list(there.receive())
+        assert not hasattr(there, "_tls")
+
+
 # -- receiving --------------------------------------------------------------------------------------------------
 
 
@@ -232,7 +360,7 @@ def test_a_frame_that_fills_the_buffer_does_not_hide_the_next_one() -> None:
 
 def test_a_truncated_stream_is_never_taken_for_a_frame() -> None:
     with listening() as listener, closing(Relay(where(listener))) as relay:
-        connecting = Connecting(relay.address)
+        connecting = Connecting(listener.address, relay=relay.address)
         with closing(accept(listener)) as there:
             while connecting.is_alive():
                 assert not list(there.receive())
@@ -248,7 +376,7 @@ def test_a_truncated_stream_is_never_taken_for_a_frame() -> None:
 
 def test_a_peer_may_end_tls_before_the_connection() -> None:
     with listening() as listener, socket.create_connection(where(listener)) as sock, closing(accept(listener)) as there:
-        client = RawClient(sock)
+        client = RawClient(sock, preamble_for(listener))
         serving = threading.Thread(target=client.connect)
         serving.start()
         while serving.is_alive():
@@ -264,7 +392,7 @@ def test_a_peer_may_end_tls_before_the_connection() -> None:
 @pytest.mark.parametrize("reads", [True, False], ids=["reads the answers", "does not"])
 def test_a_peer_cannot_ask_for_new_keys_without_end(reads: bool) -> None:
     with listening() as listener, socket.create_connection(where(listener)) as sock, closing(accept(listener)) as there:
-        client = RawClient(sock)
+        client = RawClient(sock, preamble_for(listener))
         serving = threading.Thread(target=client.connect)
         serving.start()
         while serving.is_alive():

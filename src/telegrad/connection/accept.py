@@ -2,12 +2,14 @@
 
 Unauthenticated connections get bounded time and memory, and members are served before them:
 
+- With TLS, a connection that does not begin with a valid preamble is closed before OpenSSL gets anything of it, and
+  without an answer; see `telegrad.wire.preamble`.
 - At most MAX_PENDING connections may be in their handshake at once. When all places are taken, the next connection
-  evicts one that has sent no valid Hello; see `telegrad.connection.eviction`.
+  evicts one that has sent no valid preamble or Hello; see `telegrad.connection.eviction`.
 - The thread that polls accepts a few connections per round, and reads from a few of those that sent something. So the
   links of members are read in between. Members in their handshake come first, and sources take turns.
-- If the process has no file descriptor left, connections without a valid Hello are evicted, too. Only if there are
-  none does the next connection wait in the listener's backlog.
+- If the process has no file descriptor left, connections without a valid preamble or Hello are evicted, too. Only if
+  there are none does the next connection wait in the listener's backlog.
 """
 
 from __future__ import annotations
@@ -120,7 +122,7 @@ class PendingConnections:
             return True, self._order.victim(self._local.runtime.now(), places)
 
     def _handle_shortage(self, listener: Listener, error: Exception) -> None:
-        """Evict a connection without a valid Hello, or try again later. The poller reports the listener again."""
+        """Evict a stranger's connection, or try again later. The poller reports the listener again."""
         now = self._local.runtime.now()
         with self._lock:
             strangers = is_shortage(error) and self._order.has_strangers()
@@ -202,7 +204,7 @@ class PendingConnections:
             return connection
 
     def served(self, connection: PendingConnection, greeted: bool) -> None:
-        """Record that everything that `connection` has sent was read, and whether that contained a valid Hello."""
+        """Record that all that `connection` has sent was read, and whether that had a valid preamble or Hello."""
         with self._lock:
             if connection.stage != GREETED:
                 connection.stage = GREETED if greeted else WAITING
@@ -320,7 +322,7 @@ class PendingConnection:
                     self._admit(acceptor)
                     return
                 taken = False
-            self._connections.served(self, acceptor.hello is not None)
+            self._connections.served(self, acceptor.hello is not None or self.link.has_preamble)
             self._local.poller.arm(self.link, read=True)
         except Rejected as error:
             if error.greeting is not None:
@@ -328,7 +330,7 @@ class PendingConnection:
             self._refuse(Refusal.OTHER, str(error))
         except LinkClosed as error:
             self._refuse(Refusal.LEFT, str(error))
-        except AuthenticationError as error:  # it found that our token is not its own
+        except AuthenticationError as error:  # it does not know our token, or found that it is not its own
             self._refuse(Refusal.TOKEN, str(error))
         except UnknownWorker as error:
             self._refuse(Refusal.OTHER, str(error))

@@ -1,6 +1,7 @@
 """Chooses which incoming connection makes room for the next one, while many are in their handshake.
 
-1. A connection that has sent a valid Hello belongs to a member, most likely. It is not evicted before MEMBER_TIME.
+1. A connection that has sent a valid Hello, or with TLS a valid preamble, belongs to a member, most likely. It is not
+   evicted before MEMBER_TIME.
 2. Among the others, the source address with the most connections loses one. So a member at another address than the
    flood keeps its connection.
 3. Of one source, silent connections go first, then those whose unfinished message was read, then those with unread
@@ -16,10 +17,10 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 SILENT, WAITING, UNREAD, GREETED = range(4)
-"""What a connection has sent: nothing; no whole message, and all was read; unread bytes; a valid Hello."""
+"""What a connection has sent: nothing; no whole message, and all was read; unread bytes; a valid preamble or Hello."""
 
 MEMBER_TIME = 1.0
-"""Seconds for which a connection that has sent a valid Hello is not evicted."""
+"""Seconds for which a connection that has sent a valid preamble or Hello is not evicted."""
 FLOODED_TIMES = (0.004, 0.004, 0.02)
 """Seconds for which a silent, waiting or unread connection is not evicted if its source has most of the places."""
 CROWDED_TIMES = (0.1, 0.25, 1.0)
@@ -47,7 +48,7 @@ class EvictionOrder(Generic[T]):
         self._sources.setdefault(connection.source, {})[connection] = None
 
     def greeted(self, connection: T) -> None:
-        """Record that a connection has sent a valid Hello."""
+        """Record that a connection has sent a valid preamble or Hello."""
         self.discard(connection)
         self._greeted[connection] = None
 
@@ -77,7 +78,7 @@ class EvictionOrder(Generic[T]):
         return oldest if oldest is not None and now - oldest.accepted_at >= MEMBER_TIME else None
 
     def has_strangers(self) -> bool:
-        """Return whether there is a connection that has sent no valid Hello."""
+        """Return whether there is a connection that has sent no valid preamble or Hello."""
         return bool(self._sources)
 
     def stranger(self, now: float) -> T | None:

@@ -1,4 +1,4 @@
-"""The keys of a group, derived from its token: one for the handshake, one for the rendezvous store.
+"""The keys of a group, derived from its token: one for each use.
 
 Each key has one use, so a proof made for one purpose means nothing for another, and the token itself keys nothing. The
 derivation is HKDF-SHA256 (RFC 5869) without a salt, whose output of one block is two HMACs. They are computed with the
@@ -29,11 +29,16 @@ class GroupKeys:
 
     handshake: bytes = field(repr=False)
     store: bytes = field(repr=False)
+    """For entries of the rendezvous store."""
+    preamble: bytes = field(repr=False)
+    """For what comes before TLS (see `telegrad.wire.preamble`)."""
 
 
 def derive_keys(token: bytes) -> GroupKeys:
     """Return the keys of the group with this token."""
-    return GroupKeys(handshake=_hkdf(token, "handshake"), store=_hkdf(token, "rendezvous store"))
+    return GroupKeys(
+        handshake=_hkdf(token, "handshake"), store=_hkdf(token, "rendezvous store"), preamble=_hkdf(token, "preamble")
+    )
 
 
 def _hkdf(token: bytes, purpose: str) -> bytes:

@@ -1,7 +1,7 @@
 """In which order the connections that sent something are read while they are in their handshake.
 
-Those with a valid Hello come first: they belong to members, most likely. Among the others, sources take turns, so that
-a flood from one address does not delay a member at another.
+Those with a valid preamble or Hello come first: they belong to members, most likely. Among the others, sources take
+turns, so that a flood from one address does not delay a member at another.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
 from telegrad.calls.registry import Registry
+from telegrad.connection.group_keys import derive_keys
 from telegrad.rpc.exposing import default_registry
 from telegrad.rref.manager import RRefManager
 from telegrad.settings import AgentSettings
@@ -52,7 +53,8 @@ def local_group(
                 if transport == "unix":
                     listening = UnixTransport(), f"unix://{directory}/{name}.sock"
                 elif transport == "tcp":
-                    listening = TlsTransport(), "tcp://127.0.0.1:0"
+                    assert token is not None, "TLS requires a token"
+                    listening = TlsTransport(derive_keys(token).preamble), "tcp://127.0.0.1:0"
                 else:
                     assert transport == "plain tcp", transport
                     listening = TcpTransport(), "tcp://127.0.0.1:0"

@@ -44,6 +44,8 @@ class Link(ABC):
 
     It is part of every proof of the handshake, so nobody can relay a handshake over two connections.
     """
+    has_preamble: bool = False
+    """Whether the opener has begun with a valid preamble: it is a member, most likely, but not authenticated yet."""
     peer_names: tuple[str, ...] | None = None
     """The DNS names in the verified certificate of the other end; None if no certificate was verified."""
 

@@ -34,7 +34,6 @@ class TcpTransport(Transport):
 
     scheme = "tcp"
     resumable = True
-    _beginning = MAGIC
 
     def __init__(self, *, advertise: str | None = None, deferred: bool = False) -> None:
         self._advertise = advertise
@@ -51,7 +50,7 @@ class TcpTransport(Transport):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)
             announced = format_tcp(self._advertise or host, sock.getsockname()[1])
-            listener = TcpListener(sock, announced, self._prepare, self._accepted_link, self._beginning)
+            listener = self._make_listener(sock, announced)
             if not self._deferred:
                 listener.open()
         except OSError:
@@ -61,7 +60,7 @@ class TcpTransport(Transport):
 
     def connect(self, address: str, deadline: float) -> Link:
         self._prepare()
-        host, port = _host_and_port(address)
+        host, port = self._destination(address)
         failure: OSError = ConnectionRefusedError(f"{host} has no address")
         for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             sock = socket.socket(family, kind, protocol)
@@ -72,7 +71,7 @@ class TcpTransport(Transport):
                     # The kernel chose the target as the source port, so the socket is connected to itself.
                     raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {address}")
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return self._opened_link(sock, f"{host}:{port}", deadline)
+                return self._open_link(sock, address, f"{host}:{port}", deadline)
             except OSError as error:
                 sock.close()
                 failure = error
@@ -84,11 +83,15 @@ class TcpTransport(Transport):
     def _prepare(self) -> None:
         """Called before a listener opens and before connecting, so that no peer has to wait for it."""
 
-    def _accepted_link(self, sock: socket.socket, peer: str) -> Link:
-        return SocketLink(sock, peer=peer, resumable=True)
+    def _make_listener(self, sock: socket.socket, address: str) -> TcpListener:
+        return TcpListener(sock, address, self._prepare, _plain_link, _starts_a_frame)
 
-    def _opened_link(self, sock: socket.socket, peer: str, deadline: float) -> Link:
-        return SocketLink(sock, peer=peer, resumable=True)
+    def _destination(self, address: str) -> tuple[str, int]:
+        return _host_and_port(address)
+
+    def _open_link(self, sock: socket.socket, address: str, peer: str, deadline: float) -> Link:
+        """Return the link of a socket that is connected to the worker at `address`."""
+        return _plain_link(sock, peer)
 
 
 class TcpListener(SocketListener):
@@ -96,8 +99,9 @@ class TcpListener(SocketListener):
 
     The peer of a connection sends its first message as soon as it is connected. A connection at the head of a long
     backlog had time for that. Dropping it here takes a third of the time of accepting and evicting it. So do those that
-    speak another protocol, and most of those from an address that keeps the backlog long with valid beginnings: each
-    would cost a TLS handshake. A member at that address gets in with one of its next attempts, and others at once.
+    begin as no member does: with TLS, without a valid preamble. Most of those from an address that keeps the backlog
+    long with valid beginnings are dropped, too: each would cost a handshake. A member at that address gets in with one
+    of its next attempts, and others at once.
     """
 
     def __init__(
@@ -105,14 +109,14 @@ class TcpListener(SocketListener):
         sock: socket.socket,
         address: str,
         prepare: Callable[[], None],
-        accepted_link: Callable[[socket.socket, str], Link],
-        beginning: bytes,
+        make_link: Callable[[socket.socket, str], Link],
+        is_valid_beginning: Callable[[bytes], bool],
     ) -> None:
         super().__init__(sock, address, self._accepted)
         self._prepare = prepare
-        self._accepted_link = accepted_link
-        self._beginning = beginning  # what every member sends first
-        self._begun: Counter[str] = Counter()  # by host: connections with this beginning, while the backlog is long
+        self._link_of = make_link
+        self._is_valid_beginning = is_valid_beginning  # whether a member may send these HEADER_SIZE bytes first
+        self._begun: Counter[str] = Counter()  # by host: connections that begin like that, while the backlog is long
         self._until_look = 0  # connections to accept before the length of the backlog is looked at again
         self._hurries = False
         self._dropped: dict[str, int] = {}
@@ -142,11 +146,11 @@ class TcpListener(SocketListener):
             self._dropped[host] = self._dropped.get(host, 0) + 1
             reset(sock)
             return None
-        return self._accepted_link(sock, f"{host}:{port}")
+        return self._link_of(sock, f"{host}:{port}")
 
     def _is_worth_a_handshake(self, sock: socket.socket, host: str) -> bool:
         """Return whether a connection from a long backlog should be accepted."""
-        if not _first_bytes(sock).startswith(self._beginning):
+        if not self._is_valid_beginning(_first_bytes(sock)):
             return False
         self._begun[host] += 1
         return self._begun[host] <= _FEW or self._begun[host] % _ONE_IN == 0
@@ -154,6 +158,14 @@ class TcpListener(SocketListener):
     def take_dropped(self) -> Mapping[str, int]:
         dropped, self._dropped = self._dropped, {}
         return dropped
+
+
+def _plain_link(sock: socket.socket, peer: str) -> Link:
+    return SocketLink(sock, peer=peer, resumable=True)
+
+
+def _starts_a_frame(first: bytes) -> bool:
+    return first.startswith(MAGIC)
 
 
 def _backlog(listener: socket.socket) -> int:

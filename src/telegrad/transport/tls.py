@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+from functools import partial
 
 from telegrad.transport.base import Link
 from telegrad.transport.certificates import Credentials, make_credentials
-from telegrad.transport.tcp import TcpTransport
+from telegrad.transport.preamble_verifier import PreambleVerifier
+from telegrad.transport.tcp import TcpListener, TcpTransport
 from telegrad.transport.tls_link import TlsLink
+from telegrad.wire.preamble import NONCE_SIZE, pack_preamble
 
 
 class TlsTransport(TcpTransport):
-    """Addresses are those of TCP. Without `credentials`, a certificate is made before the first connection.
+    """Addresses are those of TCP. With `preamble_key`, workers of one group recognize each other before TLS.
 
-    Not earlier, because it takes 50 ms, and a group on one machine has no connection over TCP.
+    Without `credentials`, a certificate is made before the first connection. Not earlier, because it takes 50 ms, and a
+    group on one machine has no connection over TCP.
     """
 
     encrypted = True
-    _beginning = b"\x16\x03"  # a TLS handshake record
 
     def __init__(
-        self, credentials: Credentials | None = None, *, advertise: str | None = None, deferred: bool = False
+        self,
+        preamble_key: bytes,
+        credentials: Credentials | None = None,
+        *,
+        advertise: str | None = None,
+        deferred: bool = False,
     ) -> None:
         super().__init__(advertise=advertise, deferred=deferred)
+        self._preamble_key = preamble_key
         self._lock = threading.Lock()  # protects _credentials
         self._credentials = credentials
 
@@ -36,11 +46,17 @@ class TlsTransport(TcpTransport):
                 self._credentials = make_credentials()
             return self._credentials
 
-    def _accepted_link(self, sock: socket.socket, peer: str) -> Link:
-        return TlsLink(sock, peer=peer, credentials=self._get_credentials(), opens=False)
+    def _make_listener(self, sock: socket.socket, address: str) -> TcpListener:
+        verifier = PreambleVerifier(self._preamble_key, address)
+        make_link = partial(self._make_accepted_link, verifier)
+        return TcpListener(sock, address, self._prepare, make_link, verifier.is_valid)
 
-    def _opened_link(self, sock: socket.socket, peer: str, deadline: float) -> Link:
-        link = TlsLink(sock, peer=peer, credentials=self._get_credentials(), opens=True)
+    def _make_accepted_link(self, verifier: PreambleVerifier, sock: socket.socket, peer: str) -> Link:
+        return TlsLink(sock, peer=peer, credentials=self._get_credentials(), preamble=verifier)
+
+    def _open_link(self, sock: socket.socket, address: str, peer: str, deadline: float) -> Link:
+        preamble = pack_preamble(self._preamble_key, os.urandom(NONCE_SIZE), address)
+        link = TlsLink(sock, peer=peer, credentials=self._get_credentials(), preamble=preamble)
         try:
             link.open(deadline)
         except BaseException:

@@ -6,7 +6,6 @@ import ssl
 
 from telegrad.errors import ProtocolError
 from telegrad.transport.base import LinkClosed
-from telegrad.wire.frames import MAGIC
 
 _ALERT, _HANDSHAKE = 21, 22  # types of TLS records
 _CLIENT_HELLO = 1
@@ -38,9 +37,5 @@ def check_first_bytes(first: bytes, *, opens: bool) -> None:
         if first[0] not in (_HANDSHAKE, _ALERT) or first[1:2] not in (b"", b"\3"):
             raise ProtocolError(f"the listener does not speak TLS: its answer starts with {first[:2]!r}")
         return
-    if first.startswith(MAGIC):
-        raise ProtocolError(
-            "it is a worker without TLS, and this worker requires TLS: start all workers with TLS, or none (tls=False)"
-        )
     if first[0] != _HANDSHAKE or first[1:2] not in (b"", b"\3") or first[5:6] not in (b"", bytes([_CLIENT_HELLO])):
         raise ProtocolError(f"not a TLS client hello: it starts with {first[:2]!r}")

@@ -6,7 +6,8 @@ reader and a writer at once, and Python releases the GIL in it, so the link's lo
 - Sending: see `tls_writer`.
 - Receiving: a read of the socket may contain many records, and a record many frames. What OpenSSL already holds is not
   reported by the socket any more (`_undecrypted`).
-- The opener performs the TLS handshake in `connect`; the listener in `receive`, without blocking. Until the peer is
+- The opener performs the TLS handshake in `connect`; the listener in `receive`, without blocking.
+- A preamble comes first. Until the listener has a valid one, it uses no OpenSSL and sends nothing. Until the peer is
   authenticated, OpenSSL gets at most MAX_UNAUTHENTICATED bytes of it.
 """
 
@@ -24,9 +25,11 @@ from typing import Any, cast
 from telegrad.errors import ProtocolError
 from telegrad.transport.base import LinkClosed, Ready
 from telegrad.transport.certificates import Credentials
+from telegrad.transport.preamble_verifier import PreambleVerifier
 from telegrad.transport.tls_errors import check_first_bytes, describe
 from telegrad.transport.tls_writer import TlsWriter
 from telegrad.wire.frames import Limits
+from telegrad.wire.preamble import PREAMBLE_SIZE, check_beginning
 
 MAX_UNAUTHENTICATED = 64 * 1024
 """How many bytes of an unauthenticated peer OpenSSL gets. Its hello, certificates and proof take 2 to 10 KB."""
@@ -37,23 +40,24 @@ _UNAUTHENTICATED_SCRATCH = 8 * 1024
 
 
 class TlsLink(TlsWriter):
-    """A connected socket with TLS."""
+    """A connected socket with TLS. `preamble` is what the opener sends first, or what checks it at the listener."""
 
-    def __init__(self, sock: socket.socket, *, peer: str, credentials: Credentials, opens: bool) -> None:
-        context = credentials.opener if opens else credentials.listener
-        super().__init__(sock, peer=peer, context=context, opens=opens)
+    def __init__(
+        self, sock: socket.socket, *, peer: str, credentials: Credentials, preamble: bytes | PreambleVerifier
+    ) -> None:
+        super().__init__(sock, peer=peer)
         # Only the thread that reads uses these.
-        # The types of the standard library claim that this returns bytes, even if it is given a buffer.
-        self._read = cast("Callable[[int, memoryview], int]", getattr(self._tls, "_sslobj", self._tls).read)
-        self._opens = opens
-        self._verifies = credentials.verifies
+        self._opens = isinstance(preamble, bytes)
+        self._credentials = credentials
+        self._verifier = None if isinstance(preamble, bytes) else preamble
+        self._preamble = preamble if isinstance(preamble, bytes) else b""  # as far as it has arrived, at the listener
         self._admitted = False
-        self._scratch = memoryview(bytearray(_UNAUTHENTICATED_SCRATCH))
+        self._scratch = memoryview(b"")
         self._unfed = 0  # bytes in _scratch that OpenSSL has not got yet
         self._fed = 0  # bytes that OpenSSL got in all; since the last data, if the peer is admitted
         self._error: Exception | None = None  # to be raised after the data before it
-        self._recv_into = self._recv_decrypted
-        if not opens:
+        self._recv_into = self._recv_decrypted if self._opens else self._recv_preamble
+        if not self._opens:
             self.binding = credentials.binding
 
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
@@ -69,8 +73,7 @@ class TlsLink(TlsWriter):
 
     def open(self, deadline: float) -> None:
         """Perform the TLS handshake as the side that connects. Raises LinkClosed or TimeoutError."""
-        with self._lock:
-            self._advance_handshake()
+        self.begin()
         while not self._established:
             ready = self.wait(deadline)
             if not ready & Ready.READ:
@@ -88,10 +91,22 @@ class TlsLink(TlsWriter):
                 ended = error
             if not self._established:
                 raise LinkClosed(
-                    f"{self.peer} ended the connection during the TLS handshake: a worker without TLS does that "
-                    "(tls=False, TELEGRAD_TLS=0), one that requires certificates (tls_ca), and a program that is not "
-                    "telegrad"
+                    f"{self.peer} ended the connection during the TLS handshake: a worker with another group token "
+                    "does that, one without TLS (tls=False, TELEGRAD_TLS=0), one that requires certificates (tls_ca), "
+                    "one of another telegrad version, and a program that is not telegrad"
                 ) from ended
+
+    def begin(self) -> None:
+        """Send the preamble and the first message of TLS, as the side that connects."""
+        with self._lock:
+            self._prepare_tls()
+            self._outgoing.write(self._preamble)
+            self._advance_handshake()
+
+    def _prepare_tls(self) -> None:
+        scratch = memoryview(bytearray(_UNAUTHENTICATED_SCRATCH))
+        self._start_tls(self._credentials.opener if self._opens else self._credentials.listener, opens=self._opens)
+        self._scratch = scratch
 
     def _advance_handshake(self) -> None:
         """Continue the TLS handshake with what has arrived. Called with the lock held."""
@@ -106,12 +121,33 @@ class TlsLink(TlsWriter):
     def _handshake_done(self) -> None:
         if self._opens:
             self.binding = hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
-        if self._verifies:
+        if self._credentials.verifies:
             certificate = cast("dict[str, Any]", self._tls.getpeercert() or {})
             self.peer_names = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS")
         self._establish()
 
     # -- receiving ----------------------------------------------------------------------------------------------
+
+    def _recv_preamble(self, buffer: memoryview) -> int:
+        """Read the opener's preamble, and if it is valid, what comes after it. As `_recv_decrypted` otherwise."""
+        assert self._verifier is not None
+        if not self.has_preamble:
+            if len(self._preamble) < PREAMBLE_SIZE:
+                received = self._socket.recv(PREAMBLE_SIZE - len(self._preamble))
+                if not received:
+                    return 0
+                self._preamble += received
+                check_beginning(self._preamble)
+                if len(self._preamble) < PREAMBLE_SIZE:
+                    raise BlockingIOError
+            self._verifier.use(self._preamble)
+            self.has_preamble = True
+        with self._lock:
+            if self._closed:
+                return 0
+            self._prepare_tls()
+            self._recv_into = self._recv_decrypted
+        return self._recv_decrypted(buffer)
 
     def _recv_decrypted(self, buffer: memoryview) -> int:
         """Read into `buffer` as a non-blocking socket does: 0 at the end, and BlockingIOError if there is nothing."""
@@ -246,8 +282,9 @@ class TlsLink(TlsWriter):
         return count, False
 
     def _begin_close(self) -> bool:
+        begins = super()._begin_close()
         self._recv_into = _recv_closed  # breaks a reference cycle
-        return super()._begin_close()
+        return begins
 
 
 def _recv_closed(buffer: memoryview) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable
+from typing import cast
 
 from telegrad.errors import is_shortage
 from telegrad.transport.socket_link import SocketLink
@@ -23,16 +25,26 @@ _IN_BIO = [memoryview(b"")]  # as `_started`: encrypted bytes are still in the B
 class TlsWriter(SocketLink):
     """Sends frames with TLS. In `_started` are encrypted bytes, which leave before anything else."""
 
-    def __init__(self, sock: socket.socket, *, peer: str, context: ssl.SSLContext, opens: bool) -> None:
+    def __init__(self, sock: socket.socket, *, peer: str) -> None:
         super().__init__(sock, peer=peer, resumable=True)
         # The lock of the link protects all of these.
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not opens)
-        # The wrapper in Python around the same two methods costs 0.5 µs a call, if there is one.
-        self._write = getattr(self._tls, "_sslobj", self._tls).write
+        self._tls: ssl.SSLObject  # from _start_tls on
         self._established = False
         self._early: list[tuple[int, bytes, bytes | bytearray | memoryview]] = []  # frames before the TLS handshake
         self._plain: list[memoryview] = []  # the rest of a frame of which a part is encrypted
+
+    def _start_tls(self, context: ssl.SSLContext, *, opens: bool) -> None:
+        """Begin to use OpenSSL. Called with the lock held."""
+        try:
+            self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not opens)
+        except ssl.SSLError as error:
+            raise MemoryError("no memory for a TLS connection") from error
+        # The wrapper in Python around the same two methods costs 0.5 µs a call, if there is one.
+        methods = getattr(self._tls, "_sslobj", self._tls)
+        self._write = methods.write
+        # The types of the standard library claim that this returns bytes, even if it is given a buffer.
+        self._read = cast("Callable[[int, memoryview], int]", methods.read)
 
     def _establish(self) -> None:
         """Queue the frames that were sent before the TLS handshake, which is done. Called with the lock held."""

@@ -74,6 +74,9 @@ class Kind(IntEnum):
     SLAB_UNMAP = 12
 
 
+PREAMBLE = 255
+"""In place of the kind: this is no frame but the preamble of a TLS connection (see `preamble`)."""
+
 _LANE = {int(Kind.MESSAGE): CONTROL, int(Kind.BULK_HEAD): BULK, int(Kind.BULK_CHUNK): BULK}
 KINDS = frozenset(int(kind) for kind in Kind)
 MESSAGE, BULK_HEAD, BULK_CHUNK = int(Kind.MESSAGE), int(Kind.BULK_HEAD), int(Kind.BULK_CHUNK)
@@ -138,14 +141,24 @@ pack_header: Callable[[int, int, int, int, int], bytes] = partial(HEADER.pack, M
 """Return the 32 bytes before a body: its kind and length, its sequence, and the two acks."""
 
 
+def other_version(version: int) -> OtherVersion:
+    """Return the error that a frame or preamble of another version of the protocol is."""
+    return OtherVersion(
+        f"the peer speaks protocol version {version}, this worker speaks {VERSION}: both need the same telegrad"
+    )
+
+
 def check_header(data: bytes | bytearray | memoryview, offset: int, limits: Limits) -> None:
     """Raise ProtocolError if the header is invalid."""
     magic, version, kind, length, *_ = unpack_header(data, offset)
     if magic != MAGIC:
         raise ProtocolError(f"not a telegrad frame: it starts with {bytes(magic)!r}")
     if version != VERSION:
-        raise OtherVersion(
-            f"the peer speaks protocol version {version}, this worker speaks {VERSION}: both need the same telegrad"
+        raise other_version(version)
+    if kind == PREAMBLE:
+        raise ProtocolError(
+            "it is a worker with TLS, and this worker has TLS switched off: start all workers with TLS, or none "
+            "(tls=False)"
         )
     if kind not in KINDS:
         raise ProtocolError(f"a frame of unknown kind {kind}")

@@ -12,12 +12,14 @@ import operator
 import os
 import resource
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.support import tls_client
 from tests.support.log_lines import LogLines
 from tests.support.processes import wait_until
 
@@ -29,6 +31,7 @@ from telegrad.testing.simulation import Simulation
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.memory import MemoryTransport
 from telegrad.transport.socket_link import SocketLink
+from telegrad.transport.tls_link import TlsLink
 from telegrad.wire.frames import Kind, pack_header
 
 PATIENCE = 60.0
@@ -67,6 +70,7 @@ def reconnect(member: Agent, to: str) -> float:
 
 
 def open_connections(agent: Agent, stack: contextlib.ExitStack, first_bytes: bytes) -> None:
+    """Open very many connections from the members' own address, and send the same on each of them."""
     address = parse_address(agent.me.addresses[0])
     for _ in range(STRANGERS):
         sock = stack.enter_context(socket.socket())
@@ -77,6 +81,15 @@ def open_connections(agent: Agent, stack: contextlib.ExitStack, first_bytes: byt
                 sock.send(first_bytes)
 
 
+def client_hello() -> bytes:
+    outgoing = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    return outgoing.read()
+
+
 @pytest.mark.parametrize(
     "first_bytes",
     [
@@ -84,8 +97,10 @@ def open_connections(agent: Agent, stack: contextlib.ExitStack, first_bytes: byt
         pack_header(Kind.HANDSHAKE, 100, 0, 0, 0)[:1],
         pack_header(Kind.HANDSHAKE, 100, 0, 0, 0),
         b"GET / HTTP/1.1\r\n" * 5,
+        client_hello(),
+        tls_client.preamble_for("tcp://127.0.0.1:1") + client_hello(),
     ],
-    ids=["silent", "one byte", "a header", "another protocol"],
+    ids=["silent", "one byte", "a header", "another protocol", "tls hellos", "preambles for another worker"],
 )
 def test_a_member_reconnects_during_a_flood(many_files: None, log: LogLines, first_bytes: bytes) -> None:
     with local_group(transport="tcp") as group, contextlib.ExitStack() as stack:
@@ -100,6 +115,44 @@ def test_a_member_reconnects_during_a_flood(many_files: None, log: LogLines, fir
         lines.append(log.next())
     assert len(lines) <= 3 * FIRST + 4, lines
     assert any("connections from 1 address in the last" in line for line in lines)
+
+
+@pytest.mark.parametrize("with_preamble", [False, True], ids=["no preamble", "one recorded preamble"])
+def test_a_member_reconnects_and_openssl_rests_while_tls_hellos_come_all_the_time(
+    many_files: None, log: LogLines, with_preamble: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, sent, started = threading.Event(), [0], [0]
+    start_tls = TlsLink._start_tls
+
+    def counting(link: TlsLink, context: ssl.SSLContext, *, opens: bool) -> None:
+        started[0] += not opens
+        start_tls(link, context, opens=opens)
+
+    def flood(address: tuple[str, int], data: bytes) -> None:
+        while not stop.is_set():
+            with socket.create_connection(address) as sock, contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.sendall(data)
+                sent[0] += 1
+                sock.recv(1)
+
+    with local_group(transport="tcp") as group:
+        where = parse_address(group["a"].me.addresses[0])
+        preamble = tls_client.preamble_for(group["a"].me.addresses[0]) if with_preamble else b""
+        group["b"].call("a", operator.add, (1, 2), timeout=PATIENCE)
+        monkeypatch.setattr(TlsLink, "_start_tls", counting)
+        thread = threading.Thread(target=flood, args=((where.host, where.port), preamble + client_hello()))
+        thread.start()
+        try:
+            wait_until(lambda: sent[0] > 20)
+            assert max(reconnect(group["b"], "a") for _ in range(3)) < LIMIT
+        finally:
+            stop.set()
+            thread.join()
+        assert sent[0] > 20
+        # Those of the member, some of which may take two attempts, and of the first who uses the recorded preamble.
+        assert 3 <= started[0] - with_preamble <= 6
+    log.clear()
 
 
 def test_a_member_reconnects_while_connections_come_and_go(many_files: None) -> None:
