@@ -12,7 +12,7 @@ from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.nn import remote_ops
-from telegrad.nn.placement import RemoteDevice, parse_remote_device
+from telegrad.nn.placement import RemoteDevice, check_available, parse_remote_device
 from telegrad.nn.remote_module import RemoteModule
 from telegrad.rpc.api import remote
 from telegrad.torch_private import backward_hooks, post_accumulate_hooks
@@ -34,7 +34,7 @@ def split(model: torch.nn.Module, places: Mapping[str, str]) -> torch.nn.Module:
         )
     parts = {path: _find_part(model, path) for path in places}
     _check_disjoint(parts)
-    targets = {path: parse_remote_device(place) for path, place in places.items()}
+    targets = {path: check_available(parse_remote_device(place)) for path, place in places.items()}
     for path, part in parts.items():
         _check_sendable(path, part)
     _check_no_shared_tensors(model, parts, places)
@@ -91,6 +91,11 @@ def _check_sendable(path: str, part: torch.nn.Module) -> None:
                 f"{path}.{name} is lazy: it has no shape until the module is first called. Call the model once before "
                 "the split, or create the module on the worker with RemoteModule"
             )
+    if len(devices := _devices_of(part)) > 1:
+        raise ValueError(
+            f"{path!r} has tensors on {' and '.join(devices)}, but is placed on one device: place its submodules, or move "
+            "it to one device before the split"
+        )
     for name, parameter in part.named_parameters():
         if backward_hooks(parameter) or post_accumulate_hooks(parameter):
             raise TelegradError(
@@ -127,6 +132,21 @@ def _check_no_shared_tensors(
                 )
 
 
+def _device_map(part: torch.nn.Module, target: RemoteDevice) -> dict[str, str] | None:
+    """Return the device map for sending a part: from where it is to where it is placed; None if it is on the CPU."""
+    devices = _devices_of(part)
+    if not devices:
+        return None
+    placed = torch.device(target.device)
+    return {devices[0]: target.device if placed.index is not None else "cpu"}
+
+
+def _devices_of(part: torch.nn.Module) -> list[str]:
+    """Return the devices of a part other than the CPU."""
+    tensors = [*part.parameters(), *part.buffers()]
+    return sorted({str(tensor.device) for tensor in tensors if tensor.device.type not in ("cpu", "meta")})
+
+
 def _storage_key(tensor: torch.Tensor) -> object:
     if is_lazy(tensor):
         return id(tensor)
@@ -145,7 +165,8 @@ def _send(parts: Mapping[str, torch.nn.Module], targets: Mapping[str, RemoteDevi
             for path, part in parts.items():
                 target = targets[path]
                 gradients = {name: p.grad for name, p in part.named_parameters() if p.grad is not None}
-                rref = remote(target.worker, remote_ops.install, (part, gradients, target.device))
+                install_args = part, gradients, target.device
+                rref = remote(target.worker, remote_ops.install, install_args, device_map=_device_map(part, target))
                 handles[path] = RemoteModule._from_rref(rref, target.worker, target.device, type(part).__name__)
         for path, handle in handles.items():  # noqa: B007 - the note on an error names it
             handle._run(remote_ops.confirm)
