@@ -45,9 +45,10 @@ def assigned(environ: Mapping[str, str]) -> list[int] | None:
     count = counts[0][1] if counts else 0
     if max(chosen) >= count:
         raise TelegradError(
-            f"{VARIABLE} ({environ[VARIABLE]}) names device {max(chosen)}, so {max(chosen) + 1} devices are needed, but "
-            f"this machine has {count} ({describe_devices(counts)}). Start fewer workers, or assign fewer devices to "
-            "each (telegrad run --devices-per-worker). A backend that is not part of torch must be loaded before init_rpc"
+            f"{VARIABLE} ({environ[VARIABLE]}) names device {max(chosen)}, so {max(chosen) + 1} devices are needed, "
+            f"but this machine has {count} ({describe_devices(counts)}). Start fewer workers, or assign fewer devices "
+            "to each (telegrad run --devices-per-worker). A backend that is not part of torch must be loaded before "
+            "init_rpc"
         )
     return chosen
 
@@ -92,11 +93,12 @@ def share(rank: int, workers: int, per_worker: int, environ: Mapping[str, str]) 
     # Without an accelerator here, the workers may load the backend of one themselves.
     available = given if given is not None else list(range(counts[0][1] if counts else needed))
     if len(available) < needed:
-        source = f"{VARIABLE} names {len(available)}" if given is not None else f"this machine has {len(available)}"
+        there_are = f"this machine has {len(available)} ({describe_devices(counts)})"
+        if given is not None:
+            there_are = f"{VARIABLE} names {len(available)}"
         raise ValueError(
-            f"{workers} workers with {per_worker} device{'s' if per_worker > 1 else ''} each need {needed} devices, but "
-            f"{source}{'' if given is not None else f' ({describe_devices(counts)})'}: start fewer workers, or assign "
-            "fewer devices to each"
+            f"{workers} workers with {per_worker} device{'s' if per_worker > 1 else ''} each need {needed} devices, "
+            f"but {there_are}: start fewer workers, or assign fewer devices to each"
         )
     return ",".join(map(str, available[rank * per_worker : (rank + 1) * per_worker]))
 

@@ -54,9 +54,9 @@ def check_available(target: RemoteDevice) -> RemoteDevice:
     device = torch.device(target.device)
     if device.type != "meta" and not has_device(record.devices, device):
         raise TelegradError(
-            f"worker {record.name!r} has no device {target.device!r} for a module ({describe_devices(record.devices)}). "
-            f"Place it on a device that the worker has, such as '{record.name}/cpu'. A backend that is not part of torch "
-            "must be loaded before init_rpc"
+            f"worker {record.name!r} has no device {target.device!r} for a module "
+            f"({describe_devices(record.devices)}). Place it on a device that the worker has, such as "
+            f"'{record.name}/cpu'. A backend that is not part of torch must be loaded before init_rpc"
         )
     return target
 

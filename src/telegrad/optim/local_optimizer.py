@@ -236,7 +236,10 @@ class LocalOptimizer:
                 }
                 indices = iter(range(len(part.params)))
                 groups = [
-                    {**on_devices_of(group, groups_by_number[number]), "params": [next(indices) for _ in group["params"]]}
+                    {
+                        **on_devices_of(group, groups_by_number[number]),
+                        "params": [next(indices) for _ in group["params"]],
+                    }
                     for number, group in zip(part.groups, part.optimizer.param_groups, strict=True)
                 ]
                 others = state.others if part is self._optimizers[0] else {}

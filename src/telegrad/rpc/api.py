@@ -83,9 +83,7 @@ def init_rpc(
     ) -> list[WorkerRecord]:
         return assemble(prefixed, me, keys, world_size, options.init_timeout, listen_if_needed)
 
-    join(
-        f"worker{rank}" if name is None else name, rank, exchange_records, options, address, device_by_local_rank=True
-    )
+    join(f"worker{rank}" if name is None else name, rank, exchange_records, options, address, device_by_local_rank=True)
 
 
 def join(
