@@ -1,8 +1,8 @@
 """The docs are correct: their programs run, their links work, and their tables are complete.
 
 A block marked ``python run`` runs in this process, as worker0 of a group with worker1. All such blocks of a page share
-a namespace. The worker has simulated devices if the page says how to install them. A block marked ``python program`` is a whole program, run by ``telegrad run -n 2``, or by itself if it
-launches its own workers.
+a namespace. The workers have simulated devices if the page says how to install them. A block marked ``python program``
+is a whole program, run by ``telegrad run -n 2``, or by itself if it launches its own workers.
 """
 
 from __future__ import annotations

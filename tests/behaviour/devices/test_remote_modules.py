@@ -105,17 +105,31 @@ def test_state_dicts_are_on_the_cpu_and_load_onto_the_modules_device(pairs: Pair
         assert module(torch.ones(1, 2))[0].shape == (1, 3)
 
 
-def test_a_tensor_of_a_device_that_the_worker_lacks_goes_through_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    with group_with() as agents:
-        module = RemoteModule("b", Net)
-        for agent in agents.values():
-            assert agent.me.devices == (("sim", 2),)
+def test_a_worker_without_devices_gets_inputs_and_parts_of_a_model_from_one_with_devices() -> None:
+    devices = {"a": (("sim", 2),), "b": ()}
+    with local_group(["a", "b"], devices=devices) as agents, acting_as(agents["a"]):
         leaf = torch.ones(4, 2, device="sim:1", requires_grad=True)
         with autograd.context() as context:
-            result, _ = module(leaf)
+            result, _ = RemoteModule("b", Net)(leaf)
             context.backward(result.sum())
             assert autograd.get_gradients(context)[leaf].device == leaf.device
         assert result.device.type == "cpu"
+        with pytest.raises(TelegradError, match=r"worker 'b' has no device 'sim:0'.*it has no accelerator"):
+            RemoteModule("b/sim:0", Net)
+        whole = split(model().to("sim:1"), {"0": "b", "2": "b/cpu"})
+        assert {value.device.type for value in whole[0].state_dict().values()} == {"cpu"}
+
+
+def test_a_worker_without_devices_trains_modules_on_devices() -> None:
+    devices = {"a": (), "b": (("sim", 2),)}
+    with local_group(["a", "b"], devices=devices) as agents, acting_as(agents["a"]):
+        whole, expected = split(model(), {"0": "b/sim:0", "2": "b/sim:1"}), model()
+        expected.load_state_dict(whole.state_dict())
+        optimizer = DistributedOptimizer(torch.optim.Adam, parameter_rrefs(whole), lr=0.05, foreach=True)
+        losses = train(whole, optimizer, 3, remote=True)
+        optimizer.load_state_dict(optimizer.state_dict())
+        wanted = train(expected, torch.optim.Adam(expected.parameters(), lr=0.05, foreach=True), 3, remote=False)
+        assert losses == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize("missing", ["sim:2", "cuda:7"])
