@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import exposed
 from tests.support.remote_nets import Group, Net, module_on
 
 from telegrad import autograd
@@ -225,3 +226,25 @@ def test_a_missing_device_leaves_the_model_unchanged() -> None:
         split(whole, {"0": "b/sim:0", "1": "b/sim:5"})
     assert "'1' could not be placed on 'b'" in caught.value.__notes__[0]
     assert all(isinstance(layer, torch.nn.Linear) for layer in whole)
+
+
+# -- registered mode ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pairs", [(), (("sim:0", "sim:1"),)], ids=str)
+def test_a_module_on_a_device_in_registered_mode(pairs: Pairs) -> None:
+    settings = AgentSettings(accept="registered", device_maps={"b": pairs} if pairs else {})
+    with local_group(["a", "b"], settings=settings) as agents, acting_as(agents["a"]):
+        module = RemoteModule("b/sim:1", exposed.Net, (3,))
+        leaf = torch.ones(2, 3, device="sim:0", requires_grad=True)
+        optimizer = DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.1)
+        with autograd.context() as context:
+            result = module(leaf)
+            context.backward(result.sum())
+            assert autograd.get_gradients(context)[leaf].device == leaf.device
+            optimizer.clip_grad_norm_(context, 1.0)
+            optimizer.step(context)
+        assert str(result.device) == ("sim:0" if pairs else "cpu")
+        module.load_state_dict(module.state_dict())
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert module.forward_async(leaf).wait().device == result.device
