@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 SEEDS ?= 5000
 SECONDS ?= 600
+DEVICE ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -20,8 +21,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[demo,dev]"
 	touch $@
 
+# DEVICE=cuda, or another accelerator, puts the layers on devices; DEVICE=sim on simulated ones.
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py --device $(DEVICE)
 
 lint: setup
 	$(BIN)/ruff check .

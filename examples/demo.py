@@ -2,8 +2,12 @@
 
 `make demo` runs it. One process trains, and three others hold the layers. Before training, the gradients of one step
 are compared with those of the same model in one process.
+
+With `--device cuda`, or another accelerator of this machine, the layers are on devices: each worker uses the one of its
+local rank, if there are four, or else the first. `--device sim` does it on simulated devices (`telegrad.testing`).
 """
 
+import argparse
 import copy
 import statistics
 import sys
@@ -16,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import telegrad
 from telegrad import launch
+from telegrad.testing import accelerator
 
 LAYERS = {"embed": "alice", "layers.0": "alice", "layers.1": "bob", "layers.2": "carol", "head": "carol"}
 STEPS, BATCH, LENGTH, DIGITS, WIDTH = 200, 32, 8, 10, 64
@@ -30,7 +35,7 @@ class Embed(torch.nn.Module):
         self.position = torch.nn.Embedding(LENGTH, WIDTH)
 
     def forward(self, digits: torch.Tensor) -> torch.Tensor:
-        return self.digit(digits) + self.position(torch.arange(digits.shape[1]))
+        return self.digit(digits) + self.position(torch.arange(digits.shape[1], device=digits.device))
 
 
 class Sorter(torch.nn.Module):
@@ -60,10 +65,14 @@ def batch() -> torch.Tensor:
     return torch.randint(0, DIGITS, (BATCH, LENGTH))
 
 
-def check_gradients() -> float:
+def places(device: str) -> dict[str, str]:
+    return {path: f"{worker}/{device}" for path, worker in LAYERS.items()}
+
+
+def check_gradients(device: str) -> float:
     """Return the largest difference between gradients of the split model and of the same model in one process."""
     local = Sorter().double()
-    model = telegrad.nn.split(copy.deepcopy(local), LAYERS)
+    model = telegrad.nn.split(copy.deepcopy(local), places(device))
     digits = batch()
     loss_of(local, digits).backward()
     with telegrad.autograd.context() as context:
@@ -79,8 +88,8 @@ class Training(NamedTuple):
     steps_per_second: float
 
 
-def train(console: Console) -> Training:
-    model = telegrad.nn.split(Sorter(), LAYERS)
+def train(console: Console, device: str) -> Training:
+    model = telegrad.nn.split(Sorter(), places(device))
     optimizer = telegrad.optim.DistributedOptimizer(torch.optim.Adam, telegrad.nn.parameter_rrefs(model), lr=2e-3)
     losses, times = [], []
     columns = (
@@ -111,14 +120,21 @@ def train(console: Console) -> Training:
     return Training(losses[0], losses[-1], accuracy, len(times) / sum(times))
 
 
-def work() -> None:
+def work(device: str) -> None:
     torch.set_num_threads(1)  # four processes share this machine
-    if telegrad.get_worker_info().name != "trainer":
-        return  # this worker serves calls until all workers shut down
+    if device == accelerator.DEVICE_TYPE:
+        accelerator.install(devices=4)
+    telegrad.init_rpc()
+    if telegrad.get_worker_info().name == "trainer":
+        demonstrate(device)
+    telegrad.shutdown()  # the other workers serve calls until all workers are here
+
+
+def demonstrate(device: str) -> None:
     torch.manual_seed(0)
-    console = Console(file=sys.stdout)
-    print(f"Gradients of the split model and of one process differ by {check_gradients():.1e} at most.", flush=True)
-    done = train(console)
+    difference = check_gradients(device)
+    print(f"Gradients of the split model and of one process differ by {difference:.1e} at most.", flush=True)
+    done = train(Console(file=sys.stdout), device)
     print(
         f"The loss fell from {done.first_loss:.2f} to {done.last_loss:.2f}, {done.accuracy:.0%} of the digits are "
         f"sorted correctly, at {done.steps_per_second:.0f} steps/s.",
@@ -127,8 +143,12 @@ def work() -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or another accelerator, or sim")
+    device = parser.parse_args().device
     start = time.perf_counter()
     print("A transformer with three layers learns to sort digits. Its layers are on the workers alice, bob and carol.")
     print("The trainer has the data and the loss. Each worker is a process on this machine.", flush=True)
-    launch.local(work, workers=["trainer", "alice", "bob", "carol"], prefix=False, timeout=110)
+    workers = ["trainer", "alice", "bob", "carol"]
+    launch.local(work, workers, args=(device,), init=False, prefix=False, timeout=110)
     print(f"Done in {time.perf_counter() - start:.1f} s. All workers shut down cleanly.")

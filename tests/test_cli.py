@@ -50,6 +50,7 @@ def test_help_of_run_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
         (["--names", "a,b c", __file__], "'b c'"),
         (["--names", "a,b", "-n", "3", __file__], "-n requests 3 workers, but --names has 2 names"),
         (["-n", "2", "--grace", "-1", __file__], "--grace must be a number of seconds"),
+        (["-n", "2", "--devices-per-worker", "0", __file__], "devices per worker must be at least 1, not 0"),
         ([__file__], "specify the workers to start"),
     ],
 )
@@ -92,3 +93,13 @@ def test_the_module_can_be_run_as_the_command() -> None:
         [sys.executable, "-m", "telegrad.cli", "token"], capture_output=True, text=True, timeout=20, check=True
     )
     assert len(done.stdout) == 65
+
+
+@pytest.mark.usefixtures("sim")
+def test_too_few_devices_are_reported_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-n", "2", "--devices-per-worker", "2", __file__]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert (
+        "2 workers with 2 devices each need 4 devices, but this machine has 2 (its accelerators: sim:0, sim:1)" in err
+    )

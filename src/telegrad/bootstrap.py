@@ -49,16 +49,18 @@ def start_agent(
     store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
     registry: Registry | None = None,
+    device_index: int | None = None,
 ) -> Agent:
     """Create an agent and join a group.
 
     `exchange_records` receives this worker's record, the group's keys, and a function that opens the TCP port if the
     group needs it. It returns the records of all workers. `store_address` is the host and port of the rendezvous store,
     if it has any. `prepare` is called with the agent before it serves calls. `registry` is what other workers may call
-    in registered mode.
+    in registered mode. `device_index` is the accelerator that is current on the agent's threads; None: the first one.
     """
     token, allowed = check_token(options)
     agent = _make_agent(name, rank, token, allowed, options, store_address, registry)
+    agent.executor.threads.device_index = device_index
     try:
         group = exchange_records(agent.me, agent.local.keys, partial(_listen_if_needed, agent))
         _check_modes(agent.me, group)

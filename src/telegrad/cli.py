@@ -63,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
         help="time that a worker has to stop before it is killed (default: 5)",
     )
     run.add_argument(
+        "--devices-per-worker",
+        type=int,
+        metavar="N",
+        help="assign N accelerators to each worker: N consecutive ones, in the order of the workers",
+    )
+    run.add_argument(
         "--drop-in",
         action="store_true",
         help="replace torch.distributed.rpc and related modules by telegrad in the script",
@@ -79,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     from telegrad.drop_in.subprocesses import install_in_subprocesses
+    from telegrad.launch.local_rendezvous import device_shares
     from telegrad.launch.run import run
 
     try:
@@ -87,6 +94,7 @@ def _run(options: argparse.Namespace) -> int:
             raise ValueError(f"file not found: {options.script!r}")
         if options.grace < 0:
             raise ValueError(f"--grace must be a number of seconds, at least 0, not {options.grace:g}")
+        device_shares(len(names), options.devices_per_worker)  # raises if there are too few
     except ValueError as error:
         print(f"telegrad run: {error}", file=sys.stderr)
         return 2
@@ -94,7 +102,13 @@ def _run(options: argparse.Namespace) -> int:
         install_in_subprocesses()
     command = ["-m", options.script] if options.module else [options.script]
     try:
-        return run([*command, *options.arguments], names, prefix=not options.no_prefix, grace=options.grace)
+        return run(
+            [*command, *options.arguments],
+            names,
+            prefix=not options.no_prefix,
+            grace=options.grace,
+            devices_per_worker=options.devices_per_worker,
+        )
     except BrokenPipeError:
         # The reader of our output is gone, as in `telegrad run ... | head`. The workers have been stopped. Exit without
         # a message, and leave Python nothing that it could fail to flush.

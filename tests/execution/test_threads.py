@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 
 import pytest
+import torch
 from tests.support.executors import ExecutorHarness, sequence, soon
 
 from telegrad.transport.sockets import SocketPoller
@@ -71,3 +72,18 @@ def test_stop_joins_other_threads_and_their_errors_are_logged(caplog: pytest.Log
         assert harness.executor.stop(soon()) == []
         assert names == ["telegrad:w:island"]
         assert "worker w: the island thread ended" in caplog.text
+
+
+@pytest.mark.usefixtures("sim")
+def test_the_current_device_of_all_threads_can_be_set() -> None:
+    with closing(SocketPoller()) as poller:
+        harness = ExecutorHarness(RealRuntime(), poller)
+        harness.executor.threads.device_index = 1
+        harness.executor.start()
+        found: list[int] = []
+        done = harness.event()
+        harness.executor.submit(sequence(lambda: found.append(torch.accelerator.current_device_index()), done.set))
+        assert done.wait(soon())
+        assert found == [1]
+        assert torch.accelerator.current_device_index() == 0
+        assert harness.executor.stop(soon()) == []

@@ -38,6 +38,20 @@ def test_long_lines_and_bytes_that_are_not_text_are_unchanged(
     assert capfdbinary.readouterr().out == b"a | " + b"\xff" * 1_000_000 + b"\na | end\n"
 
 
+def test_the_environment_tells_each_worker_its_devices(
+    write: Write, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = write("print(os.environ.get('TELEGRAD_DEVICES'))")
+    monkeypatch.setenv("TELEGRAD_DEVICES", "3,2,1,0")
+    assert run(command, ["a", "b"], devices_per_worker=2) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["a | 3,2", "b | 1,0"]
+    assert run(command, ["a"]) == 0  # as the user set it
+    assert capfd.readouterr().out == "a | 3,2,1,0\n"
+    monkeypatch.delenv("TELEGRAD_DEVICES")
+    assert run(command, ["a"]) == 0
+    assert capfd.readouterr().out == "a | None\n"
+
+
 def test_the_environment_tells_each_worker_its_name_and_rank(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
+import pytest
 import torch
 
 from telegrad.nn.nested_tensors import map_tensors, move_tensors
@@ -71,3 +72,11 @@ def test_an_unknown_mapping_is_not_changed() -> None:
     wrapped = Wrapped()
     assert map_tensors(wrapped, lambda x: x * 2) is wrapped
     assert wrapped["x"] == 1
+
+
+@pytest.mark.usefixtures("sim")
+def test_tensors_on_devices_to_keep_are_not_moved() -> None:
+    value = {"a": torch.ones(2, device="sim:0"), "b": (torch.ones(2, device="sim:1"), torch.ones(2))}
+    moved = move_tensors(value, "cpu", {"sim:1"})
+    assert [str(x.device) for x in (moved["a"], *moved["b"])] == ["cpu", "sim:1", "cpu"]
+    assert moved["b"][0] is value["b"][0]

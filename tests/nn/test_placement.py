@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from telegrad.errors import TelegradError, UnknownWorker
-from telegrad.nn.placement import check_device, parse_remote_device
+from telegrad.nn.placement import RemoteDevice, check_available, check_device, parse_remote_device
 
 pytestmark = pytest.mark.usefixtures("group")
 
@@ -54,5 +54,22 @@ def test_a_placement_that_is_not_a_string_raises() -> None:
 
 def test_the_error_for_a_missing_device_lists_the_devices() -> None:
     missing = f"cuda:{torch.cuda.device_count()}"
-    with pytest.raises(TelegradError, match=rf"worker 'a' has no device '{missing}' .*It has cpu"):
+    with pytest.raises(TelegradError, match=rf"worker 'a' has no device '{missing}' .*accelerator"):
         check_device(missing)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_every_worker_has_the_cpu_and_meta(device: str) -> None:
+    assert check_available(RemoteDevice(2, device)) == RemoteDevice(2, device)
+
+
+def test_a_device_that_a_worker_lacks_is_an_error_that_names_both_and_a_remedy() -> None:
+    missing = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(TelegradError, match=rf"worker 'c' has no device '{missing}' .*such as 'c/cpu'"):
+        check_available(RemoteDevice(2, missing))
+
+
+@pytest.mark.usefixtures("sim")
+def test_a_device_without_an_index_is_the_current_one() -> None:
+    with torch.accelerator.device_index(1):
+        assert check_device("sim") == torch.device("sim:1")

@@ -1,8 +1,8 @@
 """The docs are correct: their programs run, their links work, and their tables are complete.
 
 A block marked ``python run`` runs in this process, as worker0 of a group with worker1. All such blocks of a page share
-a namespace. A block marked ``python program`` is a whole program, run by ``telegrad run -n 2``, or by itself if it
-launches its own workers.
+a namespace. The workers have simulated devices if the page says how to install them. A block marked ``python program``
+is a whole program, run by ``telegrad run -n 2``, or by itself if it launches its own workers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ def rows(page: str, heading: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "run")], ids=lambda page: page.stem)
-def test_the_snippets_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_snippets_of_a_page_run(
+    page: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if "accelerator.install()" in page.read_text():
+        request.getfixturevalue("sim")
     module = types.ModuleType(f"docs_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # functions are pickled by name
     with local_group(["worker0", "worker1"]) as agents, acting_as(agents["worker0"]):
@@ -56,8 +60,10 @@ def test_the_snippets_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "program")], ids=lambda page: page.stem)
-def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_the_programs_of_a_page_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     for block in blocks(page, "program"):
+        if "accelerator.install()" in block:
+            request.getfixturevalue("sim")
         script = tmp_path / "program.py"
         script.write_text(block)
         start = [] if "launch" in block else ["-m", "telegrad.cli", "run", "-n", "2"]

@@ -18,11 +18,11 @@ LIKE_ONE_PROCESS = ["actor_learner", "encoder_decoder", "parameter_server", "pip
 
 
 @cache
-def run(example: Path) -> subprocess.CompletedProcess[str]:
+def run(example: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = re.search(r"^    telegrad (run .*) examples/", example.read_text(), re.MULTILINE)
     words = ["-m", "telegrad.cli", *command[1].split()] if command is not None else []
     return subprocess.run(
-        [sys.executable, *words, str(example)], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, *words, str(example), *arguments], capture_output=True, text=True, timeout=110, check=False
     )
 
 
@@ -51,6 +51,20 @@ def test_a_model_split_over_two_workers_learns() -> None:
         r"^step .* loss ([0-9.]+)$", run(EXAMPLES[0].with_name("split_training.py")).stdout, re.MULTILINE
     )
     assert float(losses[-1]) < 0.01 * float(losses[0])
+
+
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize("name", ["demo", "split_training"])
+def test_the_losses_on_devices_are_those_on_the_cpu(name: str) -> None:
+    example = EXAMPLES[0].with_name(f"{name}.py")
+    on_devices = run(example, "--device", "sim")
+    assert (on_devices.returncode, on_devices.stderr) == (0, "")
+    found, wanted = (
+        re.findall(r"^step .* loss ([0-9.]+)", output, re.MULTILINE)
+        for output in (on_devices.stdout, run(example).stdout)
+    )
+    assert len(wanted) >= 5
+    assert found == wanted
 
 
 def test_neither_party_of_split_learning_gets_what_the_other_does_not_expose() -> None:

@@ -28,6 +28,8 @@ class Threads:
         self._name = name
         self._numbers = itertools.count(1)
         self._alive: dict[int, Thread] = {}
+        self.device_index: int | None = None
+        """The accelerator that is current on these threads at first; None: the first one."""
 
     def start(self, role: str, target: Callable[[], object]) -> None:
         """Run `target` on a new thread, which `join` waits for. Raises ResourceExhausted if none can be started."""
@@ -68,6 +70,8 @@ class Threads:
         """Prepare the current thread, which is thread `number`."""
         self._current.number = number
         torch.get_num_threads()  # otherwise torch starts an intra-op pool for this thread, ignoring the configured size
+        if self.device_index is not None:
+            torch.accelerator.set_device_index(self.device_index)
 
     def discard(self, number: int) -> None:
         """Forget a thread that ends or could not be started. Call with the lock held."""

@@ -58,12 +58,14 @@ def local(
     init: bool = True,
     timeout: float | None = None,
     init_options: Mapping[str, Any] | None = None,
+    devices_per_worker: int | None = None,
 ) -> list[T]:
     """Call ``fn(*args)`` on every worker of a new group on this machine, and return the results in worker order.
 
     `workers` is a number (the names are worker0, worker1 and so on) or a list of names. Each worker calls
     ``init_rpc(name, **init_options)`` before `fn` and ``shutdown()`` after it, unless `init` is false. Their output is
-    printed with their names as prefixes, unless `prefix` is false.
+    printed with their names as prefixes, unless `prefix` is false. `devices_per_worker` assigns so many accelerators to
+    each worker, which finds them with `telegrad.rpc.devices`.
 
     If a worker raises or dies, the others are stopped and `WorkerFailed` names it. If some have not finished after
     `timeout` seconds, all are stopped and `GroupTimeout` names the unfinished ones. As with multiprocessing, a worker's
@@ -72,7 +74,9 @@ def local(
     >>> local(lambda x: x + 1, workers=2, args=(41,), init=False)
     [42, 42]
     """
-    with start(fn, workers, args, prefix=prefix, init=init, init_options=init_options) as group:
+    with start(
+        fn, workers, args, prefix=prefix, init=init, init_options=init_options, devices_per_worker=devices_per_worker
+    ) as group:
         return group.join(timeout)
 
 
@@ -84,6 +88,7 @@ def start(
     prefix: bool = True,
     init: bool = True,
     init_options: Mapping[str, Any] | None = None,
+    devices_per_worker: int | None = None,
 ) -> Group:
     """Start a group like `local`, without waiting for it. Use the group in a `with` statement, which stops it."""
     names = worker_names(workers)
@@ -97,7 +102,7 @@ def start(
     with contextlib.ExitStack() as resources:
         requests = StopRequests()
         resources.callback(requests.close)
-        rendezvous = resources.enter_context(LocalRendezvous(names))
+        rendezvous = resources.enter_context(LocalRendezvous(names, devices_per_worker))
         supervisor = resources.enter_context(Supervisor(requests))
         started = []
         printers = [

@@ -55,11 +55,12 @@ def worker_names(workers: int | Sequence[str]) -> list[str]:
 class LocalRendezvous:
     """The store, the directory and the token of one group, removed when the `with` block ends."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], devices_per_worker: int | None = None) -> None:
         # Imported here, so that mistakes in a command line are reported before torch is loaded.
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
         self.names = list(names)
+        self._devices = device_shares(len(self.names), devices_per_worker)
         self.directory = _make_directory(_short_temporary_directory())
         try:
             self.token_descriptor = write_to_descriptor(secrets.token_hex(32))
@@ -97,6 +98,7 @@ class LocalRendezvous:
             "TELEGRAD_RUNTIME_DIR": self.directory,
             # Workers share the machine's cores. Like torchrun, give each one thread.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            **({"TELEGRAD_DEVICES": self._devices[rank]} if self._devices else {}),
         }
 
     def close(self) -> None:
@@ -115,6 +117,15 @@ class LocalRendezvous:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def device_shares(workers: int, devices_per_worker: int | None) -> list[str]:
+    """Return the devices of each worker. Raises a ValueError if there are too few."""
+    if devices_per_worker is None:
+        return []
+    from telegrad.worker_devices import share  # imported here, because it loads torch
+
+    return [share(rank, workers, devices_per_worker, os.environ) for rank in range(workers)]
 
 
 def _make_directory(parent: str) -> str:

@@ -45,18 +45,25 @@ class SpawnedWorker(Worker):
         os.close(self._lifeline)
 
 
-def run(command: Sequence[str], names: Sequence[str], *, prefix: bool = True, grace: float = GRACE) -> int:
+def run(
+    command: Sequence[str],
+    names: Sequence[str],
+    *,
+    prefix: bool = True,
+    grace: float = GRACE,
+    devices_per_worker: int | None = None,
+) -> int:
     """Run ``python *command`` once for each name, and return the exit code of the group.
 
     It is 0 if every worker exited with 0. Otherwise it is the exit code of the worker that failed first (128 + N if
     signal N killed it), or 128 + N if the launcher received signal N. Must be called in the main thread, because it
-    handles signals while it runs.
+    handles signals while it runs. Raises a ValueError if there are too few devices for `devices_per_worker`.
     """
     requests = StopRequests()
     try:
         with (
             _signals_request_stop(requests),
-            LocalRendezvous(names) as rendezvous,
+            LocalRendezvous(names, devices_per_worker) as rendezvous,
             Supervisor(requests, grace) as supervisor,
         ):
             printers = [_printers(names, prefix, target) for target in (sys.stdout, sys.stderr)]

@@ -60,10 +60,14 @@ class ModuleHandle(torch.nn.Module):
 
     def _call(self, proxy: Proxy, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the module, in this thread's grad mode."""
-        args, kwargs = move_tensors(args, "cpu"), move_tensors(kwargs, "cpu")
+        rref = self.module_rref
+        maps = rref._manager.agent.local.device_maps
+        device_map = dict(maps.get(rref.owner_name(), ())) if maps else {}
+        # The map says where tensors of its devices go. Others go through the CPU: the worker may lack their devices.
+        args, kwargs = move_tensors(args, "cpu", device_map), move_tensors(kwargs, "cpu", device_map)
         grad = torch.is_grad_enabled()
         # In a context, the request itself carries the grad mode.
-        if name == "__call__" and self.device == "cpu" and (grad or in_context()):
+        if name == "__call__" and self.device == "cpu" and not device_map and (grad or in_context()):
             return proxy.__call__(*args, **kwargs)  # the module's: a proxy has none
         return call_through(proxy, remote_ops.call, name, self.device, args, kwargs, grad)
 

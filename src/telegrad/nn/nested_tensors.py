@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
 
 
-def move_tensors(value: Any, device: str | torch.device) -> Any:
-    """Return the value with its tensors on the device."""
+def move_tensors(value: Any, device: str | torch.device, keep: Container[str] = ()) -> Any:
+    """Return the value with its tensors on the device, except those on the devices to `keep`."""
     # Meta tensors have no data to move.
-    return map_tensors(value, lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    return map_tensors(
+        value, lambda tensor: tensor if tensor.is_meta or (keep and str(tensor.device) in keep) else tensor.to(device)
+    )
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

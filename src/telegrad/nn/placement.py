@@ -10,6 +10,7 @@ import torch
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.rpc.api import get_worker_info
+from telegrad.wire.devices import describe_devices, has_device, local_devices
 
 _RANK = re.compile(r"rank:(\d+)\Z")
 
@@ -25,8 +26,7 @@ class RemoteDevice(msgspec.Struct, frozen=True):
 def parse_remote_device(text: str | torch.device) -> RemoteDevice:
     """Parse a placement. A device alone ("cpu", "cuda:1") is on this worker; a worker alone means its CPU.
 
-    Raises if the worker is not in the group or the device is malformed. Only the worker can tell whether it has the
-    device: see `check_device`.
+    Raises if the worker is not in the group or the device is malformed. See `check_available` for missing devices.
     """
     if isinstance(text, torch.device):
         return RemoteDevice(get_worker_info().name, str(text))
@@ -48,6 +48,19 @@ def parse_remote_device(text: str | torch.device) -> RemoteDevice:
     return RemoteDevice(name_or_id, str(torch.device(device if slash else "cpu")))
 
 
+def check_available(target: RemoteDevice) -> RemoteDevice:
+    """Return the placement. Raises if the worker had no such device when it joined the group."""
+    record = default_agent().peers.find(target.worker).record
+    device = torch.device(target.device)
+    if device.type != "meta" and not has_device(record.devices, device):
+        raise TelegradError(
+            f"worker {record.name!r} has no device {target.device!r} for a module "
+            f"({describe_devices(record.devices)}). Place it on a device that the worker has, such as "
+            f"'{record.name}/cpu'. A backend that is not part of torch must be loaded before init_rpc"
+        )
+    return target
+
+
 def _is_device(text: str) -> bool:
     try:
         torch.device(text)
@@ -57,16 +70,11 @@ def _is_device(text: str) -> bool:
 
 
 def check_device(device: str) -> torch.device:
-    """Return the device. Raises if this worker lacks it."""
+    """Return the device, with its index. Raises if this worker lacks it."""
     try:
-        torch.empty(0, device=device)
+        return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # depends on the kind of device
-        accelerator = torch.accelerator.current_accelerator()
-        available = ["cpu"]
-        if accelerator is not None:
-            available += [f"{accelerator.type}:{number}" for number in range(torch.accelerator.device_count())]
         raise TelegradError(
-            f"worker {get_worker_info().name!r} has no device {device!r} for a module: {error}. It has "
-            f"{', '.join(available)}"
+            f"worker {get_worker_info().name!r} has no device {device!r} for a module "
+            f"({describe_devices(local_devices())}): {error}"
         ) from error
-    return torch.device(device)

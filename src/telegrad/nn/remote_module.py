@@ -16,7 +16,7 @@ from telegrad.nn.context_guard import guard_result, in_context
 from telegrad.nn.device_moves import MovableModule
 from telegrad.nn.fx_tracing import trace_call
 from telegrad.nn.nested_tensors import move_tensors
-from telegrad.nn.placement import parse_remote_device
+from telegrad.nn.placement import check_available, parse_remote_device
 from telegrad.rpc.api import remote
 from telegrad.rref.handle import RRef
 
@@ -24,11 +24,12 @@ from telegrad.rref.handle import RRef
 class RemoteModule(MovableModule):
     """A module on another worker: calls run there, and gradients flow back.
 
-    `remote_device` is "worker", "worker/cuda:0" or "rank:1/cpu". The worker calls ``module_cls(*args, **kwargs)``. In
-    registered mode `module_cls` must be exposed there, and may be its name. The
+    `remote_device` is "worker", "worker/cuda:0" or "rank:1/cpu". The worker calls ``module_cls(*args, **kwargs)`` and
+    moves the module to the device. In registered mode `module_cls` must be exposed there, and may be its name. The
     constructor returns at once; if it failed on the worker, the first use raises the error. Calls of the module and of
     its methods are calls of `telegrad.rpc`: they are recorded in an autograd context, and raise `WorkerLost` if the
-    worker dies.
+    worker dies. Inputs are moved to the module's device. Results come back by the device map for the worker
+    (`telegrad.Options.device_maps`), or on the CPU if it does not name their device.
 
     >>> encoder = telegrad.nn.RemoteModule("worker1/cpu", torch.nn.Linear, (20, 30))
     >>> with telegrad.autograd.context() as context:
@@ -47,7 +48,7 @@ class RemoteModule(MovableModule):
         kwargs: dict[str, Any] | None = None,
         _module_interface_cls: Any = None,
     ) -> None:
-        target = parse_remote_device(remote_device)
+        target = check_available(parse_remote_device(remote_device))
         scripted = _module_interface_cls is not None
         registry = default_agent().registry
         sent: Any = module_cls
@@ -69,7 +70,7 @@ class RemoteModule(MovableModule):
         remote_device: str, module_rref: RRef[torch.nn.Module], _module_interface_cls: Any = None
     ) -> RemoteModule:
         """Return a RemoteModule for an existing module. Its owner runs the calls, on this device."""
-        target = parse_remote_device(remote_device)
+        target = check_available(parse_remote_device(remote_device))
         return RemoteModule._from_rref(module_rref, target.worker, target.device, "module")
 
     # -- calls ------------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class RemoteModule(MovableModule):
             )
         saved, remote_metadata = self._run(remote_ops.get_state)
         for name, value in saved.items():
-            destination[prefix + name] = value
+            destination[prefix + name] = move_tensors(value, "cpu")  # a device map may have sent it elsewhere
         metadata = getattr(destination, "_metadata", None)
         if metadata is not None:
             for name, entry in remote_metadata.items():
@@ -202,7 +203,7 @@ class RemoteModule(MovableModule):
             saved = {name: move_tensors(value, "cpu") for name, value in saved.items()}
             metadata = dict(local_metadata)
             assign = metadata.pop("assign_to_params_buffers", False)
-            missing, unexpected, errors = self._run(remote_ops.load_state, saved, metadata, assign)
+            missing, unexpected, errors = self._run(remote_ops.load_state, saved, metadata, assign, self.device)
         missing_keys += [prefix + name for name in missing]
         unexpected_keys += [prefix + name for name in unexpected]
         error_msgs += errors

@@ -64,8 +64,13 @@ def call(
     kwargs: dict[str, Any],
     grad: bool = True,
 ) -> Any:
-    """Call a method on the module's device in the caller's grad mode. Return a result on the CPU, or `ReturnedSelf`."""
-    on_cpu = device == "cpu"
+    """Call a method on the module's device in the caller's grad mode. Return the result, or `ReturnedSelf`.
+
+    Tensors in the result go back by the caller's device map, and are moved to the CPU if the map does not name their
+    device.
+    """
+    mapped = _mapped_devices()
+    on_cpu = device == "cpu" and not mapped
     if not on_cpu:
         args, kwargs = move_tensors(args, device), move_tensors(kwargs, device)
     registry = default_agent().registry
@@ -74,7 +79,7 @@ def call(
         result = method(*args, **kwargs)
     if result is module:
         return ReturnedSelf
-    return result if on_cpu else move_tensors(result, "cpu")
+    return result if on_cpu else move_tensors(result, "cpu", mapped)
 
 
 class ReturnedSelf:
@@ -88,7 +93,7 @@ def get_attribute(module: torch.nn.Module, name: str) -> tuple[str, Any]:
         return "module", _submodule_ref(value)
     if callable(value) and not isinstance(value, torch.Tensor):
         return "method", None
-    return "value", move_tensors(value, "cpu")
+    return "value", move_tensors(value, "cpu", _mapped_devices())
 
 
 def set_attribute(module: torch.nn.Module, name: str, value: Any) -> None:
@@ -219,9 +224,11 @@ def set_extra_state(module: torch.nn.Module, state: Any) -> None:
 
 
 def load_state(
-    module: torch.nn.Module, saved: dict[str, Any], metadata: dict[str, Any], assign: bool
+    module: torch.nn.Module, saved: dict[str, Any], metadata: dict[str, Any], assign: bool, device: str
 ) -> tuple[list[str], list[str], list[str]]:
     """Load a state dict. Return the missing keys, the unexpected keys, and the errors."""
+    if assign:  # the tensors become parameters of the module
+        saved = move_tensors(saved, device)
     state: Any = OrderedDict(saved)
     # A RemoteModule inside another module gets no metadata for its submodules, so we assume the current version.
     state._metadata = OrderedDict((name, {"version": part._version}) for name, part in module.named_modules())
@@ -235,6 +242,12 @@ def load_state(
 
 def _name(module_cls: object) -> str:
     return getattr(module_cls, "__qualname__", None) or repr(module_cls)
+
+
+def _mapped_devices() -> frozenset[str]:
+    """Return the devices of this worker that the caller's device map names: their tensors can be returned."""
+    served = current_call()
+    return frozenset([ours for _, ours in served.devices]) if served is not None and served.devices else frozenset()
 
 
 def _caller() -> str:

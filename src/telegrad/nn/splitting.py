@@ -12,10 +12,11 @@ from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.nn import remote_ops
-from telegrad.nn.placement import RemoteDevice, parse_remote_device
+from telegrad.nn.placement import RemoteDevice, check_available, parse_remote_device
 from telegrad.nn.remote_module import RemoteModule
 from telegrad.rpc.api import remote
 from telegrad.torch_private import backward_hooks, post_accumulate_hooks
+from telegrad.wire.devices import DeviceMap
 
 
 def split(model: torch.nn.Module, places: Mapping[str, str]) -> torch.nn.Module:
@@ -34,7 +35,7 @@ def split(model: torch.nn.Module, places: Mapping[str, str]) -> torch.nn.Module:
         )
     parts = {path: _find_part(model, path) for path in places}
     _check_disjoint(parts)
-    targets = {path: parse_remote_device(place) for path, place in places.items()}
+    targets = {path: _find_target(path, place) for path, place in places.items()}
     for path, part in parts.items():
         _check_sendable(path, part)
     _check_no_shared_tensors(model, parts, places)
@@ -55,6 +56,19 @@ def _find_part(model: torch.nn.Module, path: str) -> torch.nn.Module:
         raise ValueError("'' is the whole model, not a part of it: use RemoteModule for a model on another worker")
     close = difflib.get_close_matches(path, submodules, n=3) or [name for name in submodules if name][:10]
     raise ValueError(f"the model has no submodule {path!r}; did you mean {' or '.join(map(repr, close)) or 'another'}?")
+
+
+def _find_target(path: str, place: str) -> RemoteDevice:
+    target = parse_remote_device(place)
+    try:
+        return check_available(target)
+    except TelegradError as error:
+        error.add_note(_not_placed(path, target))
+        raise
+
+
+def _not_placed(path: str, target: RemoteDevice) -> str:
+    return f"{path!r} could not be placed on {target.worker!r}; the model is unchanged"
 
 
 def _check_disjoint(parts: Mapping[str, torch.nn.Module]) -> None:
@@ -91,6 +105,11 @@ def _check_sendable(path: str, part: torch.nn.Module) -> None:
                 f"{path}.{name} is lazy: it has no shape until the module is first called. Call the model once before "
                 "the split, or create the module on the worker with RemoteModule"
             )
+    if len(devices := _devices_of(part)) > 1:
+        raise ValueError(
+            f"{path!r} has tensors on {' and '.join(devices)}, but is placed on one device: place its submodules, or "
+            "move it to one device before the split"
+        )
     for name, parameter in part.named_parameters():
         if backward_hooks(parameter) or post_accumulate_hooks(parameter):
             raise TelegradError(
@@ -127,6 +146,21 @@ def _check_no_shared_tensors(
                 )
 
 
+def _device_map(part: torch.nn.Module, target: RemoteDevice) -> DeviceMap | None:
+    """Return the device map for sending a part: from where it is to where it is placed; None if it is on the CPU."""
+    devices = _devices_of(part)
+    if not devices:
+        return None
+    placed = torch.device(target.device)
+    return {devices[0]: target.device if placed.index is not None else "cpu"}
+
+
+def _devices_of(part: torch.nn.Module) -> list[str]:
+    """Return the devices of a part other than the CPU."""
+    tensors = [*part.parameters(), *part.buffers()]
+    return sorted({str(tensor.device) for tensor in tensors if tensor.device.type not in ("cpu", "meta")})
+
+
 def _storage_key(tensor: torch.Tensor) -> object:
     if is_lazy(tensor):
         return id(tensor)
@@ -145,12 +179,13 @@ def _send(parts: Mapping[str, torch.nn.Module], targets: Mapping[str, RemoteDevi
             for path, part in parts.items():
                 target = targets[path]
                 gradients = {name: p.grad for name, p in part.named_parameters() if p.grad is not None}
-                rref = remote(target.worker, remote_ops.install, (part, gradients, target.device))
+                install_args = part, gradients, target.device
+                rref = remote(target.worker, remote_ops.install, install_args, device_map=_device_map(part, target))
                 handles[path] = RemoteModule._from_rref(rref, target.worker, target.device, type(part).__name__)
         for path, handle in handles.items():  # noqa: B007 - the note on an error names it
             handle._run(remote_ops.confirm)
     except Exception as error:
-        error.add_note(f"{path!r} could not be placed on {targets[path].worker!r}; the model is unchanged")
+        error.add_note(_not_placed(path, targets[path]))
         raise
     return handles
 

@@ -3,7 +3,7 @@
 As in torch, parameters are identified by their index in the list that the optimizer was created with. So a state dict
 saved by one process can be loaded by many and vice versa, and a parameter may be on another worker when it is loaded.
 Two keys are added, which torch ignores: ``shapes`` of the parameters, and ``owners`` with the state that belongs to the
-optimizer of one worker only.
+optimizer of one worker only. All tensors are on the CPU, and each owner moves them to the devices of its parameters.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
+
+import torch
 
 from telegrad.optim.hyperparameters import Hyperparameters, equal, hyperparameters_of
 from telegrad.optim.messages import OptimizerState
@@ -42,14 +44,15 @@ def gather(
     state: dict[int, Any] = {}
     by_owner: dict[str, Any] = {}
     for owner, local in zip(owners, states, strict=True):
-        state.update({owner.params[number]: value for number, value in local.params.items()})
+        # A device map may have sent them elsewhere.
+        state.update({owner.params[number]: to_cpu(value) for number, value in local.params.items()})
         differing = {
             number: {key: value for key, value in values.items() if not equal(value, saved[number].get(key))}
             for number, values in zip(owner.groups, local.groups, strict=True)
         }
         differing = {number: values for number, values in differing.items() if values}
         if differing or local.others:
-            by_owner[owner.worker] = {"groups": differing, "state": local.others}
+            by_owner[owner.worker] = {"groups": differing, "state": to_cpu(local.others)}
     found: dict[str, Any] = {"state": dict(sorted(state.items())), "param_groups": saved}
     found["shapes"] = [list(shape) for shape in shapes]
     if by_owner:
@@ -73,8 +76,17 @@ def scatter(
         local = by_owner.get(owner.worker, {})
         params = {number: by_index[index] for number, index in enumerate(owner.params) if index in by_index}
         local_groups = [{**groups[number], **local.get("groups", {}).get(number, {})} for number in owner.groups]
-        states.append(OptimizerState(params, {**others, **local.get("state", {})}, local_groups))
+        states.append(OptimizerState(to_cpu(params), to_cpu({**others, **local.get("state", {})}), local_groups))
     return groups, states
+
+
+def to_cpu(value: Any, *, copy: bool = False) -> Any:
+    """Return state of an optimizer with its tensors on the CPU. With `copy`, those that are there are copied, too."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=copy)
+    if isinstance(value, dict):
+        return {key: to_cpu(item, copy=copy) for key, item in value.items()}
+    return [to_cpu(item, copy=copy) for item in value] if type(value) is list else value
 
 
 def _check(

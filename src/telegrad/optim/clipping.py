@@ -67,7 +67,8 @@ def clip(
     `indices` are the indices of each owner's parameters in the whole list. With them, the norms are summed in the same
     order as in one process.
     """
-    replies: list[tuple[list[int], torch.Tensor]] = run_on_all("clip_grad_norm_()", norms)
+    # They are sent from the CPU, but a device map may have put them on different devices here.
+    replies = [(numbers, local_norms.cpu()) for numbers, local_norms in run_on_all("clip_grad_norm_()", norms)]
     found = [
         (indices[owner][number], norm)
         for owner, (numbers, local_norms) in enumerate(replies)

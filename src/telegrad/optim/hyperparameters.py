@@ -13,7 +13,7 @@ _ABSENT = object()
 
 
 def hyperparameters_of(group: Mapping[str, Any]) -> Hyperparameters:
-    """Return a copy of a parameter group without its parameters."""
+    """Return a copy of a parameter group without its parameters, with tensors on the CPU: it may be sent."""
     found = {}
     for key, value in group.items():
         if key != "params":
@@ -23,7 +23,7 @@ def hyperparameters_of(group: Mapping[str, Any]) -> Hyperparameters:
 
 def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().to("cpu", copy=True)
     return list(value) if isinstance(value, list) else value
 
 
@@ -98,6 +98,16 @@ def set_hyperparameters(group: dict[str, Any], values: Hyperparameters) -> None:
                 present.copy_(value)
         else:
             group[key] = value
+
+
+def on_devices_of(group: Mapping[str, Any], values: Hyperparameters) -> Hyperparameters:
+    """Return hyperparameters with each tensor on the device where the group has it."""
+    return {
+        key: value.to(present.device)
+        if isinstance(value, torch.Tensor) and isinstance(present := group.get(key), torch.Tensor)
+        else value
+        for key, value in values.items()
+    }
 
 
 def _fits(present: torch.Tensor, value: torch.Tensor) -> bool:

@@ -16,7 +16,14 @@ from telegrad.backward.step_in_backward import steps_of_this_pass
 from telegrad.default_agent import default_agent
 from telegrad.errors import ProtocolError
 from telegrad.optim import optimizer_classes
-from telegrad.optim.hyperparameters import Hyperparameters, hyperparameters_of, set_hyperparameters, unshare_tensors
+from telegrad.optim.checkpoint import to_cpu
+from telegrad.optim.hyperparameters import (
+    Hyperparameters,
+    hyperparameters_of,
+    on_devices_of,
+    set_hyperparameters,
+    unshare_tensors,
+)
 from telegrad.optim.messages import (
     BuiltOptimizer,
     HyperparameterUpdate,
@@ -199,7 +206,7 @@ class LocalOptimizer:
             scale_grads(self.leaves, check_number(factor))
 
     def state(self, update: Plain | None) -> Plain:
-        """Return the state of the torch optimizers after `update`."""
+        """Return the state of the torch optimizers after `update`, on the CPU."""
         parsed = HyperparameterUpdate.parse_optional(update)
         params: dict[int, Any] = {}
         others: dict[Any, Any] = {}
@@ -209,9 +216,9 @@ class LocalOptimizer:
                 numbered = dict(enumerate(part.params))
                 for key, value in part.optimizer.state_dict()["state"].items():
                     if key in numbered:
-                        params[numbered[key]] = _clone(value)
+                        params[numbered[key]] = to_cpu(value, copy=True)  # the next step changes it in place
                     else:
-                        others[key] = _clone(value)
+                        others[key] = to_cpu(value, copy=True)
             return OptimizerState(params, others, self.hyperparameters()).plain()
 
     def load(self, received: Plain, update_number: int) -> None:
@@ -229,11 +236,15 @@ class LocalOptimizer:
                 }
                 indices = iter(range(len(part.params)))
                 groups = [
-                    {**groups_by_number[number], "params": [next(indices) for _ in group["params"]]}
+                    {
+                        **on_devices_of(group, groups_by_number[number]),
+                        "params": [next(indices) for _ in group["params"]],
+                    }
                     for number, group in zip(part.groups, part.optimizer.param_groups, strict=True)
                 ]
                 others = state.others if part is self._optimizers[0] else {}
-                part.optimizer.load_state_dict({"state": {**_clone(own), **_clone(others)}, "param_groups": groups})
+                loaded = to_cpu({**own, **others}, copy=True)  # torch moves it to the devices of the parameters
+                part.optimizer.load_state_dict({"state": loaded, "param_groups": groups})
 
     # -- steps inside backward passes -------------------------------------------------------------------------------
 
@@ -264,15 +275,6 @@ def _remove_hooks(handles: Sequence[RemovableHandle]) -> None:
         handle.remove()
 
 
-def _clone(value: Any) -> Any:
-    """Copy state that the next step changes in place."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _clone(item) for key, item in value.items()}
-    return [_clone(item) for item in value] if type(value) is list else value
-
-
 @torch.no_grad()
 def grad_norms(leaves: Sequence[torch.Tensor], norm_type: float) -> tuple[list[int], torch.Tensor]:
     """Return the numbers of the leaves that have gradients, and a vector with the norms of those."""
@@ -282,8 +284,22 @@ def grad_norms(leaves: Sequence[torch.Tensor], norm_type: float) -> tuple[list[i
         if grad is not None:
             numbers.append(number)
             values = grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
-            norms.append(torch.linalg.vector_norm(values, norm_type).cpu())
-    return numbers, torch.stack(norms) if norms else torch.zeros(0)
+            norms.append(torch.linalg.vector_norm(values, norm_type))
+    return numbers, torch.stack(_on_cpu(norms)) if norms else torch.zeros(0)
+
+
+def _on_cpu(scalars: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return scalars on the CPU, with one copy from each device."""
+    found = list(scalars)
+    by_device: dict[torch.device, list[int]] = {}
+    for number, scalar in enumerate(scalars):
+        if not scalar.is_cpu:
+            by_device.setdefault(scalar.device, []).append(number)
+    for numbers in by_device.values():
+        copied = torch.stack([scalars[number] for number in numbers]).cpu()
+        for number, scalar in zip(numbers, copied, strict=True):
+            found[number] = scalar
+    return found
 
 
 @torch.no_grad()

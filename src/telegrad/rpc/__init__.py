@@ -25,6 +25,7 @@ from telegrad.rpc.api import (
 from telegrad.rpc.exposing import expose
 from telegrad.rpc.signals import wrap_signal_handler
 from telegrad.rref.handle import RRef
+from telegrad.worker_devices import devices
 from telegrad.worker_info import Traffic, WorkerInfo
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "barrier",
     "current_call",
     "default_agent",
+    "devices",
     "expose",
     "functions",
     "get_rpc_timeout",

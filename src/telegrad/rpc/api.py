@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in __all__
 
+from telegrad import worker_devices
 from telegrad.agent.agent import Agent
 from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.bootstrap import ExchangeRecords, ListenIfNeeded, check_token, start_agent
@@ -61,6 +62,7 @@ def init_rpc(
 
     Name, rank and world size default to TELEGRAD_NAME (or else ``worker<rank>``), RANK and WORLD_SIZE, which
     ``telegrad run``, ``telegrad.launch`` and torchrun set. `backend` is ignored; programs written for torch pass it.
+    If the worker is assigned an accelerator, that becomes the current one: see `devices`.
     """
     existing = process_agent()
     if existing is not None:
@@ -72,6 +74,7 @@ def init_rpc(
     options = take_token(options)
     check_token(options)  # before any worker waits for others
     options.settings()  # as above
+    worker_devices.assigned(os.environ)  # as above
     store, rank, world_size, address = open_store(options.init_method, rank, world_size, options.init_timeout)
     prefixed = PrefixStore(f"telegrad/{next(_init_counter)}", store)
 
@@ -80,7 +83,7 @@ def init_rpc(
     ) -> list[WorkerRecord]:
         return assemble(prefixed, me, keys, world_size, options.init_timeout, listen_if_needed)
 
-    join(f"worker{rank}" if name is None else name, rank, exchange_records, options, address)
+    join(f"worker{rank}" if name is None else name, rank, exchange_records, options, address, device_by_local_rank=True)
 
 
 def join(
@@ -90,13 +93,19 @@ def join(
     options: Options,
     store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
+    *,
+    device_by_local_rank: bool = False,
 ) -> None:
-    """Join a group as this process's default agent; see `telegrad.bootstrap.start_agent`."""
+    """Join a group as this process's default agent; see `telegrad.bootstrap.start_agent`.
+
+    With `device_by_local_rank`, the current device is that of the local rank, unless TELEGRAD_DEVICES names another.
+    """
     global _signal_handlers
     options = take_token(options)
+    device = worker_devices.choose_default(follow_rank=device_by_local_rank)
     handlers = WrappedHandlers()
     try:
-        agent = start_agent(name, rank, exchange_records, options, store_address, prepare, default_registry)
+        agent = start_agent(name, rank, exchange_records, options, store_address, prepare, default_registry, device)
     except BaseException:
         handlers.restore()
         raise

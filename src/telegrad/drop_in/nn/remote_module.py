@@ -67,7 +67,7 @@ class _RemoteModule(nn.RemoteModule):
         super()._bind(on, device, rref, label)
         mine = self.__dict__
         mine.update(training=True, _parameters={}, _buffers={}, _modules={})  # as in torch: local and empty
-        mine.update(is_device_map_set=False, generated_methods=_METHODS)
+        mine.update(is_device_map_set=_has_device_map(rref), generated_methods=_METHODS)
 
     # As in torch, attributes that are assigned stay on this worker.
     __setattr__ = torch.nn.Module.__setattr__
@@ -110,10 +110,16 @@ class RemoteModule(_RemoteModule):
     """A module that is created on another worker and stays there. Its methods run there."""
 
 
+def _has_device_map(rref: RRef[Any]) -> bool:
+    """Whether this worker has a device map for the owner."""
+    maps = rref._manager.agent.local.device_maps
+    return bool(maps) and bool(maps.get(rref.owner_name()))
+
+
 def _received(cls: type[_RemoteModule], rref: RRef[Any], on: str | int, device: str, label: str) -> _RemoteModule:
     """Return a module received in a call. As in torch, it has only these attributes."""
     made = cls.__new__(cls)
-    values = (on, device, False, False, _METHODS, rref)
+    values = (on, device, _has_device_map(rref), False, _METHODS, rref)
     made.__dict__.update(zip(_REMOTE_MODULE_PICKLED_ATTRIBUTES, values, strict=True))
     for method in _METHODS:
         made.__dict__[method] = partial(_through, cls, rref, on, device, label, method)
