@@ -10,7 +10,7 @@ and errors.
 []
 """
 
-from telegrad.testing.programs.data import FEATURES, LEAVES, Body, Leaves, Pass, PostHook, Program, chosen
+from telegrad.testing.programs.data import DEVICES, FEATURES, LEAVES, Body, Leaves, Pass, PostHook, Program, chosen
 from telegrad.testing.programs.drawing import draw_leaves, draw_program
 from telegrad.testing.programs.hooks import Log
 from telegrad.testing.programs.ops import UserMul
@@ -19,6 +19,7 @@ from telegrad.testing.programs.running import Found, Outcome, Progress, Worker, 
 from telegrad.testing.programs.shrinking import shrink
 
 __all__ = [
+    "DEVICES",
     "FEATURES",
     "LEAVES",
     "Body",

@@ -28,6 +28,10 @@ FEATURES = {
 }
 """Optional features of programs, beyond calls, shared graphs and tensor hooks, with their probabilities."""
 
+DEVICES = "devices"
+"""A feature that is not among those: leaves and values on devices. It needs `telegrad.testing.accelerator`."""
+DEVICE_NAMES = ("cpu", "sim:0", "sim:1")
+
 
 @dataclass
 class Body:
@@ -54,6 +58,8 @@ class Leaves:
     seed: int
     kinds: list[list[str]]
     hooks: list[PostHook] = field(default_factory=list)
+    devices: list[list[str]] = field(default_factory=list)
+    """The device of each; empty if it is the CPU for all of them."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,8 @@ class Program:
         kinds = self.leaves.kinds[: self.workers]
         if any(kind != "double" for row in kinds for kind in row):
             lines.append(f"leaves {kinds}")
+        if self.leaves.devices:
+            lines.append(f"leaves on {self.leaves.devices[: self.workers]}")
         lines += [
             f"worker {hook.worker}, leaf {hook.leaf}: a hook that calls {hook.route}" for hook in self.leaves.hooks
         ]
@@ -144,8 +152,8 @@ def _is_key(part: Any) -> bool:
 def chosen(only: Sequence[str] | None, without: Sequence[str] = ()) -> dict[str, float]:
     """Return feature probabilities: `only` these features, in every program, or all but `without`."""
     for name in (*(only or ()), *without):
-        if name not in FEATURES:
-            raise ValueError(f"there is no feature {name!r}; choose from {', '.join(FEATURES)}")
+        if name not in (*FEATURES, DEVICES):
+            raise ValueError(f"there is no feature {name!r}; choose from {', '.join((*FEATURES, DEVICES))}")
     if only is not None:
-        return {name: 1.0 for name in FEATURES if name in only}
+        return {name: 1.0 for name in (*FEATURES, DEVICES) if name in only}
     return {name: weight for name, weight in FEATURES.items() if name not in without}

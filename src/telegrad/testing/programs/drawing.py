@@ -6,7 +6,17 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from telegrad.testing.programs.data import FEATURES, LEAVES, Body, Leaves, Pass, PostHook, Program
+from telegrad.testing.programs.data import (
+    DEVICE_NAMES,
+    DEVICES,
+    FEATURES,
+    LEAVES,
+    Body,
+    Leaves,
+    Pass,
+    PostHook,
+    Program,
+)
 from telegrad.testing.programs.ops import OPS, REENTRANT
 from telegrad.testing.programs.tensors import CASTS, VIEWS
 
@@ -60,6 +70,8 @@ def draw_leaves(seed: int, workers: int, has: frozenset[str], *, reachable: int 
     if "grad_dtype" in has:
         kinds += ["float with double gradients"] * 6
     leaves = Leaves(seed, [[draw.choice(kinds) for _ in range(LEAVES)] for _ in range(workers)])
+    if DEVICES in has:
+        leaves.devices = [[draw.choice(DEVICE_NAMES) for _ in range(LEAVES)] for _ in range(workers)]
     if "post_accumulate" in has:
         for worker in range(workers):
             for leaf in range(LEAVES):
@@ -159,6 +171,8 @@ class _Bodies:
                 return "cast", draw.choice(list(CASTS)), place
             case "autocast":
                 return "matmul", place, other
+            case "devices":
+                return "move", draw.choice(DEVICE_NAMES), place
             case "reentrant":
                 return "run again", draw.choice(list(REENTRANT)), place, draw.randrange(LEAVES)
             case "multi_grad":
@@ -189,5 +203,5 @@ _WRAPS = ["plain subclass", "own reduce", "own wrapper"] * 10 + [
     "wrapper",
     "unlinked wrapper",
 ]  # telegrad refuses the last two
-_SPECIAL = ("subclasses", "dtypes", "autocast", "reentrant", "multi_grad", "views")
+_SPECIAL = ("subclasses", "dtypes", "autocast", "reentrant", "multi_grad", "views", DEVICES)
 _SILENT = ("hook", "stash", "multi-grad hook")  # steps without a result

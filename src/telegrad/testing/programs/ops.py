@@ -25,12 +25,14 @@ OPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 def compute(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Run the operation of that name."""
-    return OPS[name](normal(x), normal(y))
+    x = normal(x)
+    return OPS[name](x, normal(y).to(x.device))
 
 
 def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Multiply in the dtype of autocast. No narrow tensor is used twice: its summed gradient would depend on order."""
-    product = torch.mm(normal(x).float().view(3, 1), normal(y).float().view(1, 3))
+    x = normal(x)
+    product = torch.mm(x.float().view(3, 1), normal(y).to(x.device).float().view(1, 3))
     return product.double().sum(0)
 
 
@@ -93,7 +95,7 @@ def run_again_in_backward(kind: str, x: torch.Tensor, leaf: torch.Tensor) -> tor
     x = normal(x)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        return (x * normal(leaf)).tanh()
+        return (x * normal(leaf).to(x.device)).tanh()
 
     if not (x.requires_grad and torch.is_grad_enabled()):
         return run(x)  # torch warns about checkpoints without gradients

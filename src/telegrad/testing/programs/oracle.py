@@ -162,7 +162,7 @@ def tolerance(program: Program) -> float:
 def _equal(a: torch.Tensor | None, b: torch.Tensor | None, tolerance: float) -> bool:
     if a is None or b is None:
         return a is b
-    if a.dtype != b.dtype or a.shape != b.shape:
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
     a, b = values_of(a), values_of(b)
     bound = tolerance * max(1.0, b.abs().max().item())

@@ -49,7 +49,14 @@ class Group(Protocol):
 def make_leaves(leaves: Leaves) -> list[list[torch.Tensor]]:
     """Create the leaves of every worker from their seed."""
     generator = torch.Generator().manual_seed(leaves.seed)
-    return [[_make_leaf(kind, torch.randn(3, generator=generator)) for kind in row] for row in leaves.kinds]
+    devices = leaves.devices or [["cpu"] * len(row) for row in leaves.kinds]
+    return [
+        [
+            _make_leaf(kind, torch.randn(3, generator=generator).to(device))
+            for kind, device in zip(row, places, strict=True)
+        ]
+        for row, places in zip(leaves.kinds, devices, strict=False)
+    ]
 
 
 def _make_leaf(kind: str, values: torch.Tensor) -> torch.Tensor:
@@ -167,6 +174,8 @@ class Worker:
                 environment += [environment[0]] * count
             case "cast", name, place:
                 environment.append(normal(environment[place]).to(CASTS[name]))
+            case "move", device, place:
+                environment.append(normal(environment[place]).to(device))
             case "wrap", name, place:
                 environment.append(WRAPS[name](normal(environment[place])))
             case "matmul", left, right:

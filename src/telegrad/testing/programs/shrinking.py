@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from telegrad.testing.programs.data import Body, Leaves, Program
+from telegrad.testing.programs.data import Body, Program
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def _smaller(program: Program) -> Iterator[Program]:
             if kind != "double":
                 kinds = [list(each) for each in leaves.kinds]
                 kinds[worker][index] = "double"
-                yield replace(program, leaves=Leaves(leaves.seed, kinds, leaves.hooks))
+                yield replace(program, leaves=replace(leaves, kinds=kinds))
     if program.accumulate == "grad":
         yield replace(program, accumulate="context")
 

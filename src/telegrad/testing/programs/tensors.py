@@ -147,7 +147,7 @@ def normal(x: torch.Tensor) -> torch.Tensor:
         x = x.double()
     if x.shape != (3,):
         x = x.reshape(-1)
-        x = x[torch.arange(3) % len(x)]
+        x = x[torch.arange(3, device=x.device) % len(x)]
     return x
 
 
@@ -181,10 +181,10 @@ def use_views(x: torch.Tensor, views: Sequence[torch.Tensor], actions: Sequence[
         view = views[number % len(views)]
         match action:
             case "use" if view.dtype is not torch.int64:
-                result = result + normal(view * view)
+                result = result + normal(view * view).to(result.device)
             case "scale" if view.dtype is not torch.int64:
                 # Saves the view for backward, so modifying it later is an error in the pass.
-                result = result + normal(normal(x).sum() * view)
+                result = result + normal(normal(x).sum().to(view.device) * view).to(result.device)
             case "mul_" if view.dtype is not torch.int64:
                 view.mul_(2)
             case "zero_":
