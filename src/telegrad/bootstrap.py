@@ -63,7 +63,7 @@ def start_agent(
         group = exchange_records(agent.me, agent.local.keys, partial(_listen_if_needed, agent))
         _check_modes(agent.me, group)
         _check_reachable(agent.me, group, token)
-        _check_device_maps(agent.me, agent.settings.device_maps, group)
+        check_device_maps(agent.me, agent.settings.device_maps, group)
         if prepare is not None:
             prepare(agent)
         agent.start(group)
@@ -178,7 +178,8 @@ def _check_modes(me: WorkerRecord, group: Sequence[WorkerRecord]) -> None:
             raise RendezvousError(modes_differ(me, record.name, record.accept))
 
 
-def _check_device_maps(me: WorkerRecord, maps: Mapping[str, DevicePairs], group: Sequence[WorkerRecord]) -> None:
+def check_device_maps(me: WorkerRecord, maps: Mapping[str, DevicePairs], group: Sequence[WorkerRecord]) -> None:
+    """Raise ValueError if a device map names a worker or a device that does not exist."""
     records = {record.name: record for record in group}
     for name, pairs in maps.items():
         if name not in records:

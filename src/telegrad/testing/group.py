@@ -18,6 +18,7 @@ from telegrad.transport.tcp import TcpTransport
 from telegrad.transport.tls import TlsTransport
 from telegrad.transport.unix import UnixTransport
 from telegrad.waiting import RealRuntime
+from telegrad.wire.devices import DeviceCounts
 
 TOKEN = b"the token of a group in one process"
 
@@ -30,11 +31,13 @@ def local_group(
     token: bytes | None = TOKEN,
     settings: AgentSettings | None = None,
     registries: Mapping[str, Registry] | None = None,
+    devices: Mapping[str, DeviceCounts] | None = None,
 ) -> Iterator[dict[str, Agent]]:
     """Start agents, yield them by name, and close them at the end of the block.
 
     `transport` is ``unix``, ``tcp`` (with TLS, as in a real group), or ``plain tcp``. `registries` are what each worker
     exposes, if the settings say ``accept="registered"``. Default: what this process exposes with `telegrad.expose`.
+    `devices` are the accelerators that workers claim to have. Default: those of this process.
 
     >>> import operator
     >>> with local_group(["a", "b"]) as group:
@@ -64,6 +67,7 @@ def local_group(
                     main="one process",
                     settings=settings,
                     registry=default_registry if registries is None else registries.get(name),
+                    devices=None if devices is None else devices.get(name),
                 )
                 Autograd(agents[name])
                 RRefManager(agents[name])

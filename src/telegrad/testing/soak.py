@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 
+from telegrad.testing import accelerator
 from telegrad.testing.backward import Checked, check_programs, draw_programs
-from telegrad.testing.programs import FEATURES, Program, chosen, shrink
+from telegrad.testing.programs import DEVICES, FEATURES, Program, chosen, shrink
 from telegrad.testing.simulation import Faults
 
 STALLED = 120.0
@@ -32,7 +33,13 @@ Apply = Callable[[], AbstractContextManager[object]]
 
 
 def run_seed(seed: int, features: Mapping[str, float] = FEATURES) -> str:
-    """Run one seed like the soak: some with two programs at once, some with faults, some without resumable links."""
+    """Run one seed like the soak: some with two programs at once, some with faults, some without resumable links.
+
+    With the feature `DEVICES`, copies of devices are delayed in half of the seeds.
+    """
+    if DEVICES in features:
+        accelerator.install()
+        accelerator.set_asynchronous(seed % 2 == 1)
     checked = _check(seed, draw_programs(seed, _together(seed), features))
     if checked.refusals:
         return f"equal until: {checked.refusals[0]}"
@@ -208,6 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", help=f"use these features in every program, and no others: {', '.join(FEATURES)}")
     parser.add_argument("--without", help="use these features in no program")
+    parser.add_argument("--devices", action="store_true", help="place values at random on two simulated devices")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     parser.add_argument("--shrink", action="store_true", help="shrink the programs of failing seeds")
     parser.add_argument("--stalled", type=float, default=STALLED, help="kill a seed after so many seconds of real time")
@@ -217,6 +225,8 @@ def main(arguments: list[str] | None = None) -> int:
         for given in (options.only, options.without)
     ]
     features = chosen(names[0], names[1] or ())
+    if options.devices:
+        features[DEVICES] = 1.0
     total: Counter[str] = Counter()
     begin = shown = time.monotonic()
     run = partial(run_seeds, processes=options.processes, stalled=options.stalled, shrinking=options.shrink)

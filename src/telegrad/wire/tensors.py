@@ -5,8 +5,9 @@ multiple of 16. That copy is a snapshot. The receiver checks every descriptor ag
 over the region itself. Tensors keep their properties, with these rules:
 
 - A dense tensor keeps its strides. Of a view with gaps, or an expanded one, only its own elements are sent, contiguous.
-- CPU tensors of one message that overlap share memory and a version counter on the receiver: the span from their lowest
-  to their highest byte is sent once (see `overlap`). Tensors that merely share a storage do not.
+- Tensors of one message that overlap share memory and a version counter on the receiver: the span from their lowest to
+  their highest byte is sent once (see `overlap`). Tensors that merely share a storage do not.
+- Tensors on devices are copied through host memory (see `staging`). The sender says where they go (see `devices`).
 - Conjugated and negated views are resolved, unless they overlap with another tensor.
 - Leaves keep ``requires_grad``. ``.grad`` and hooks are not sent.
 - Small attachments are copied out of a large region, so that a scalar does not keep a gigabyte alive.
