@@ -70,6 +70,9 @@ class Options:
     """By worker: the devices there to which tensors on devices of this worker are sent, as in
     ``{"worker1": {"cuda:0": "cuda:1"}}``. Results and gradients come back by the reverse. A device that is not in the
     map keeps its name."""
+    direct_devices: bool = False
+    """Whether tensors on CUDA devices are passed to other processes of this host by CUDA's memory handles, instead of
+    through host memory. It has never run on hardware. The same on every worker."""
     init_timeout: float = 300.0
     """Seconds to wait for all workers to join."""
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -92,6 +95,7 @@ class Options:
             session=self.session,
             limits=self.limits,
             device_maps=self._device_maps(),
+            direct_devices=self.direct_devices,
             peer_limits=check_limits(self.peer_limits),
         )
 

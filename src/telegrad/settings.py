@@ -31,5 +31,7 @@ class AgentSettings:
     limits: Limits = field(default_factory=Limits)
     device_maps: Mapping[str, DevicePairs] = field(default_factory=dict)
     """By worker: the devices there to which tensors on devices of this worker are sent."""
+    direct_devices: bool = False
+    """Whether tensors on devices go directly to devices of other processes of this host, where there is a way."""
     peer_limits: GivenLimits = None
     """What each other worker may use of this one, for all or by patterns of names; None: the default of the mode."""

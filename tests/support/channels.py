@@ -69,6 +69,7 @@ class FakeAgent:
         self.accounts = PeerAccounts(self.name, AgentSettings(), self.runtime)
         self.device_maps: dict[str, DevicePairs] = {}
         self.placement = Placement
+        self.direct = None
         self.slabs: Any = None
         self.buffers = BufferPool()
         self.time = 0.0

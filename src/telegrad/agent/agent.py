@@ -35,6 +35,7 @@ from telegrad.execution.event_loop import EventLoop
 from telegrad.execution.executor import Executor
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Listener, Poller, Transport
+from telegrad.transport.device import find_direct_path
 from telegrad.waiting import Runtime
 from telegrad.wire.codec import REGISTERED
 from telegrad.wire.devices import DeviceCounts, DevicePairs, local_devices
@@ -87,6 +88,7 @@ class Agent:
         if settings.accept == "registered":
             self.registry = registry or Registry()
             self.pipeline = Pipeline(REGISTERED, PLAIN)
+        self.pipeline.direct = local.direct = find_direct_path(settings)
         self.client = Client(local, self.peers, self.pipeline, self.registry)
         self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor))
         self.oneway = OneWay(local, self.peers, self.pipeline)

@@ -16,7 +16,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.interrupts import shielded
 from telegrad.wire.codec import ANY, Codec
-from telegrad.wire.devices import TO_CPU, GradientTargets, Placement
+from telegrad.wire.devices import TO_CPU, DirectPath, GradientTargets, Placement
 from telegrad.wire.encoded import Encoded
 from telegrad.wire.frames import Message
 from telegrad.wire.messages import AutogradMetadata, encode_head
@@ -47,6 +47,8 @@ class Pipeline:
         self.codec = codec
         self.encode, self.decode = codec.encode, codec.decode  # one lookup less for each message
         self.exceptions = exceptions
+        self.direct: DirectPath | None = None
+        """How tensors get from device to device without host memory, if that is switched on."""
         # The extensions that a message concerns, by its concerns: 0 for none, CONTEXT, REFERENCES, both.
         self.concerned: tuple[tuple[Extension, ...], ...] = ((), (), (), ())
 
@@ -112,7 +114,8 @@ class Pipeline:
         the autograd extension has recorded them before, inside the engine: see `extend`.
         """
         # Two gradients that are one tensor here must be two there, or whoever changes one changes the other.
-        layout = encode_tensors(gradients, share=False, placement=GradientTargets(devices) if devices else TO_CPU)
+        placement = GradientTargets(devices, channel.placements.direct) if devices else TO_CPU
+        layout = encode_tensors(gradients, share=False, placement=placement)
         return pack(encode_head(make_head(layout.descriptors)), b"", layout, channel.room)
 
     def extend(self, message: OutgoingMessage) -> OutgoingMessage:
@@ -135,7 +138,8 @@ class Pipeline:
 
     def tensors(self, peer: WorkerRecord, head: ValueHead, message: Message) -> list[Any]:
         """Decode the tensors of a message, with their edges."""
-        attachments: list[Any] = decode_tensors(head.attachments, message.region) if head.attachments else []
+        found = head.attachments
+        attachments: list[Any] = decode_tensors(found, message.region, self.direct) if found else []
         if head.autograd is not None:
             incoming = IncomingMessage(peer, head.autograd, attachments)
             for extension in self.concerned[Concern.CONTEXT]:
@@ -146,7 +150,8 @@ class Pipeline:
         self, peer: WorkerRecord, head: ValueHead, message: Message, references: Sequence[PlacedReference] = ()
     ) -> Any:
         """Decode the value of a message."""
-        attachments: list[Any] = decode_tensors(head.attachments, message.region) if head.attachments else []
+        found = head.attachments
+        attachments: list[Any] = decode_tensors(found, message.region, self.direct) if found else []
         concerned = self.concerned[head.autograd is not None]
         if concerned:
             incoming = IncomingMessage(peer, head.autograd, attachments)

@@ -13,7 +13,7 @@ from telegrad.transport.base import Poller
 from telegrad.transport.buffers import BufferPool
 from telegrad.transport.slab_pool import SlabPool
 from telegrad.waiting import Runtime
-from telegrad.wire.devices import Placement
+from telegrad.wire.devices import DirectPath, Placement
 
 
 class LocalWorker:
@@ -40,6 +40,8 @@ class LocalWorker:
         self.device_maps = settings.device_maps
         """By worker: where its own devices are mapped to."""
         self.placement: type[Placement] = Placement
+        self.direct: DirectPath | None = None
+        """How tensors get from device to device without host memory, if that is switched on."""
         self.buffers = BufferPool()
         self.slabs = SlabPool(settings.shared_memory, self.buffers.trim)
         self.me: WorkerRecord

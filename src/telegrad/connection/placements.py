@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.wire.devices import DevicePairs, Placement, check_pairs_exist, reversed_pairs
@@ -12,23 +14,24 @@ _MOST_KEPT = 64  # placements of one channel: peers choose their maps
 class Placements:
     """The placements of one channel."""
 
-    __slots__ = ("_class", "_kept", "_local", "_me", "_peer", "replies", "requests")
+    __slots__ = ("_kept", "_local", "_make", "_peer", "direct", "replies", "requests")
 
     def __init__(self, local: LocalWorker, peer: WorkerRecord) -> None:
-        self._local, self._me, self._peer = local, local.name, peer
-        self._class = local.placement
+        self._local, self._peer = local, peer
+        self.direct = local.direct if local.direct is not None and peer.host and peer.host == local.me.host else None
+        """The path from device to device, if there is one."""
+        self._make = partial(local.placement, local.name, peer.name, peer.devices, direct=self.direct)
         self._kept: dict[tuple[DevicePairs, bool], Placement] = {}
-        self.requests = self._class(self._me, peer.name, peer.devices, local.device_maps.get(peer.name, ()))
+        self.requests = self._make(local.device_maps.get(peer.name, ()))
         """Where tensors in requests go, unless the call has a map of its own."""
-        self.replies = self._class(self._me, peer.name, peer.devices, is_reply=True)
+        self.replies = self._make((), is_reply=True)
         """Where tensors in replies go if the caller has no map."""
 
     def for_request(self, pairs: DevicePairs) -> Placement:
         """Return where tensors go in a request with a map of its own. Raise ValueError if a device in it is missing."""
         if (found := self._kept.get((pairs, False))) is None:
-            check_pairs_exist(
-                pairs, self._me, self._local.me.devices, self._peer.name, self._peer.devices, "device_map"
-            )
+            me, peer = self._local.me, self._peer
+            check_pairs_exist(pairs, me.name, me.devices, peer.name, peer.devices, "device_map")
             found = self._keep(pairs, is_reply=False)
         return found
 
@@ -40,6 +43,5 @@ class Placements:
     def _keep(self, pairs: DevicePairs, *, is_reply: bool) -> Placement:
         if len(self._kept) >= _MOST_KEPT:
             self._kept.clear()
-        made = self._class(self._me, self._peer.name, self._peer.devices, pairs, is_reply=is_reply)
-        self._kept[pairs, is_reply] = made
+        made = self._kept[pairs, is_reply] = self._make(pairs, is_reply=is_reply)
         return made

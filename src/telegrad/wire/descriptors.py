@@ -17,7 +17,7 @@ ALIGNMENT = 16
 MAX_DIMENSIONS = 64
 
 # Forms of a descriptor. The numbers are part of the protocol.
-STRIDED, BUFFER, VIEW, META, COO, CSR, CSC, BSR, BSC, QUANTIZED, QUANTIZED_CHANNELS = range(11)
+STRIDED, BUFFER, VIEW, META, COO, CSR, CSC, BSR, BSC, QUANTIZED, QUANTIZED_CHANNELS, DIRECT = range(12)
 
 # How a VIEW relates to the tensors that it overlaps with: the base of the others, a view of the base, a detached view
 # of it, or none of these. And how its elements are interpreted.
@@ -55,7 +55,8 @@ class TensorDescriptor(msgspec.Struct, frozen=True, array_like=True):
     stride: tuple[int, ...] = ()  # empty if contiguous
     requires_grad: bool = False
     device: str = ""  # empty for the CPU
-    parts: tuple[TensorDescriptor, ...] = ()  # the plain tensors that make up a sparse or quantised one
+    parts: tuple[TensorDescriptor, ...] = ()
+    """The plain tensors that make up a sparse or quantised one, or the handle of a DIRECT one."""
     detail: tuple[int | float, ...] = ()
     """VIEW: span bytes, first element, relation, interpretation. COO: coalesced. QUANTIZED*: parameters."""
 

@@ -30,9 +30,26 @@ MAX_PAIRS = 256
 _MAX_NAME = 64  # characters of a device that a peer names
 
 
+class DirectPath(Protocol):
+    """Passes tensors from a device to another process without a copy through host memory."""
+
+    kind: str
+    """The type of device."""
+
+    def share(self, x: torch.Tensor) -> bytes:
+        """Return a handle of a copy of the tensor, which lives until the receiver needs it no more."""
+        ...
+
+    def open(self, handle: bytes) -> torch.Tensor:
+        """Return the tensor of a handle that another process made."""
+        ...
+
+
 class Targets(Protocol):
     """Says where tensors belong on their receiver."""
 
+    direct: DirectPath | None
+    """The path to the receiver that avoids host memory, if there is one."""
     moves_cpu: bool
     """Whether tensors of the CPU may belong on another device."""
 
@@ -44,13 +61,21 @@ class Targets(Protocol):
 class Placement:
     """Where tensors of the messages from one worker to another belong."""
 
-    __slots__ = ("_available", "_map", "is_reply", "moves_cpu", "pairs", "receiver", "sender")
+    __slots__ = ("_available", "_map", "direct", "is_reply", "moves_cpu", "pairs", "receiver", "sender")
 
     def __init__(
-        self, sender: str, receiver: str, available: DeviceCounts, pairs: DevicePairs = (), *, is_reply: bool = False
+        self,
+        sender: str,
+        receiver: str,
+        available: DeviceCounts,
+        pairs: DevicePairs = (),
+        *,
+        is_reply: bool = False,
+        direct: DirectPath | None = None,
     ) -> None:
         self.sender, self.receiver = sender, receiver
         self.is_reply = is_reply
+        self.direct = direct
         self.pairs = pairs
         """Devices of the sender and of the receiver."""
         self._available = available
@@ -97,6 +122,7 @@ class _SameDevice:
     """Every tensor keeps its device."""
 
     moves_cpu = False
+    direct: DirectPath | None = None
 
     def targets(self, tensors: Sequence[Any]) -> list[str]:
         """Return the device of each tensor."""
@@ -113,10 +139,11 @@ SAME_DEVICE: Targets = _SameDevice()
 class GradientTargets:
     """The devices that gradients go back to."""
 
-    __slots__ = ("_devices", "moves_cpu")
+    __slots__ = ("_devices", "direct", "moves_cpu")
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    def __init__(self, devices: Sequence[str], direct: DirectPath | None = None) -> None:
         self._devices = devices
+        self.direct = direct
         self.moves_cpu = any(devices)
 
     def targets(self, tensors: Sequence[Any]) -> list[str]:

@@ -25,7 +25,7 @@ class SharedSpan:
         self._buffer, self._offset, self._nbytes = buffer, offset, nbytes
         self._device = device
         self._on_device: torch.Tensor | None = None
-        if device:
+        if device:  # pragma: no cover - needs a device
             self._on_device = to_devices.copy(self._frombuffer(torch.uint8, 0, nbytes), device)
         self._dtypes: list[torch.dtype] = []
         self._bases: dict[torch.dtype, torch.Tensor] = {}
@@ -83,7 +83,7 @@ class SharedSpan:
         return made
 
     def _frombuffer(self, dtype: torch.dtype, start: int, count: int) -> torch.Tensor:
-        if self._on_device is not None:
+        if self._on_device is not None:  # pragma: no cover - needs a device
             made = torch.empty(0, dtype=dtype, device=self._on_device.device)
             made.set_(self._on_device.untyped_storage(), start, (count,))  # type: ignore[call-overload]  # see staging
             return made

@@ -20,6 +20,7 @@ from telegrad.wire.descriptors import (
     COO,
     CSC,
     CSR,
+    DIRECT,
     DTYPES,
     MAX_DIMENSIONS,
     META,
@@ -33,6 +34,7 @@ from telegrad.wire.descriptors import (
     dtype_of,
     integers_of,
 )
+from telegrad.wire.devices import DirectPath
 from telegrad.wire.shared_span import SharedSpan
 from telegrad.wire.staging import ToDevices
 from telegrad.wire.torch_state import default_torch_state, has_default_torch_state
@@ -44,13 +46,13 @@ _frombuffer = torch.frombuffer
 
 
 def decode_tensors(
-    descriptors: Sequence[TensorDescriptor], region: bytearray | memoryview
+    descriptors: Sequence[TensorDescriptor], region: bytearray | memoryview, direct: DirectPath | None = None
 ) -> list[torch.Tensor | memoryview]:
     """Return the attachments: tensors, and memoryviews for other buffers, over the region without a copy.
 
     The region must be writable, and belongs to the attachments afterwards. Tensors that belong on a device are copied
-    there. Raise ProtocolError for a descriptor that does not fit the region, PayloadError for a device or dtype that
-    this worker does not have.
+    there; `direct` is the path for those that are there already. Raise ProtocolError for a descriptor that does not fit
+    the region, PayloadError for a device or dtype that this worker does not have.
     """
     if not descriptors:
         return []
@@ -58,8 +60,8 @@ def decode_tensors(
         plain = _decode_plain(descriptors, region)
         if plain is not None:
             return plain
-        return _RegionDecoder(region).decode_all(descriptors)
-    decoder = _RegionDecoder(region)
+        return _RegionDecoder(region, direct).decode_all(descriptors)
+    decoder = _RegionDecoder(region, direct)
     with default_torch_state():
         return decoder.decode_all(descriptors)
 
@@ -106,15 +108,16 @@ def _decode_plain(
 class _RegionDecoder:
     """Restores attachments from one region, and checks every descriptor before using it."""
 
-    __slots__ = ("_claimed", "_nbytes", "_spans", "_to_devices", "_view")
+    __slots__ = ("_claimed", "_direct", "_nbytes", "_spans", "_to_devices", "_view")
 
-    def __init__(self, region: bytearray | memoryview) -> None:
+    def __init__(self, region: bytearray | memoryview, direct: DirectPath | None) -> None:
         view = memoryview(region)
         if view.readonly:
             raise ValueError("the region must be writable: tensors made in it can be written to")
         self._view = view.cast("B") if view.format != "B" or view.ndim != 1 else view
         self._nbytes = view.nbytes
         self._to_devices = ToDevices()
+        self._direct = direct
         self._claimed = 0
         self._spans: dict[tuple[int, int], SharedSpan] = {}
 
@@ -145,6 +148,8 @@ class _RegionDecoder:
             if len(stride) != len(shape):
                 raise ProtocolError(f"a peer announces a meta tensor without strides: {descriptor}")
             tensor = torch.empty_strided(shape, stride, dtype=dtype_of(descriptor), device="meta")
+        elif form == DIRECT:
+            tensor = self._open(descriptor)
         else:
             tensor = self._composite(descriptor)
         if descriptor.device and form not in (META, VIEW):
@@ -212,6 +217,19 @@ class _RegionDecoder:
         if interpretation & CONJUGATED:
             tensor = tensor.conj()
         return neg_view(tensor) if interpretation & NEGATED else tensor
+
+    def _open(self, descriptor: TensorDescriptor) -> torch.Tensor:
+        if self._direct is None:
+            raise ProtocolError(
+                "a peer sends tensors directly between devices, which is switched off here: set direct_devices on all "
+                "workers or on none"
+            )
+        if len(descriptor.parts) != 1 or descriptor.parts[0].form != BUFFER:
+            raise ProtocolError(f"a peer announces a tensor on a device without a handle: {descriptor}")
+        tensor = self._direct.open(bytes(self._buffer(descriptor.parts[0])))
+        if tuple(tensor.shape) != descriptor.shape or tensor.dtype is not dtype_of(descriptor):
+            raise ProtocolError(f"a peer announces another tensor than its handle has: {descriptor}")
+        return tensor
 
     def _composite(self, descriptor: TensorDescriptor) -> torch.Tensor:
         form, shape = descriptor.form, descriptor.shape

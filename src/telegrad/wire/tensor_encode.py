@@ -30,6 +30,7 @@ from telegrad.wire.descriptors import (
     COO,
     COPIED_AS_BYTES,
     CSR,
+    DIRECT,
     META,
     NEGATED,
     QUANTIZED,
@@ -40,7 +41,7 @@ from telegrad.wire.descriptors import (
     code_of,
     extent_of,
 )
-from telegrad.wire.devices import SAME_DEVICE, Targets
+from telegrad.wire.devices import SAME_DEVICE, DirectPath, Targets
 from telegrad.wire.overlap import Piece, overlapping, relations
 from telegrad.wire.region_copies import BufferCopy, ElementCopy, SpanCopy
 from telegrad.wire.staging import DeviceCopy, copy_to_host, memory_of
@@ -109,7 +110,7 @@ class RegionLayout:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _write(self, view: memoryview) -> None:
-        if self._on_devices:
+        if self._on_devices:  # pragma: no cover - needs a device
             copy_to_host(self._on_devices, view)
         start = ctypes.addressof(ctypes.c_char.from_buffer(view)) if self._dense else 0
         for offset, tensor, nbytes in self._dense:
@@ -200,18 +201,25 @@ def _describe_all(
     shared = _shared_views(layout, plain, targets) if share and len(plain) > 1 else {}
     layout.descriptors = tuple(
         [
-            shared.get(index) or _describe(layout, attachment, target)
+            shared.get(index) or _describe(layout, attachment, target, placement.direct)
             for index, (attachment, target) in enumerate(zip(plain, targets, strict=True))
         ]
     )
 
 
-def _describe(layout: RegionLayout, attachment: torch.Tensor | pickle.PickleBuffer, target: str) -> TensorDescriptor:
+def _describe(
+    layout: RegionLayout,
+    attachment: torch.Tensor | pickle.PickleBuffer,
+    target: str,
+    direct: DirectPath | None = None,
+) -> TensorDescriptor:
     if isinstance(attachment, pickle.PickleBuffer):
         raw = attachment.raw()
         offset = layout.reserve(raw.nbytes)
         layout._others.append(BufferCopy(offset, raw))
         return TensorDescriptor(BUFFER, 0, offset, (raw.nbytes,))
+    if direct is not None and direct.kind == attachment.device.type == target.partition(":")[0]:  # pragma: no cover
+        return _describe_direct(layout, attachment, target, direct)
     if _is_ordinary(attachment):
         return _describe_strided(layout, attachment, target)
     return _describe_unusual(layout, attachment, target)
@@ -238,7 +246,7 @@ def _describe_strided(layout: RegionLayout, x: torch.Tensor, target: str = "") -
     offset = layout.reserve(nbytes)
     if not _has_contents(x):
         layout._others.append(ElementCopy(offset, torch.zeros(shape, dtype=dtype), stride))
-    elif not x.is_cpu:
+    elif not x.is_cpu:  # pragma: no cover - needs a device
         source = x.detach().view(torch.uint8) if dtype in COPIED_AS_BYTES else x.detach()
         layout._on_devices.append(DeviceCopy(offset, source, stride))
     elif not dense or x.is_neg() or (dtype.is_complex and x.is_conj()):
@@ -246,6 +254,16 @@ def _describe_strided(layout: RegionLayout, x: torch.Tensor, target: str = "") -
     else:
         layout._dense.append((offset, x, nbytes))
     return TensorDescriptor(STRIDED, code, offset, shape, stride, x.requires_grad, target)
+
+
+def _describe_direct(  # pragma: no cover - needs a device
+    layout: RegionLayout, x: torch.Tensor, target: str, direct: DirectPath
+) -> TensorDescriptor:
+    if not _is_ordinary(x) or not x.numel():
+        return (_describe_strided if _is_ordinary(x) else _describe_unusual)(layout, x, target)
+    handle = pickle.PickleBuffer(direct.share(x.detach()))
+    part = _describe(layout, handle, "")
+    return TensorDescriptor(DIRECT, code_of(x.dtype), 0, tuple(x.shape), (), x.requires_grad, target, (part,))
 
 
 def _describe_unusual(layout: RegionLayout, x: torch.Tensor, target: str) -> TensorDescriptor:
@@ -316,10 +334,10 @@ def _describe_group(
     first, last = group[0][0], max([end for _, end, _ in group])
     skipped = first % ALIGNMENT  # keeps every element at a multiple of its size
     offset = layout.reserve(skipped + last - first)
-    if views[0].is_cpu:
+    if views[0].is_cpu:  # pragma: no branch - the other one needs a device
         addresses = [address for address, _, _ in group]
         layout._others.append(SpanCopy(offset + skipped, first, last - first, list(zip(views, addresses, strict=True))))
-    else:
+    else:  # pragma: no cover - needs a device
         layout._on_devices.append(DeviceCopy(offset + skipped, memory_of(views[0], first, last - first), ()))
     for (address, _, index), x, relation in zip(group, views, relations(views), strict=True):
         start = (skipped + address - first) // x.itemsize
