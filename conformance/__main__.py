@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
 import os
 import re
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run each test N times")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="time limit of one test")
     parser.add_argument("--native", action="store_true", help="run against torch's own RPC, to check the runner")
+    parser.add_argument("--simulate", action="store_true", help="run the suites for CUDA, on simulated devices")
     parser.add_argument("--all", action="store_true", help="also run the tests that exceptions.toml excludes")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the output of failed tests")
     options = parser.parse_args()
@@ -33,6 +35,8 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown suite {', '.join(sorted(unknown))}; choose from {', '.join(s.name for s in SUITES)}")
 
+    if options.simulate and options.native:
+        parser.error("torch's own RPC supports no devices but CUDA's")
     if not options.native:
         import telegrad.drop_in
 
@@ -40,7 +44,9 @@ def main() -> int:
     import torch  # imported after install(), which replaces its modules
 
     suites = [suite for suite in SUITES if not options.suites or suite.name in options.suites]
-    exceptions = {} if options.native or options.all else excluded()
+    if options.simulate:
+        suites = [dataclasses.replace(suite, simulated=True) for suite in suites if suite.agent == "cuda"]
+    exceptions = {} if options.native or options.all else excluded(simulated=options.simulate)
     if not torch.cuda.is_available():
         exceptions.update(
             {

@@ -12,6 +12,7 @@ REASONS = {
     "tensorpipe": "checks TensorPipe's transports or the text of its internal logs",
     "cuda": "needs CUDA",
     "missing": "needs a feature that telegrad does not have",
+    "simulated": "cannot run on simulated devices",
 }
 """The only reasons for which a test may be excluded."""
 
@@ -20,12 +21,13 @@ def _document() -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parent / "exceptions.toml").read_text())
 
 
-def excluded() -> dict[tuple[str, str], str]:
-    """Return the excluded tests: suite and test, and why."""
+def excluded(*, simulated: bool = False) -> dict[tuple[str, str], str]:
+    """Return the excluded tests: suite and test, and why. With `simulated`, those of CUDA's suites on such devices."""
     found = {}
-    for suite, entries in _document().items():
-        if suite == "differs":
-            continue
+    document = _document()
+    tables = document.pop("simulated")
+    del document["differs"]
+    for suite, entries in (tables if simulated else document).items():
         for test, entry in entries.items():
             if set(entry) != {"reason", "why"} or entry["reason"] not in REASONS:
                 raise ValueError(f"exceptions.toml: {suite}.{test} needs a why, and a reason of {', '.join(REASONS)}")

@@ -20,10 +20,20 @@ class Suite:
     cls: str
     agent: str = ""
     """The agent it tests, if not the default one: "faulty" or "cuda"."""
+    simulated: bool = False
+    """Whether its tests run on simulated devices instead of CUDA's."""
 
     def load(self) -> Any:
         """Return PyTorch's test class."""
         return getattr(importlib.import_module(f"{_HOME}.{self.module}"), self.cls)
+
+    def load_to_run(self) -> Any:
+        """Return the class to run: PyTorch's, or a copy of it for simulated devices, which this process then has."""
+        if not self.simulated:
+            return self.load()
+        from conformance import simulated
+
+        return getattr(simulated.load(f"{_HOME}.{self.module}"), self.cls)
 
     def tests(self) -> list[str]:
         """Return the names of its tests."""
@@ -31,7 +41,7 @@ class Suite:
 
     def needs_cuda(self, test: str) -> bool:
         """Return whether a test skips itself without CUDA."""
-        return self.agent == "cuda" and test not in _WITHOUT_CUDA
+        return self.agent == "cuda" and not self.simulated and test not in _WITHOUT_CUDA
 
 
 _WITHOUT_CUDA = ("test_device_map_cpu",)  # the only test of the CUDA suites that runs without CUDA
@@ -97,6 +107,6 @@ def make_case(suite: Suite, test: str) -> unittest.TestCase:
     fixture = getattr(importlib.import_module(f"{_HOME}.rpc.{module}"), name)  # the faulty agent's adds a backend
     # Torch's own workers import the class by module and name when a test sends an object that refers to its test.
     made = {"__module__": __name__}
-    cls = globals()[suite.cls] = type(suite.cls, (suite.load(), fixture, Forked), made)
+    cls = globals()[suite.cls] = type(suite.cls, (suite.load_to_run(), fixture, Forked), made)
     case: unittest.TestCase = cls(test)
     return case

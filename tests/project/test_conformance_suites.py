@@ -17,6 +17,8 @@ sys.path.insert(0, str(ROOT))
 from conformance.exceptions import differences, excluded
 from conformance.suites import SUITES
 
+from telegrad.testing import accelerator
+
 
 def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -42,6 +44,15 @@ def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_a_suite_passes(suites: list[str], part: str) -> None:
     done = conformance(*suites, "--part", part)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", ["1/3", "2/3", "3/3"])
+def test_the_device_maps_of_cudas_suites_pass_on_simulated_devices(part: str) -> None:
+    if (reason := accelerator.why_unavailable()) is not None:
+        pytest.skip(reason)
+    done = conformance("--simulate", "-k", "test_device*", "--part", part)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
 
 
@@ -75,6 +86,7 @@ print(json.dumps({
 def test_every_exception_names_an_existing_test_and_an_allowed_reason() -> None:
     there = {tuple(names) for names in facts()["tests"]}
     assert set(excluded()) <= there
+    assert set(excluded(simulated=True)) <= there
     assert set(differences()) <= there
     assert not set(excluded()) & set(differences())
 

@@ -43,5 +43,15 @@ def test_a_device_map_is_one_to_one() -> None:
         made.set_device_map("b", {"cuda:0": "cuda:0"})
     with pytest.raises(ValueError, match="`device_map` only supports 1-to-1 mapping"):
         made.set_device_map("b", {"cuda:2": "cuda:3", "cuda:4": "cuda:3"})
-    with pytest.raises(ValueError, match="expect a list of CUDA devices"):
-        made.set_devices(["cpu"])
+
+
+def test_devices_are_those_of_an_accelerator() -> None:
+    made = TensorPipeOptions(devices=["cuda:1", torch.device("xpu:0")])
+    assert made.devices == [torch.device("cuda:1"), torch.device("xpu:0")]
+    made.set_devices(["mtia:2"])
+    assert made.devices == [torch.device("mtia:2")]
+    for kind in ("cpu", "meta"):
+        with pytest.raises(
+            ValueError, match=f"`set_devices` expect a list of CUDA devices, but got device type {kind}."
+        ):
+            made.set_devices([kind])

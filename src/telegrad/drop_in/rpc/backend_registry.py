@@ -21,9 +21,9 @@ from telegrad.drop_in.rpc.constants import (
     DEFAULT_NUM_WORKER_THREADS,
     DEFAULT_RPC_TIMEOUT_SEC,
 )
-from telegrad.drop_in.rpc.device_maps import check_device_maps
+from telegrad.drop_in.rpc.device_maps import check_device_maps, device_config, use_device_maps
 from telegrad.drop_in.rpc.dynamic_group import check_kind, join_dynamic_group
-from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions
+from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions, frozen
 from telegrad.drop_in.rpc.rref import use_torch_rrefs
 from telegrad.errors import DuplicateWorker
 from telegrad.rendezvous import assemble
@@ -126,6 +126,7 @@ def start(
     """Join the group with an agent of class `cls`. Without a world size, the group is dynamic."""
     if not isinstance(store, Store):
         raise TypeError(f"`store` must be a c10d::Store. {store}")
+    given = frozen(rpc_backend_options)
     options = Options(
         rpc_timeout=rpc_backend_options.rpc_timeout, num_worker_threads=rpc_backend_options.num_worker_threads
     )
@@ -138,9 +139,10 @@ def start(
 
     def prepare(agent: Agent) -> None:
         use_torch_rrefs(agent)
+        use_device_maps(agent, given)
         agent.client.carries_autocast = False  # as in torch, where each worker has its own autocast state
         # Others may call this worker as soon as it serves, and the functions they call may make calls.
-        set_current_agent(cls(agent, store, rpc_backend_options, static=bool(world_size)))
+        set_current_agent(cls(agent, store, given, static=bool(world_size)))
 
     address = store_address(rpc_backend_options.init_method)
     check_kind(store, "static" if world_size else "dynamic")
@@ -155,7 +157,7 @@ def start(
                 address,
                 prepare,
             )
-            check_device_maps(default_agent(), rpc_backend_options)
+            check_device_maps(default_agent().gather(device_config()))
         else:
             join_dynamic_group(store, name, rank, options, address, prepare)
     except DuplicateWorker as error:

@@ -23,6 +23,7 @@ from telegrad.agent.agent import Agent
 from telegrad.bootstrap import ListenIfNeeded, check_token
 from telegrad.connection.group_keys import GroupKeys, derive_keys
 from telegrad.connection.worker_record import MAX_NAME, WorkerRecord
+from telegrad.drop_in.rpc.device_maps import Config, check_device_maps, device_config
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, WorkerLost
 from telegrad.rendezvous_records import MAX_RECORD, Records, check_record
 from telegrad.rpc import Options, default_agent
@@ -64,8 +65,9 @@ def join_dynamic_group(
                 raise DuplicateWorker(f"worker {other.name!r} (rank {other.id}) is already in the group")
         join(name, rank, partial(_join_members, members), options, store_address, prepare_open)
         agent = default_agent()
-        alive = [member for member in members if _announce(agent, member)]
-        _write(store, records, [*alive, agent.me])
+        configs = {member.name: config for member in members if (config := _announce(agent, member)) is not None}
+        check_device_maps({**configs, name: device_config()}, static=False)
+        _write(store, records, [*(member for member in members if member.name in configs), agent.me])
 
 
 def _join_members(
@@ -88,18 +90,17 @@ def leave_dynamic_group(store: Any, agent: Agent, timeout: float) -> None:
         _log.debug("worker %r leaves a group whose store is gone: %s", agent.me.name, error)
 
 
-def _greet() -> None:
-    """Do nothing: the connection that the call opens introduces its caller."""
+def _announce(agent: Agent, member: WorkerRecord) -> Config | None:
+    """Introduce this worker to a member, and return the member's device maps, or None if it is gone.
 
-
-def _announce(agent: Agent, member: WorkerRecord) -> bool:
-    """Introduce this worker to a member, and return whether the member is alive."""
+    The connection that the call opens introduces its caller.
+    """
     try:
-        agent.call(member.name, _greet)
+        config: Config = agent.call(member.name, device_config)
     except WorkerLost as error:
         _log.warning("worker %r removes worker %r from the member list: %s", agent.me.name, member.name, error)
-        return False
-    return True
+        return None
+    return config
 
 
 @contextmanager

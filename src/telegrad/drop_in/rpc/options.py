@@ -5,9 +5,11 @@ Options of TensorPipe that do not apply to telegrad (its transports and channels
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +27,8 @@ _is_tensorpipe_available = True
 __all__ = ["TensorPipeRpcBackendOptions"]
 
 _log = logging.getLogger("telegrad")
+
+OptionsT = TypeVar("OptionsT", bound="_TensorPipeRpcBackendOptionsBase")
 
 
 class RpcBackendOptions:
@@ -116,14 +120,31 @@ class TensorPipeRpcBackendOptions(_TensorPipeRpcBackendOptionsBase):
         self.devices = _to_device_list(devices)
 
 
+def frozen(options: OptionsT) -> OptionsT:
+    """Return a copy for an agent, which later changes of the options do not reach."""
+    made = copy.copy(options)
+    made.devices = list(options.devices)
+    made.device_maps = {
+        name: {_canonical(source): _canonical(target) for source, target in device_map.items()}
+        for name, device_map in options.device_maps.items()
+    }
+    return made
+
+
 @cache
 def _log_once(name: str) -> None:
     _log.info("telegrad ignores the TensorPipe option %s", name)
 
 
+def _canonical(device: torch.device) -> torch.device:
+    """Return a device as tensors name it: there is one CPU, and it has no index."""
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
 def _to_device(device: DeviceType) -> torch.device:
+    """Return a device of an accelerator: CUDA, or any other."""
     made = torch.device(device)
-    if made.type != "cuda":
+    if made.type in ("cpu", "meta"):
         raise ValueError(f"`set_devices` expect a list of CUDA devices, but got device type {made.type}.")
     return made
 
