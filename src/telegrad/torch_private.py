@@ -29,11 +29,7 @@ from telegrad.interrupts import interruptible
 _multi_grad_code = graph.register_multi_grad_hook.__code__
 
 _NEEDED: Sequence[tuple[str, object, Sequence[str]]] = (
-    (
-        "torch",
-        torch,
-        ("_neg_view", "_make_per_tensor_quantized_tensor", "_make_per_channel_quantized_tensor"),
-    ),
+    ("torch", torch, ("_neg_view", "_make_per_tensor_quantized_tensor", "_make_per_channel_quantized_tensor")),
     (
         "torch._C",
         _C,
@@ -41,6 +37,7 @@ _NEEDED: Sequence[tuple[str, object, Sequence[str]]] = (
             *("Future", "_ImperativeEngine", "_storage_Use_Count", "_current_graph_task_id"),
             *("DisableTorchFunctionSubclass", "_DisableTorchDispatch", "_disabled_torch_function_impl"),
             *("_are_functorch_transforms_active", "_is_any_autocast_enabled"),
+            *("_is_multithreading_enabled", "_set_multithreading_enabled"),
             *("_len_torch_function_stack", "_push_on_torch_function_stack", "_pop_torch_function_stack"),
             *("_len_torch_dispatch_stack", "_push_on_torch_dispatch_stack", "_pop_torch_dispatch_stack"),
         ),
@@ -51,11 +48,7 @@ _NEEDED: Sequence[tuple[str, object, Sequence[str]]] = (
         ("_profiler_enabled", "_get_creation_meta", "_set_creation_meta", "CreationMeta"),
     ),
     ("torch._C._functorch", _C._functorch, ("unwrap_if_dead", "is_functorch_wrapped_tensor")),
-    (
-        "torch._C._dynamo.eval_frame",
-        eval_frame,
-        ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction"),
-    ),
+    ("torch._C._dynamo.eval_frame", eval_frame, ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")),
     (
         "torch.Tensor",
         torch.Tensor,

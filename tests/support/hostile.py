@@ -9,6 +9,7 @@ from typing import Any
 
 from telegrad.agent.agent import Agent
 from telegrad.calls.call import Call
+from telegrad.calls.client import failure_of
 from telegrad.connection.channel import Channel
 from telegrad.wire.encoded import Encoded
 from telegrad.wire.messages import Request, encode_head
@@ -83,7 +84,7 @@ class HostileMember:
         channel.calls[number] = call
         channel.post(pack(encode_head(head), data, layout, channel.room))
         assert client.wait(call, self.agent.runtime.now() + PATIENCE)
-        failure = client.failure(call)
+        failure = failure_of(call, client._pipeline)
         return failure if failure is not None else client.result(call)
 
     def answer_with(self, data: bytes) -> None:

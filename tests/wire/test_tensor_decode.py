@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from telegrad.errors import ProtocolError
 from telegrad.wire import tensor_decode
-from telegrad.wire.descriptors import CODES, QUANTIZED_CHANNELS, STRIDED, VIEW, TensorDescriptor
+from telegrad.wire.descriptors import BUFFER, CODES, DIRECT, QUANTIZED_CHANNELS, STRIDED, VIEW, TensorDescriptor
 from telegrad.wire.tensor_decode import _decode_plain, _RegionDecoder, decode_tensors
 
 ANY = st.builds(
@@ -68,3 +68,42 @@ def test_quantised_channels_with_scales_that_are_not_real_numbers_are_refused(dt
     descriptor = TensorDescriptor(QUANTIZED_CHANNELS, CODES[torch.qint8], 0, (2, 2), parts=tuple(parts), detail=(0,))
     with pytest.raises(ProtocolError, match="not real numbers"):
         decode_tensors([descriptor], bytearray(64))
+
+
+# -- handles of tensors that are on their device already --------------------------------------------------------------
+
+
+class Handle:
+    """A direct path with one tensor."""
+
+    kind = "cpu"
+
+    def share(self, x: torch.Tensor) -> bytes:
+        raise NotImplementedError
+
+    def open(self, handle: bytes) -> torch.Tensor:
+        assert handle == b"0"
+        return torch.ones(2)
+
+
+def handle_of(shape: tuple[int, ...] = (2,), dtype: torch.dtype = torch.float32) -> TensorDescriptor:
+    part = TensorDescriptor(BUFFER, 0, 0, (1,))
+    return TensorDescriptor(DIRECT, CODES[dtype], 0, shape, parts=(part,))
+
+
+def test_without_a_path_a_handle_is_an_error() -> None:
+    with pytest.raises(ProtocolError, match="switched off here: set direct_devices on all workers or on none"):
+        decode_tensors([handle_of()], bytearray(16))
+
+
+def test_what_does_not_fit_its_handle_is_an_error() -> None:
+    for descriptor, says in {
+        handle_of((3,)): "another tensor than its handle has",
+        handle_of((2,), torch.int64): "another tensor than its handle has",
+        TensorDescriptor(DIRECT, CODES[torch.float32], 0, (2,)): "without a handle",
+    }.items():
+        with pytest.raises(ProtocolError, match=says):
+            decode_tensors([descriptor], bytearray(b"0" + bytes(15)), Handle())
+    (opened,) = decode_tensors([handle_of()], bytearray(b"0" + bytes(15)), Handle())
+    assert isinstance(opened, torch.Tensor)
+    assert opened.tolist() == [1, 1]

@@ -268,14 +268,6 @@ class Client:
             raise exception_of(call, answer, message, self._pipeline.exceptions)
         return None
 
-    def failure(self, call: Call) -> Exception | None:
-        """Return a new instance of what a call that has ended raises; None if it returned."""
-        if call.error is not None:
-            return call.error
-        if not isinstance(call.answer, Failure) or call.message is None:
-            return None
-        return exception_of(call, call.answer, call.message, self._pipeline.exceptions)
-
     @shielded
     def _forget(self, call: Call) -> None:
         """Undo everything that was done for a request that was not sent."""
@@ -287,3 +279,12 @@ class Client:
         charge, call.charge = call.charge, 0
         if charge:
             call.channel.credit_window.release(charge)
+
+
+def failure_of(call: Call, pipeline: Pipeline) -> Exception | None:
+    """Return a new instance of what a call that has ended raises; None if it returned."""
+    if call.error is not None:
+        return call.error
+    if not isinstance(call.answer, Failure) or call.message is None:
+        return None
+    return exception_of(call, call.answer, call.message, pipeline.exceptions)

@@ -9,7 +9,8 @@ from telegrad.execution.executor import GuaranteedTask
 from telegrad.futures import Future
 
 if TYPE_CHECKING:
-    from telegrad.rref.handle import RRef, UserRRef
+    from telegrad.calls.client import failure_of
+from telegrad.rref.handle import RRef, UserRRef
 
 
 def wait_until_settled(handle: RRef[Any], user: UserRRef, timeout: float) -> None:
@@ -51,7 +52,7 @@ def creation_future(handle: RRef[Any]) -> Future[Any]:
     def settled() -> None:
         try:
             handle._check_user(user)
-            finish(manager.agent.client.failure(user.creation) if user.creation is not None else None)
+            finish(failure_of(user.creation, manager.agent.pipeline) if user.creation is not None else None)
         except Exception as error:  # noqa: BLE001 - raised by whoever waits for the future
             finish(error.with_traceback(None))
 

@@ -9,6 +9,7 @@ from typing import Any
 from telegrad.agent.agent import Agent
 from telegrad.agent.shutdown import RRefMessageCounts
 from telegrad.calls.call import Call, current_served
+from telegrad.calls.client import failure_of
 from telegrad.calls.extension import Concern
 from telegrad.connection.channel import Channel
 from telegrad.errors import CallError, DeadlineExceeded, NotInitialized
@@ -127,7 +128,7 @@ class RRefManager:
         if isinstance(call.error, CallError):
             user.error = call.error
         elif isinstance(call.answer, Failure):  # the owner refused the call
-            refusal = self.agent.client.failure(call)
+            refusal = failure_of(call, self.agent.pipeline)
             user.error = refusal if isinstance(refusal, CallError) else None
         # The function's exception is not decoded here: each access asks the owner, and gets its own exception.
         user.creation = call
@@ -237,10 +238,8 @@ class RRefManager:
         if not owned.ready:
             event = self.agent.runtime.event()
             if not owned.when_ready(event.set) and not self.agent.executor.wait(event, deadline):
-                raise DeadlineExceeded(
-                    f"{describe(rref)} on worker {self.agent.me.name!r} is still being computed",
-                    worker=self.agent.me.name,
-                )
+                me = self.agent.me.name
+                raise DeadlineExceeded(f"{describe(rref)} on worker {me!r} is still being computed", worker=me)
         return owned.get()
 
     # -- ordered objects ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
 from telegrad.calls.call import current_served
+from telegrad.calls.client import failure_of
 from telegrad.default_agent import acting_as, default_agent
 from telegrad.errors import BackwardError, LimitExceeded
 from telegrad.protocol.peer_limits import PeerLimits
@@ -279,7 +280,7 @@ def test_backward_requests_that_wait_for_their_value_count_as_calls() -> None:
         for call in asked:
             client.wait(call)
         # Until it is known to wait, a request counts twice.
-        assert [type(client.failure(call)) for call in asked] == [type(None)] + [LimitExceeded] * 4
+        assert [type(failure_of(call, client._pipeline)) for call in asked] == [type(None)] + [LimitExceeded] * 4
         slow.backward()  # there is room again
         slow.release()
         sim.sleep(1.0)

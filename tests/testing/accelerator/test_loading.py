@@ -90,12 +90,16 @@ def test_another_number_of_devices_is_refused() -> None:
 def test_a_number_of_devices_can_be_chosen() -> None:
     code = "import torch; from telegrad.testing import accelerator; accelerator.install({}); print(torch.sim.device_count())"
     assert in_new_process(code.format(5)) == "5\n"
-    code = "from telegrad.testing import accelerator\ntry: accelerator.install(0)\nexcept Exception as error: print(error)"
+    code = (
+        "from telegrad.testing import accelerator\ntry: accelerator.install(0)\nexcept Exception as error: print(error)"
+    )
     assert in_new_process(code) == "the simulated accelerator has 1 to 16 devices, not 0\n"
 
 
 def test_functions_need_an_installed_accelerator() -> None:
-    code = "from telegrad.testing import accelerator\ntry: accelerator.copies()\nexcept Exception as error: print(error)"
+    code = (
+        "from telegrad.testing import accelerator\ntry: accelerator.copies()\nexcept Exception as error: print(error)"
+    )
     assert "install() first" in in_new_process(code)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from telegrad.errors import ProtocolError
 from telegrad.testing import accelerator
-from telegrad.wire.descriptors import BUFFER, CODES, DIRECT, TensorDescriptor
+from telegrad.wire.descriptors import DIRECT
 from telegrad.wire.devices import Placement
 from telegrad.wire.tensors import decode_tensors, encode_tensors
 
@@ -27,11 +26,6 @@ class Handles:
 
     def open(self, handle: bytes) -> torch.Tensor:
         return self.shared.pop(handle)
-
-
-def handle_of(shape: tuple[int, ...] = (2,), dtype: torch.dtype = torch.float32) -> TensorDescriptor:
-    part = TensorDescriptor(BUFFER, 0, 0, (1,))
-    return TensorDescriptor(DIRECT, CODES[dtype], 0, shape, parts=(part,))
 
 
 @pytest.mark.usefixtures("asynchronous_sim")
@@ -56,24 +50,3 @@ def test_only_handles_of_tensors_on_devices_travel() -> None:
         assert isinstance(there, torch.Tensor)
         assert (str(there.device), there.requires_grad) == (device, here.requires_grad)
         assert torch.equal(there.detach().cpu(), here.detach().cpu())
-
-
-def test_without_a_path_a_handle_is_an_error() -> None:
-    with pytest.raises(ProtocolError, match="switched off here: set direct_devices on all workers or on none"):
-        decode_tensors([handle_of()], bytearray(16))
-
-
-def test_what_does_not_fit_its_handle_is_an_error() -> None:
-    path = Handles()
-    for descriptor, says in {
-        handle_of((3,)): "another tensor than its handle has",
-        handle_of((2,), torch.int64): "another tensor than its handle has",
-        TensorDescriptor(DIRECT, CODES[torch.float32], 0, (2,)): "without a handle",
-    }.items():
-        path.shared = {b"0": torch.ones(2)}
-        with pytest.raises(ProtocolError, match=says):
-            decode_tensors([descriptor], bytearray(b"0" + bytes(15)), path)
-    path.shared = {b"0": torch.ones(2)}
-    (opened,) = decode_tensors([handle_of()], bytearray(b"0" + bytes(15)), path)
-    assert isinstance(opened, torch.Tensor)
-    assert opened.tolist() == [1, 1]
