@@ -23,6 +23,7 @@ import torch
 import telegrad
 from telegrad.default_agent import acting_as
 from telegrad.rpc.token import forget_token
+from telegrad.testing import accelerator
 from telegrad.testing.group import local_group
 
 # The same examples on every run: a failure then comes from the change under test. To search for new examples, run
@@ -102,7 +103,8 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     deadline = time.monotonic() + PATIENCE
     complaints = []
     for thread in threading.enumerate():
-        if thread not in threads:
+        # A dummy is a thread of torch's engine that has run Python code. The engine keeps its threads.
+        if thread not in threads and not thread.name.startswith("Dummy-"):
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 complaints.append(f"thread {thread.name!r}")
@@ -137,3 +139,24 @@ def doctest_names(
         return
     with local_group(["worker0", "worker1"]) as agents, acting_as(agents["worker0"]):
         yield
+
+
+@pytest.fixture
+def sim() -> Iterator[None]:
+    """Add the simulated devices sim:0 and sim:1 to this process, or skip the test if there is no compiler.
+
+    They stay for all later tests of the process. That changes nothing for tests that use the CPU only.
+    """
+    if (reason := accelerator.why_unavailable()) is not None:
+        pytest.skip(reason)
+    accelerator.install()
+    accelerator.reset_copies()
+    yield
+    accelerator.set_asynchronous(False)
+    torch.accelerator.set_device_index(0)
+
+
+@pytest.fixture
+def asynchronous_sim(sim: None) -> None:
+    """Like `sim`, and every non-blocking copy is delayed until the program waits for it."""
+    accelerator.set_asynchronous(True)

@@ -23,15 +23,9 @@ import torch
 
 from telegrad.errors import TelegradError
 
-SOURCE = Path(__file__).with_name("accelerator.cpp")
-FLAGS = (
-    "-std=c++20",
-    "-O1",
-    "-fPIC",
-    "-shared",
-    "-w",
-    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-)
+HERE = Path(__file__).parent
+SOURCE = HERE / "library.cpp"
+FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
 COMPILERS = ("c++", "g++", "clang++")
 DEADLINE = 600.0
 """Seconds for compiling, also by another process that this one waits for."""
@@ -61,7 +55,8 @@ def build(environ: Mapping[str, str] = os.environ) -> Path:
 
 def _library(environ: Mapping[str, str]) -> Path:
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
-    parts = (SOURCE.read_bytes(), torch.__version__.encode(), " ".join(FLAGS).encode(), platform.machine().encode())
+    sources = [path.read_bytes() for path in sorted((*HERE.glob("*.h"), SOURCE))]
+    parts = (*sources, torch.__version__.encode(), " ".join(FLAGS).encode(), platform.machine().encode())
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     return Path(cache, "telegrad", f"accelerator-{key}.so").absolute()
 
@@ -103,9 +98,7 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TelegradError(
-                        f"another process compiles the simulated accelerator and holds {path}"
-                    ) from None
+                    raise TelegradError(f"another process compiles the simulated accelerator and holds {path}") from None
                 time.sleep(0.05)
         yield
 
