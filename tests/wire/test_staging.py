@@ -84,6 +84,22 @@ def test_all_devices_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waited == [torch.device("cuda:1"), torch.device("cuda:0")]
 
 
+def test_a_device_that_cannot_wait_for_a_stream_is_waited_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            raise RuntimeError("Backend doesn't support synchronizing streams.")
+
+    monkeypatch.setattr(torch.accelerator, "current_stream", Stream)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    wait_for([torch.device("mps:0")])
+    assert waited == [torch.device("mps:0")]
+
+
 def test_memory_of_a_tensor_begins_at_an_address() -> None:
     x = torch.arange(8, dtype=torch.uint8)
     assert memory_of(x, x.data_ptr() + 2, 3).tolist() == [2, 3, 4]

@@ -84,7 +84,7 @@ class ToDevices:
                 moved = x.to(target, non_blocking=True)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, AssertionError) as error:  # torch raises AssertionError if it was built without a backend
+        except (RuntimeError, TypeError) as error:  # a TypeError if the device lacks the dtype, as "mps" lacks float64
             raise PayloadError(
                 f"a received tensor of shape {list(x.shape)} and {x.dtype} belongs on {device!r}, but this worker "
                 f"cannot copy it there: {error}. Map it to another device with a device map, or send it from the CPU"
@@ -104,7 +104,10 @@ def wait_for(devices: Iterable[torch.device]) -> None:
     """Wait for what the current streams of these devices have been given."""
     for device in devices:
         if device.type not in ("cpu", "meta"):
-            torch.accelerator.current_stream(device).synchronize()
+            try:
+                torch.accelerator.current_stream(device).synchronize()
+            except RuntimeError:  # "mps" cannot wait for a stream. An error of the device is raised again.
+                torch.accelerator.synchronize(device)
 
 
 def _pinned(size: int) -> torch.Tensor | None:
