@@ -144,8 +144,8 @@ def test_a_hostile_map_is_refused(pairs: DevicePairs) -> None:
 def test_source_devices_must_fit_the_tensors() -> None:
     assert check_received_sources((), 3) == ()
     assert check_received_sources(("", "cuda:0"), 2) == ("", "cuda:0")
-    for hostile in (("cuda:0",), ("", "x" * 100)):
-        with pytest.raises(ProtocolError, match="devices for 2 tensors"):
+    for hostile, says in ((("cuda:0",), "devices for 2 tensors"), (("", "x" * 100), "more than 64 characters")):
+        with pytest.raises(ProtocolError, match=says):
             check_received_sources(hostile, 2)
 
 
@@ -192,3 +192,30 @@ def test_gradients_go_to_the_devices_of_their_tensors() -> None:
 
 def test_the_accelerators_of_a_worker_are_named() -> None:
     assert devices.describe_devices((("cuda", 1), ("xpu", 2))) == "its accelerators: cuda:0, xpu:0, xpu:1"
+
+
+def test_however_many_devices_a_worker_claims_its_description_is_short() -> None:
+    described = devices.describe_devices((("cuda", 2**62), *[("x" * 1000, 1)] * 1000))
+    assert described.startswith("its accelerators: cuda:0, cuda:1, ")
+    assert f"cuda:7, ... cuda:{2**62 - 1}, xxx" in described
+    assert len(described) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cpu", torch.device("cpu")),
+        ("cuda:1", torch.device("cuda:1")),
+        ("cuda:2", None),
+        ("cuda", None),
+        ("cuda:-1", None),
+        ("xpu:0", None),
+        ("meta", None),
+        ("cuda:" + "0" * 100, None),
+    ],
+)
+def test_a_device_that_a_peer_names_is_one_of_this_worker(
+    name: str, expected: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "local_devices", lambda: CUDA)
+    assert devices.own_device(name) == expected

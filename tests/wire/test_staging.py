@@ -39,8 +39,34 @@ def test_tensors_get_to_their_places(count: int, pinned: bool, monkeypatch: pyte
 
 
 def test_a_device_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(PayloadError, match=r"shape \[2\] belongs on 'nonsense:0', but this worker cannot use"):
+    with pytest.raises(PayloadError, match=r"shape \[2\] belongs on 'nonsense:0', but this worker has no such"):
         ToDevices().copy(torch.ones(2), "nonsense:0")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "says"),
+    [
+        (torch.OutOfMemoryError("it is full"), torch.OutOfMemoryError, "^it is full"),
+        (RuntimeError("no kernel"), PayloadError, r"shape \[2\] and torch.float32 .* cannot copy it there: no kernel"),
+    ],
+)
+def test_a_copy_that_fails_says_why(
+    error: Exception, raised: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    x = torch.ones(2)
+    monkeypatch.setattr(torch.Tensor, "to", fail)
+    with pytest.raises(raised, match=says):
+        ToDevices().copy(x, "cpu")
+
+
+def test_integers_of_few_bits_are_copied_as_bytes() -> None:
+    x = torch.arange(4, dtype=torch.uint8).view(torch.int4)
+    copied = ToDevices().copy(x, "cpu")
+    assert copied.dtype is torch.int4
+    assert copied.view(torch.uint8).tolist() == [0, 1, 2, 3]
 
 
 def test_all_devices_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +80,24 @@ def test_all_devices_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             waited.append(self.device)
 
     monkeypatch.setattr(torch.accelerator, "current_stream", Stream)
-    wait_for([torch.device("cpu"), torch.device("cuda:1"), torch.device("cuda:0")])
+    wait_for([torch.device("cpu"), torch.device("meta"), torch.device("cuda:1"), torch.device("cuda:0")])
     assert waited == [torch.device("cuda:1"), torch.device("cuda:0")]
+
+
+def test_a_device_that_cannot_wait_for_a_stream_is_waited_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            raise RuntimeError("Backend doesn't support synchronizing streams.")
+
+    monkeypatch.setattr(torch.accelerator, "current_stream", Stream)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    wait_for([torch.device("mps:0")])
+    assert waited == [torch.device("mps:0")]
 
 
 def test_memory_of_a_tensor_begins_at_an_address() -> None:

@@ -38,34 +38,26 @@ class Needs:
         self._context = context
         self._recvs: dict[int, Any] = {}
         self._sends: dict[int, SendRpcBackward] = {}
-        self._paths = InputPaths(self._below, {self._place(edge.node, edge.output_nr) for edge in inputs})
+        # Not a method of this object, which would be a reference cycle: it would keep the graph after the pass.
+        self._paths = InputPaths(
+            partial(_below, self._recvs), {_place(self._recvs, edge.node, edge.output_nr) for edge in inputs}
+        )
         # A tensor received before all inputs cannot lead to one: nothing that depends on an input had been sent.
         self._first = min((_order_of(edge.node) for edge in inputs), default=0)
         self.tensors: dict[int, set[int]] = {}
         """Sent tensors that lead to an input."""
 
-    def _place(self, node: Node, index: int) -> Vertex:
-        if type(node) is not RECV_NODE:
-            return node
-        recv_node: Any = node
-        message: int = recv_node.recv.message
-        self._recvs[message] = node
-        return message, index
-
-    def _below(self, place: Any) -> list[Vertex]:
-        return [self._place(node, index) for node, index in place.next_functions if node is not None]
-
     # -- the search ---------------------------------------------------------------------------------------------
 
     def from_roots(self, starts: Iterable[Start]) -> Found:
         """Walk from the roots."""
-        return self._walk((ROOT, self._place(*start)) for start in starts)
+        return self._walk((ROOT, _place(self._recvs, *start)) for start in starts)
 
     def from_sent(self, send: SendRpcBackward, tensors: Sequence[int]) -> Found:
         """Walk from these tensors of a send. Gradients will come for them if they lead to an input."""
         self._sends[send.message] = send
         starts = zip(tensors, send.edges(tensors), strict=True)
-        return self._walk(((send.message, index), self._place(*start)) for index, start in starts)
+        return self._walk(((send.message, index), _place(self._recvs, *start)) for index, start in starts)
 
     def mark_leading(self, message: int, tensors: Iterable[int]) -> Found:
         """Note that these tensors of a received message lead to an input, as its sender says."""
@@ -109,10 +101,24 @@ class Needs:
 
     def leads_on(self, edge: GradientEdge) -> bool:
         """Whether an input is also needed for others behind it."""
-        place = self._place(edge.node, edge.output_nr)
+        place = _place(self._recvs, edge.node, edge.output_nr)
         if isinstance(place, tuple):
             return place in self._paths.leading
-        return any(below in self._paths.needed for below in self._below(place))
+        return any(below in self._paths.needed for below in _below(self._recvs, place))
+
+
+def _place(recvs: dict[int, Any], node: Node, index: int) -> Vertex:
+    """Return the vertex of an output of a node. Nodes of recvs are noted in `recvs`, by message."""
+    if type(node) is not RECV_NODE:
+        return node
+    recv_node: Any = node
+    message: int = recv_node.recv.message
+    recvs[message] = node
+    return message, index
+
+
+def _below(recvs: dict[int, Any], place: Any) -> list[Vertex]:
+    return [_place(recvs, node, index) for node, index in place.next_functions if node is not None]
 
 
 def _order_of(node: Any) -> int:

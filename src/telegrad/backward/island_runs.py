@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from threading import get_ident
+from typing import Any
+
+import torch
 
 from telegrad.backward.contexts import current
 from telegrad.backward.failure import PassAborted
@@ -15,6 +19,7 @@ from telegrad.calls.call import current_agent, current_served
 from telegrad.protocol.backward import Acknowledge, PassEffect, StartIsland
 from telegrad.torch_private import engine_uses_threads, use_engine_threads
 from telegrad.wire.messages import PiggybackedResp
+from telegrad.wire.staging import wait_for
 
 
 def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyTo]], BaseException | None]:
@@ -22,6 +27,7 @@ def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyT
     engine = run.engine
     island = run.graph.islands[start.island]
     interrupt: BaseException | None = None
+    node: Any
     try:
         done = island.direct and run.failure is None and engine.accumulate_directly(island)
     except Exception as error:  # noqa: BLE001 - as below
@@ -42,6 +48,11 @@ def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyT
     try:
         if run.failure is None:
             captured = engine.run(island, start.waiting, run.wait_for_gradient, run.wait_for_slot)
+            on_devices = bool(island.wanted)
+            for node in island.leaves:
+                on_devices = on_devices or not node.variable.is_cpu
+            if on_devices:
+                _wait_for_devices(island, captured)
             if captured and run.failure is None:  # else nobody asks for them, and another pass may have begun
                 engine.keep(island, captured)
             del captured
@@ -67,6 +78,18 @@ def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyT
     if interrupt is not None and get_ident() not in (run.driver_thread, threading.main_thread().ident):
         interrupt = None  # only the user's own thread is interrupted, though it may run an island of another pass
     return effects, interrupt
+
+
+def _wait_for_devices(island: Island, captured: Sequence[torch.Tensor | None]) -> None:
+    """Wait until the gradients that an island leaves here are computed: other threads read them on their own streams.
+
+    The engine has made the current streams of this thread wait for those of its nodes.
+    """
+    node: Any
+    devices = {grad.device for grad in captured if grad is not None}
+    for node in island.leaves:
+        devices.add(node.variable.device)
+    wait_for(devices)
 
 
 def _end(run: PassRun, island: Island) -> list[PassEffect[ReplyTo]]:

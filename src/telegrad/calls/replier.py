@@ -114,7 +114,9 @@ class Replier:
             return Failure(served.id, encoded.type_name, encoded.text, text, not_found, descriptors)
 
         try:
-            return self._pipeline.pack(served.channel, encoded.value, make_head)[0]
+            channel = served.channel
+            placement = channel.placements.for_reply(served.devices) if served.devices else None
+            return self._pipeline.pack(channel, encoded.value, make_head, placement=placement)[0]
         except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
             _log.debug("%s cannot be sent: %s", encoded.type_name, failure)
             return pack_head(served.channel, make_head(()))

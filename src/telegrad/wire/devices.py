@@ -28,6 +28,7 @@ DeviceCounts = tuple[tuple[str, int], ...]
 MAX_PAIRS = 256
 """Most pairs in a device map that a peer sends."""
 _MAX_NAME = 64  # characters of a device that a peer names
+_MOST_NAMED = 8  # devices of one type in an error, and types: a peer may claim to have any number
 
 
 class DirectPath(Protocol):
@@ -205,7 +206,7 @@ def _parse_device(given: Any, what: str) -> str:
         raise TypeError(f"{what} contains {given!r}, which is not a device such as 'cuda:0'")
     try:
         device = torch.device(given)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # a ValueError for a number of more than 64 bits
         raise ValueError(f"{what} contains {given!r}, which is not a device: {error}") from error
     if device.type == "cpu":
         return "cpu"
@@ -218,8 +219,10 @@ def _parse_device(given: Any, what: str) -> str:
 
 def check_received_pairs(pairs: DevicePairs) -> DevicePairs:
     """Return a device map that a peer sent, or raise ProtocolError."""
-    if len(pairs) > MAX_PAIRS or any(len(name) > _MAX_NAME for pair in pairs for name in pair):
+    if len(pairs) > MAX_PAIRS:
         raise ProtocolError(f"a peer sent a device map of {len(pairs)} pairs; the limit is {MAX_PAIRS}")
+    if any(len(name) > _MAX_NAME for pair in pairs for name in pair):
+        raise ProtocolError(f"a peer sent a device map with a name of more than {_MAX_NAME} characters")
     if len({ours for ours, _ in pairs}) < len(pairs) or len({theirs for _, theirs in pairs}) < len(pairs):
         raise ProtocolError("a peer sent a device map that is not one to one")
     return pairs
@@ -227,8 +230,10 @@ def check_received_pairs(pairs: DevicePairs) -> DevicePairs:
 
 def check_received_sources(devices: tuple[str, ...], count: int) -> tuple[str, ...]:
     """Return the source devices of `count` received tensors, or raise ProtocolError."""
-    if devices and (len(devices) != count or any(len(name) > _MAX_NAME for name in devices)):
+    if devices and len(devices) != count:
         raise ProtocolError(f"a peer named {len(devices)} devices for {count} tensors")
+    if any(len(name) > _MAX_NAME for name in devices):
+        raise ProtocolError(f"a peer named a device with more than {_MAX_NAME} characters")
     return devices
 
 
@@ -251,8 +256,18 @@ def describe_devices(available: DeviceCounts) -> str:
     >>> describe_devices((("cuda", 2),)), describe_devices(())
     ('its accelerators: cuda:0, cuda:1', 'it has no accelerator')
     """
-    names = [f"{kind}:{index}" for kind, count in available for index in range(count)]
+    names = []
+    for kind, count in available[:_MOST_NAMED]:
+        shown = shortened_name(kind)
+        names += [f"{shown}:{index}" for index in range(min(count, _MOST_NAMED))]
+        if count > _MOST_NAMED:
+            names.append(f"... {shown}:{count - 1}")
     return f"its accelerators: {', '.join(names)}" if names else "it has no accelerator"
+
+
+def shortened_name(name: str) -> str:
+    """Return a name of a device that a peer sent, for an error."""
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."
 
 
 def local_devices() -> DeviceCounts:
@@ -260,3 +275,19 @@ def local_devices() -> DeviceCounts:
     accelerator = torch.accelerator.current_accelerator()
     count = torch.accelerator.device_count() if accelerator is not None else 0
     return ((accelerator.type, count),) if accelerator is not None and count else ()
+
+
+def own_device(name: str) -> torch.device | None:
+    """Return the device of this process that a peer named; None if there is no such.
+
+    The name is not passed to torch: it may be of any length, and torch would load the backend that it names.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    if len(name) > _MAX_NAME:
+        return None
+    kind, _, number = name.partition(":")
+    for own, count in local_devices():
+        if kind == own and number.isdecimal() and int(number) < count:
+            return torch.device(own, int(number))
+    return None

@@ -13,7 +13,8 @@ import msgspec
 import torch
 
 from telegrad.errors import PayloadError
-from telegrad.wire.descriptors import ALIGNMENT
+from telegrad.wire.descriptors import ALIGNMENT, COPIED_AS_BYTES
+from telegrad.wire.devices import describe_devices, local_devices, own_device, shortened_name
 
 PINNED_FROM = 64 * 1024
 """So many bytes of a message are copied through pinned memory, which devices can write without help of the CPU."""
@@ -69,12 +70,24 @@ class ToDevices:
 
     def copy(self, x: torch.Tensor, device: str) -> torch.Tensor:
         """Start copying a tensor to a device of this worker. Raise PayloadError if there is no such device."""
-        try:
-            moved = x.to(device, non_blocking=True)
-        except (RuntimeError, AssertionError) as error:  # torch raises AssertionError if it was built without a backend
+        target = own_device(device)
+        if target is None:
             raise PayloadError(
-                f"a received tensor of shape {list(x.shape)} belongs on {device!r}, but this worker cannot use that "
-                f"device: {error}. Map it to another device with a device map, or send it from the CPU"
+                f"a received tensor of shape {list(x.shape)} belongs on {shortened_name(device)!r}, but this worker "
+                f"has no such device ({describe_devices(local_devices())}). Map it to another device with a device "
+                "map, or send it from the CPU"
+            )
+        try:
+            if x.dtype in COPIED_AS_BYTES:
+                moved = x.view(torch.uint8).to(target, non_blocking=True).view(x.dtype)
+            else:
+                moved = x.to(target, non_blocking=True)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError) as error:  # a TypeError if the device lacks the dtype, as "mps" lacks float64
+            raise PayloadError(
+                f"a received tensor of shape {list(x.shape)} and {x.dtype} belongs on {device!r}, but this worker "
+                f"cannot copy it there: {error}. Map it to another device with a device map, or send it from the CPU"
             ) from error
         self._devices.add(moved.device)
         self._sources.append(x)
@@ -90,8 +103,11 @@ class ToDevices:
 def wait_for(devices: Iterable[torch.device]) -> None:
     """Wait for what the current streams of these devices have been given."""
     for device in devices:
-        if device.type != "cpu":
-            torch.accelerator.current_stream(device).synchronize()
+        if device.type not in ("cpu", "meta"):
+            try:
+                torch.accelerator.current_stream(device).synchronize()
+            except RuntimeError:  # "mps" cannot wait for a stream. An error of the device is raised again.
+                torch.accelerator.synchronize(device)
 
 
 def _pinned(size: int) -> torch.Tensor | None:

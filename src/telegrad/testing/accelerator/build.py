@@ -25,14 +25,7 @@ from telegrad.errors import TelegradError
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "library.cpp"
-FLAGS = (
-    "-std=c++20",
-    "-O1",
-    "-fPIC",
-    "-shared",
-    "-w",
-    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-)
+FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
 COMPILERS = ("c++", "g++", "clang++")
 DEADLINE = 600.0
 """Seconds for compiling, also by another process that this one waits for."""
@@ -105,9 +98,7 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TelegradError(
-                        f"another process compiles the simulated accelerator and holds {path}"
-                    ) from None
+                    raise TelegradError(f"another process compiles the simulated accelerator and holds {path}") from None
                 time.sleep(0.05)
         yield
 
