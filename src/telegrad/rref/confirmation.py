@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from telegrad.calls.client import failure_of
 from telegrad.errors import DeadlineExceeded
 from telegrad.execution.executor import GuaranteedTask
 from telegrad.futures import Future
 
 if TYPE_CHECKING:
-    from telegrad.calls.client import failure_of
-from telegrad.rref.handle import RRef, UserRRef
+    from telegrad.rref.handle import RRef, UserRRef
 
 
 def wait_until_settled(handle: RRef[Any], user: UserRRef, timeout: float) -> None:
