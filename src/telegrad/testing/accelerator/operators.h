@@ -73,7 +73,8 @@ struct Aliases {
     for (auto& [device, cpu] : tensors) {
       if (cpu.is_same(result)) return device;
     }
-    DispatchKeySet keys(DispatchKey::PrivateUse1);
+    auto bits = result.key_set() & DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative});
+    DispatchKeySet keys = DispatchKeySet(DispatchKey::PrivateUse1) | bits; // a view of a conjugated tensor is conjugated
     for (auto& [device, cpu] : storages) {
       if (cpu.is_alias_of(result.storage())) return make_tensor(device, keys, result);
     }
