@@ -105,6 +105,13 @@ def test_memory_of_a_tensor_begins_at_an_address() -> None:
     assert memory_of(x, x.data_ptr() + 2, 3).tolist() == [2, 3, 4]
 
 
+def test_memory_beyond_the_storage_of_a_tensor_is_an_error() -> None:
+    x = torch.arange(8, dtype=torch.uint8)
+    with pytest.raises(PayloadError, match="belong to different storages"):
+        memory_of(x, x.data_ptr() + 2, 7)
+    assert x.untyped_storage().nbytes() == 8
+
+
 def test_a_machine_without_pinned_memory_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no pinned memory")

@@ -125,6 +125,11 @@ def _aligned(size: int) -> int:
 def memory_of(x: torch.Tensor, address: int, nbytes: int) -> torch.Tensor:
     """Return memory of a tensor's storage, from an address on its device, as bytes."""
     storage = x.untyped_storage()
+    if address + nbytes > storage.data_ptr() + storage.nbytes():  # torch would resize it
+        raise PayloadError(
+            f"tensors on {x.device} that overlap, but belong to different storages, cannot be sent together: send them "
+            "in separate calls"
+        )
     flat = torch.empty(0, dtype=torch.uint8, device=x.device)
     flat.set_(storage, address - storage.data_ptr(), (nbytes,))  # type: ignore[call-overload]  # torch's types lack it
     return flat

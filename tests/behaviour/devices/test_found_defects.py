@@ -53,6 +53,18 @@ def test_integers_of_few_bits_arrive_on_devices(group: Group, dtype: torch.dtype
     assert torch.equal(there.view(torch.uint8).cpu(), stored[::step])
 
 
+def test_views_of_conjugated_tensors_keep_their_values(group: Group) -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j, 5j, 6 + 0j])
+    on_device = x.to("sim:0")
+    parts: list[torch.Tensor] = []
+    for source in x, on_device:
+        parts += [source.conj()[::2], source.conj().imag, source.conj().real]
+    there = rpc.rpc_sync("b", identity, (parts,))
+    for one, other in zip(there[:3], there[3:], strict=True):
+        assert other.device == on_device.device
+        assert torch.equal(one.resolve_conj().resolve_neg(), other.cpu().resolve_conj().resolve_neg())
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 

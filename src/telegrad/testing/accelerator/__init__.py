@@ -1,7 +1,7 @@
 """A simulated accelerator, for tests of programs with devices on machines without one.
 
-`install` adds the devices `sim:0`, `sim:1`, ... to torch, as a C++ extension on torch's PrivateUse1 key would. They have
-memory of their own type, streams, events and pinned memory. Operators run on the CPU, but tensors have to be on one
+`install` adds the devices `sim:0`, `sim:1`, ... to torch, by a C++ extension on its PrivateUse1 key. They have memory
+of their own type, streams, events and pinned memory. Operators run on the CPU, but their tensors have to be on one
 device, as on CUDA. Torch's autograd engine has a thread for each device.
 
     >>> from telegrad.testing.accelerator import install, why_unavailable

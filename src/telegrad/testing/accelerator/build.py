@@ -1,7 +1,7 @@
 """Compiles the simulated accelerator once for each release of torch, and caches the library.
 
-The cache is the directory `telegrad` in `XDG_CACHE_HOME` or `~/.cache`. Processes load code from it, so it has to belong
-to this user, and no other user may write to it.
+The cache is the directory `telegrad` in `XDG_CACHE_HOME` or `~/.cache`. Processes load code from it, so it has to
+belong to this user, and no other user may write to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from telegrad.errors import TelegradError
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "library.cpp"
-FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+FLAGS = (
+    "-std=c++20",
+    "-O1",
+    "-fPIC",
+    "-shared",
+    "-w",
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+)
 COMPILERS = ("c++", "g++", "clang++")
 DEADLINE = 600.0
 """Seconds for compiling, also by another process that this one waits for."""
@@ -98,7 +105,9 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TelegradError(f"another process compiles the simulated accelerator and holds {path}") from None
+                    raise TelegradError(
+                        f"another process compiles the simulated accelerator and holds {path}"
+                    ) from None
                 time.sleep(0.05)
         yield
 

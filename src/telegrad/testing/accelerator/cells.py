@@ -5,10 +5,13 @@ The formulas are those of `nn.LSTMCell` and `nn.GRUCell`. Torch derives second d
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-_library = torch.library.Library("aten", "IMPL")  # its registrations last as long as it does
+_library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch's class
+"""Its registrations last as long as it does."""
 
 
 def register() -> None:

@@ -107,8 +107,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* first, void* second, DeviceIndex) const override {
-    std::chrono::duration<double, std::milli> passed = static_cast<Event*>(second)->time - static_cast<Event*>(first)->time;
-    return passed.count();
+    auto passed = static_cast<Event*>(second)->time - static_cast<Event*>(first)->time;
+    return std::chrono::duration<double, std::milli>(passed).count();
   }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
@@ -120,7 +120,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   DeviceIndex deviceCount() const override { return static_cast<DeviceIndex>(device_count); }
   DeviceIndex getCurrentDevice() const override { return current_device; }
   void setCurrentDevice(DeviceIndex index) const override { Guard().setDevice(Device(kSim, index)); }
-  DeviceIndex exchangeDevice(DeviceIndex index) const override { return Guard().exchangeDevice(Device(kSim, index)).index(); }
+  DeviceIndex exchangeDevice(DeviceIndex index) const override {
+    return Guard().exchangeDevice(Device(kSim, index)).index();
+  }
   DeviceIndex maybeExchangeDevice(DeviceIndex index) const override {
     return index < 0 || index >= device_count ? current_device : exchangeDevice(index);
   }

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.utils import backend_registration
 
 from telegrad.errors import TelegradError
 from telegrad.testing.accelerator import backend, build, cells
@@ -55,7 +56,7 @@ def loaded() -> ctypes.CDLL:
 def _load(devices: int) -> ctypes.CDLL:
     path = build.build()
     try:
-        torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
+        backend_registration.rename_privateuse1_backend(DEVICE_TYPE)
     except RuntimeError as error:
         raise TelegradError(
             "the simulated accelerator cannot be installed: this process has another backend on torch's PrivateUse1 key"
@@ -69,7 +70,7 @@ def _load(devices: int) -> ctypes.CDLL:
     # As torch's function for this does, whose name is private.
     sys.modules[f"torch.{DEVICE_TYPE}"] = backend
     setattr(torch, DEVICE_TYPE, backend)
-    torch.utils.generate_methods_for_privateuse1_backend()
+    backend_registration.generate_methods_for_privateuse1_backend()
     cells.register()
     atexit.register(_stop_engine, library, os.getpid())
     return library

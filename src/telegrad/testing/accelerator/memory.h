@@ -27,8 +27,9 @@ thread_local DeviceIndex current_device = 0;
 thread_local StreamId current_streams[kMaxDevices] = {};
 
 void check_index(DeviceIndex index) {
-  TORCH_CHECK(index >= 0 && index < device_count, "sim:", static_cast<int>(index), " does not exist: the simulated accelerator has ",
-              device_count, " devices. Choose another index, or install(devices=...) more.");
+  TORCH_CHECK(index >= 0 && index < device_count, "sim:", static_cast<int>(index),
+              " does not exist: the simulated accelerator has ", device_count,
+              " devices. Choose another index, or install(devices=...) more.");
 }
 
 struct Block {
@@ -37,7 +38,8 @@ struct Block {
   Device device;
   StreamId stream; // current when the block was allocated
   std::vector<StreamId> users; // from record_stream
-  Block(char* data, size_t size, Device device, StreamId stream) : data(data), size(size), device(device), stream(stream) {}
+  Block(char* data, size_t size, Device device, StreamId stream)
+      : data(data), size(size), device(device), stream(stream) {}
   Block(const Block&) = delete;
   ~Block() { std::free(data); }
 };
@@ -54,6 +56,7 @@ struct Command {
   StreamKey other{}; // Wait: for `position` commands of this stream
   uint64_t position = 0;
   std::vector<char> read; // ToHost: what was on the device when the command was executed
+  bool written = false; // ToHost: `read` is in the host's memory
 };
 
 struct Queue {
@@ -63,7 +66,17 @@ struct Queue {
   uint64_t size() const { return completed + commands.size(); }
 };
 
-enum Counter { HostToDevice, DeviceToHost, WithinDevice, BetweenDevices, Copies, NonBlocking, Synchronizations, Counters };
+// In the order of the fields of Copies in copies.py.
+enum Counter {
+  HostToDevice,
+  DeviceToHost,
+  WithinDevice,
+  BetweenDevices,
+  Copies,
+  NonBlocking,
+  Synchronizations,
+  Counters
+};
 
 // Never destroyed: tensors may be freed after the destructors of this library have run.
 std::mutex& mutex = *new std::mutex;
@@ -83,12 +96,28 @@ std::shared_ptr<Block> block_of(const void* pointer) {
   return pointer < block->data + block->size ? block : nullptr;
 }
 
+void write_to_host(Command& command) {
+  if (!command.written) std::memcpy(command.to, command.read.data(), command.size);
+  command.written = true;
+}
+
+// A device that reads pinned memory sees what the device has written there before, even if the host may not see it yet.
+void write_what_was_read_for(const Block& host) {
+  for (auto& [key, queue] : queues) {
+    for (uint64_t i = 0; i < queue.executed - queue.completed; i++) {
+      Command& command = queue.commands[i];
+      if (command.kind == Command::ToHost && command.host.get() == &host) write_to_host(command);
+    }
+  }
+}
+
 // Runs the first `position` commands of a stream, as far as the device sees them.
 void execute(StreamKey key, uint64_t position) {
   Queue& queue = queues[key];
   for (; queue.executed < position; queue.executed++) {
     Command& command = queue.commands[queue.executed - queue.completed];
     if (command.kind == Command::ToDevice) {
+      write_what_was_read_for(*command.host);
       std::memcpy(command.to, command.from, command.size);
     } else if (command.kind == Command::ToHost) {
       command.read.assign(command.from, command.from + command.size);
@@ -104,7 +133,7 @@ void complete(StreamKey key, uint64_t position) {
   while (queue.completed < position) {
     execute(key, queue.completed + 1);
     Command& command = queue.commands.front();
-    if (command.kind == Command::ToHost) std::memcpy(command.to, command.read.data(), command.size);
+    if (command.kind == Command::ToHost) write_to_host(command);
     if (command.kind == Command::Wait) complete(command.other, command.position);
     queue.commands.pop_front();
     queue.completed++;
@@ -117,6 +146,12 @@ StreamKey current_stream(DeviceIndex index) { return {index, current_streams[ind
 void execute_current(DeviceIndex index) {
   Lock lock(mutex);
   execute(current_stream(index), queues[current_stream(index)].size());
+}
+
+// What a copy does first if the host waits for it.
+void complete_current(DeviceIndex index) {
+  Lock lock(mutex);
+  complete(current_stream(index), queues[current_stream(index)].size());
 }
 
 void complete_all(DeviceIndex index) {
@@ -150,7 +185,8 @@ void release(void* data) {
       bool allowed = key.second == block.stream || std::count(block.users.begin(), block.users.end(), key.second);
       for (auto position = queue.executed; position < queue.size() && !allowed; position++) {
         Command& command = queue.commands[position - queue.completed];
-        if (command.kind == Command::ToHost && command.device.get() == &block) std::memset(block.data, kUnwritten, block.size);
+        if (command.kind != Command::ToHost || command.device.get() != &block) continue;
+        std::memset(block.data, kUnwritten, block.size);
       }
     }
   }

@@ -62,8 +62,8 @@ struct Aliases {
       device.unsafeGetStorageImpl()->set_nbytes(cpu.nbytes());
     }
     for (auto& [device, cpu] : tensors) {
-      bool same = device.sizes() == cpu.sizes() && device.strides() == cpu.strides() && device.storage_offset() == cpu.storage_offset();
-      if (same) continue;
+      bool same_layout = device.sizes() == cpu.sizes() && device.strides() == cpu.strides();
+      if (same_layout && device.storage_offset() == cpu.storage_offset()) continue;
       device.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
     }
   }
@@ -73,7 +73,8 @@ struct Aliases {
     for (auto& [device, cpu] : tensors) {
       if (cpu.is_same(result)) return device;
     }
-    DispatchKeySet keys(DispatchKey::PrivateUse1);
+    auto bits = result.key_set() & DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative});
+    DispatchKeySet keys = DispatchKeySet(DispatchKey::PrivateUse1) | bits; // a view of a conjugated tensor is conjugated
     for (auto& [device, cpu] : storages) {
       if (cpu.is_alias_of(result.storage())) return make_tensor(device, keys, result);
     }
@@ -91,19 +92,19 @@ struct Target {
   const c10::OperatorHandle& op;
   std::optional<Device> device;
 
-  // As on CUDA, only scalars and indices may be on the CPU.
-  void check(const Tensor& tensor, std::optional<Device>& cpu, bool index) {
+  // As on CUDA, only scalars and indices that are read may be on the CPU.
+  void check(const Tensor& tensor, std::optional<Device>& cpu, bool index, bool written = false) {
     if (!tensor.defined()) return;
     if (tensor.device().type() == kSim) {
       if (!device) device = tensor.device();
       if (tensor.device() != *device) mismatch(*device, tensor.device());
-    } else if (tensor.dim() > 0 && !index) {
+    } else if (written || (tensor.dim() > 0 && !index)) {
       cpu = tensor.device();
     }
   }
   void mismatch(Device first, Device second) const {
-    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", first, " and ", second,
-                "! (when checking the arguments of ", op.schema().operator_name(), ")");
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", first,
+                " and ", second, "! (when checking the arguments of ", op.schema().operator_name(), ")");
   }
 };
 
@@ -117,7 +118,8 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::optional<Device> cpu, wanted;
   for (auto i = begin; i < stack->size(); i++) {
     c10::IValue& value = (*stack)[i];
-    if (value.isTensor()) target.check(value.toTensor(), cpu, false);
+    const auto* alias = op.schema().arguments()[i - begin].alias_info();
+    if (value.isTensor()) target.check(value.toTensor(), cpu, false, alias && alias->isWrite());
     if (value.isTensorList()) for (const Tensor& tensor : value.toTensorVector()) target.check(tensor, cpu, false);
     if (value.isOptionalTensorList()) {
       for (const auto& tensor : value.toOptionalTensorVector()) if (tensor) target.check(*tensor, cpu, true);
@@ -186,27 +188,32 @@ Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::o
              std::optional<Device> device, std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
   check_options(layout, pin);
   c10::OptionalDeviceGuard guard(device);
-  return at::detail::empty_generic(size, &device_memory, DispatchKeySet(DispatchKey::PrivateUse1), c10::dtype_or_default(dtype), format);
+  DispatchKeySet keys(DispatchKey::PrivateUse1);
+  return at::detail::empty_generic(size, &device_memory, keys, c10::dtype_or_default(dtype), format);
 }
 
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
                      std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool> pin) {
   check_options(layout, pin);
   c10::OptionalDeviceGuard guard(device);
-  return at::detail::empty_strided_generic(size, stride, &device_memory, DispatchKeySet(DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
+  DispatchKeySet keys(DispatchKey::PrivateUse1);
+  return at::detail::empty_strided_generic(size, stride, &device_memory, keys, c10::dtype_or_default(dtype));
 }
 
 // One run of bytes on both sides: what a device copies without the help of a kernel or of the CPU.
 bool is_memcpy(const Tensor& from, const Tensor& to) {
-  return from.dtype() == to.dtype() && from.sizes() == to.sizes() && from.strides() == to.strides() && to.is_non_overlapping_and_dense() &&
-      from.is_conj() == to.is_conj() && from.is_neg() == to.is_neg();
+  return from.dtype() == to.dtype() && from.sizes() == to.sizes() && from.strides() == to.strides() &&
+      to.is_non_overlapping_and_dense() && from.is_conj() == to.is_conj() && from.is_neg() == to.is_neg();
 }
 
 // Queues a copy, if it is one that the host need not wait for, and returns whether it did. Counts it in any case.
 bool enqueue_copy(const Tensor& from, const Tensor& to, bool non_blocking) {
   bool from_device = from.device().type() == kSim, to_device = to.device().type() == kSim;
   const Tensor& on_device = to_device ? to : from; // types are converted on the CPU, as on CUDA
-  auto counter = !from_device ? HostToDevice : !to_device ? DeviceToHost : from.device() == to.device() ? WithinDevice : BetweenDevices;
+  auto counter = !from_device             ? HostToDevice
+      : !to_device                     ? DeviceToHost
+      : from.device() == to.device()   ? WithinDevice
+                                       : BetweenDevices;
   Command command{to_device ? Command::ToDevice : Command::ToHost};
   command.to = static_cast<char*>(to.mutable_data_ptr());
   command.from = static_cast<const char*>(from.const_data_ptr());
@@ -228,8 +235,10 @@ bool enqueue_copy(const Tensor& from, const Tensor& to, bool non_blocking) {
 Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   at::AutoDispatchBelowADInplaceOrView guard;
   if (to.numel() == 0 || enqueue_copy(from, to, non_blocking)) return to;
-  if (from.device().type() == kSim) execute_current(from.device().index());
-  if (to.device().type() == kSim) execute_current(to.device().index());
+  bool host_waits = from.device().type() != to.device().type();
+  for (Device device : {from.device(), to.device()}) {
+    if (device.type() == kSim) (host_waits ? complete_current : execute_current)(device.index());
+  }
   Aliases aliases;
   Tensor target = aliases.on_cpu(to);
   at::native::copy_(target, aliases.on_cpu(from), false);
@@ -242,7 +251,7 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
 }
 
 c10::Scalar item(const Tensor& self) {
-  execute_current(self.device().index());
+  complete_current(self.device().index());
   {
     Lock lock(mutex);
     counters[DeviceToHost] += self.itemsize();
@@ -257,13 +266,18 @@ const Tensor& resize(const Tensor& self, c10::IntArrayRef size, std::optional<c1
   return at::native::resize_(self, size, format);
 }
 
+void check_storage(const Tensor& self, const Storage& source) {
+  TORCH_CHECK(self.device() == source.device(), "Cannot set a tensor on ", self.device(), " to a storage on ",
+              source.device());
+}
+
 Tensor& set_storage(Tensor& self, Storage source) {
-  TORCH_CHECK(self.device() == source.device(), "Cannot set a tensor on ", self.device(), " to a storage on ", source.device());
+  check_storage(self, source);
   return at::native::set_(self, std::move(source));
 }
 
 Tensor& set_strided(Tensor& self, Storage source, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
-  TORCH_CHECK(self.device() == source.device(), "Cannot set a tensor on ", self.device(), " to a storage on ", source.device());
+  check_storage(self, source);
   c10::DeviceGuard guard(self.device());
   return at::native::set_storage_cpu_(self, std::move(source), offset, size, stride);
 }
@@ -278,6 +292,11 @@ Tensor& set_empty(Tensor& self) {
 
 void record_stream_of(Tensor& self, Stream stream) { record_stream(self.const_data_ptr(), stream); }
 
+template <Call function>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<function>();
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
@@ -290,17 +309,17 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", &set_storage);
   m.impl("set_.source_Storage_storage_offset", &set_strided);
   m.impl("record_stream", &record_stream_of);
-  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu<call_convolution>>());
-  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu<call_convolution_backward>>());
+  m.impl("convolution_overrideable", boxed<&run_on_cpu<call_convolution>>());
+  m.impl("convolution_backward_overrideable", boxed<&run_on_cpu<call_convolution_backward>>());
 }
 
 // copy_from handles conjugated and negated tensors. Torch would first resolve them, with another copy, without end.
 TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu<call_same>>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(boxed<&run_on_cpu<call_same>>()); }
 
-// torch.autocast("sim"): these operators run in the lower precision, as on other devices; all others as they are called.
+// torch.autocast("sim"): these operators run in the lower precision, as on other devices; all others do not change.
 void run_in_lower_precision(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(DispatchKey::AutocastPrivateUse1);
   auto dtype = at::autocast::get_autocast_dtype(kSim);
@@ -308,7 +327,8 @@ void run_in_lower_precision(const c10::OperatorHandle& op, torch::jit::Stack* st
     c10::IValue& value = (*stack)[i];
     if (!value.isTensor() || !value.toTensor().defined()) continue;
     const Tensor& tensor = value.toTensor();
-    if (tensor.device().type() == kSim && tensor.is_floating_point() && tensor.scalar_type() != at::kDouble) value = tensor.to(dtype);
+    bool eligible = tensor.is_floating_point() && tensor.scalar_type() != at::kDouble;
+    if (eligible && tensor.device().type() == kSim) value = tensor.to(dtype);
   }
   op.callBoxed(stack);
 }
@@ -317,7 +337,7 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::m
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   for (const char* name : {"matmul", "mm", "bmm", "addmm", "baddbmm", "linear", "conv1d", "conv2d", "conv3d"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_in_lower_precision>());
+    m.impl(name, boxed<&run_in_lower_precision>());
   }
 }
 
