@@ -348,19 +348,13 @@ def test_meta_tensors_round_trip() -> None:
     assert (y.device, y.shape, y.stride(), y.dtype, y.requires_grad) == (x.device, x.shape, x.stride(), x.dtype, True)
 
 
-def test_a_tensor_from_a_missing_device_is_refused_or_mapped() -> None:
+def test_a_tensor_for_a_missing_device_is_refused() -> None:
     layout = encode_tensors([torch.ones(3)])
     region = bytearray(layout.size)
     layout.write(region)
     foreign = msgspec.structs.replace(layout.descriptors[0], device="cuda:7", requires_grad=True)
-    with pytest.raises(PayloadError, match=r"'cuda:7'.*device map"):
+    with pytest.raises(PayloadError, match=r"cuda:7.*device map"):
         decode_tensors([foreign], region)
-    (y,) = decode_tensors([foreign], region, {"cuda:7": "cpu"})
-    assert isinstance(y, torch.Tensor)
-    assert (y.device.type, y.tolist(), y.requires_grad, y.is_leaf) == ("cpu", [1, 1, 1], True, True)
-    (z,) = decode_tensors(layout.descriptors, region, {"cpu": "meta"})
-    assert isinstance(z, torch.Tensor)
-    assert z.is_meta
 
 
 def test_unsupported_layouts_are_refused_by_name() -> None:
