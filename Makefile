@@ -48,6 +48,7 @@ coverage: setup
 
 conformance: setup
 	$(BIN)/python -m conformance
+	$(BIN)/python -m conformance --simulate
 
 soak: setup
 	$(BIN)/python -m telegrad.testing.soak --seeds $(SEEDS)

@@ -399,6 +399,7 @@ EXEMPT = {
     "interrupts": "the handler itself",
     "launch": "runs no agent in its process",
     "nn": "calls protected code",
+    "worker_devices": "runs before and after agents, and holds nothing",
     "optim": "calls protected code",
     "testing": "interrupts on purpose",
 }

@@ -77,9 +77,9 @@ def test_a_call_counts_as_under_way_until_its_answer_has_left(monkeypatch: pytes
         b = group["b"]
         pack, seen = b.pipeline.pack, []
 
-        def look_and_pack(*args: Any) -> Any:
+        def look_and_pack(*args: Any, **kwargs: Any) -> Any:
             seen.append(b.activity())
-            return pack(*args)
+            return pack(*args, **kwargs)
 
         monkeypatch.setattr(b.pipeline, "pack", look_and_pack)
         assert group["a"].call("b", abs, (-1,)) == 1

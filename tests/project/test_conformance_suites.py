@@ -48,8 +48,8 @@ def test_a_suite_passes(suites: list[str], part: str) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("part", ["1/3", "2/3", "3/3"])
-def test_the_device_maps_of_cudas_suites_pass_on_simulated_devices(part: str) -> None:
+@pytest.mark.parametrize("part", ["1/4"])  # `make conformance` runs all of them
+def test_device_maps_of_cudas_suites_pass_on_simulated_devices(part: str) -> None:
     if (reason := accelerator.why_unavailable()) is not None:
         pytest.skip(reason)
     done = conformance("--simulate", "-k", "test_device*", "--part", part)

@@ -6,7 +6,7 @@ from functools import partial
 
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.wire.devices import DevicePairs, Placement, check_pairs_exist, reversed_pairs
+from telegrad.wire.devices import DevicePairs, DirectPath, Placement, check_pairs_exist, reversed_pairs
 
 _MOST_KEPT = 64  # placements of one channel: peers choose their maps
 
@@ -18,8 +18,10 @@ class Placements:
 
     def __init__(self, local: LocalWorker, peer: WorkerRecord) -> None:
         self._local, self._peer = local, peer
-        self.direct = local.direct if local.direct is not None and peer.host and peer.host == local.me.host else None
-        """The path from device to device, if there is one."""
+        self.direct: DirectPath | None = None
+        """The path from device to device, if there is one. No process opens handles of its own."""
+        if local.direct is not None and peer.host == local.me.host != "" and peer.id != local.me.id:
+            self.direct = local.direct
         self._make = partial(local.placement, local.name, peer.name, peer.devices, direct=self.direct)
         self._kept: dict[tuple[DevicePairs, bool], Placement] = {}
         self.requests = self._make(local.device_maps.get(peer.name, ()))

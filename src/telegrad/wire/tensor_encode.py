@@ -218,7 +218,8 @@ def _describe(
         offset = layout.reserve(raw.nbytes)
         layout._others.append(BufferCopy(offset, raw))
         return TensorDescriptor(BUFFER, 0, offset, (raw.nbytes,))
-    if direct is not None and direct.kind == attachment.device.type == target.partition(":")[0]:  # pragma: no cover
+    kind = attachment.device.type
+    if direct is not None and direct.kind == kind == target.partition(":")[0]:  # pragma: no cover - needs a device
         return _describe_direct(layout, attachment, target, direct)
     if _is_ordinary(attachment):
         return _describe_strided(layout, attachment, target)

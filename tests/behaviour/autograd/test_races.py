@@ -309,7 +309,7 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
 def test_a_call_that_never_left_does_not_keep_the_context_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = Simulation(1, ["a", "b"])
 
-    def encode_tensors(*_: Any) -> Any:
+    def encode_tensors(*_: Any, **__: Any) -> Any:
         raise PayloadError("it cannot be laid out")
 
     def main() -> dict[str, int]:

@@ -20,6 +20,7 @@ NOT_REACHED = {
     "wire/fast_path.py": "an example in its docstring; it is part of the pickling codec",
     "wire/function_names.py": "resolve_function, which the server replaces by its registry",
     "wire/torchscript.py": "called by resolve_function and by the pickling codec",
+    "transport/device.py": "opens handles of devices; find_direct_path returns none in registered mode",
     "calls/exceptions.py": "unpickle_exception, which decodes with the pickling codec",
     "launch/forked.py": "reads what the launcher sends its own worker through a pipe",
     "launch/worker_result.py": "reads what a worker sends its own launcher through a pipe",
