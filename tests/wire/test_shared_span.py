@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -62,3 +63,9 @@ def test_views_of_a_root_share_its_memory_and_history() -> None:
 def test_contradictory_views_are_refused(views: list[TensorDescriptor], message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
         decode_tensors(views, bytearray(SPAN))
+
+
+def test_overlapping_tensors_are_on_one_device() -> None:
+    elsewhere = msgspec.structs.replace(view(UNRELATED, first=2), device="cuda:0")
+    with pytest.raises(ProtocolError, match="overlapping tensors on two devices"):
+        decode_tensors([view(UNRELATED), elsewhere], bytearray(SPAN))
