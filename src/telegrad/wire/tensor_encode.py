@@ -197,7 +197,10 @@ def _describe_all(
     plain = [
         a if type(a) in _UNINTERCEPTED or isinstance(a, pickle.PickleBuffer) else _as_plain(a) for a in attachments
     ]
-    targets = placement.targets(plain)
+    on_cpu = not placement.moves_cpu
+    for a in plain:
+        on_cpu = on_cpu and (isinstance(a, pickle.PickleBuffer) or a.is_cpu)
+    targets = [""] * len(plain) if on_cpu else placement.targets(plain)
     shared = _shared_views(layout, plain, targets) if share and len(plain) > 1 else {}
     layout.descriptors = tuple(
         [
