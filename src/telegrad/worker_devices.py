@@ -47,8 +47,7 @@ def assigned(environ: Mapping[str, str]) -> list[int] | None:
         raise TelegradError(
             f"{VARIABLE} ({environ[VARIABLE]}) names device {max(chosen)}, so {max(chosen) + 1} devices are needed, "
             f"but this machine has {count} ({describe_devices(counts)}). Start fewer workers, or assign fewer devices "
-            "to each (telegrad run --devices-per-worker). A backend that is not part of torch must be loaded before "
-            "init_rpc"
+            "to each (telegrad run --devices-per-worker)"
         )
     return chosen
 

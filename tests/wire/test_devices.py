@@ -171,9 +171,9 @@ def test_a_device_that_the_receiver_lacks_is_an_error_that_says_what_to_do() -> 
     with pytest.raises(PayloadError) as caught:
         Placement("a", "b", ()).target_of(on_device("cuda:1"))
     assert str(caught.value) == (
-        "a tensor of shape [2, 3] is on cuda:1 of worker 'a', but worker 'b' has no cuda:1 (it has no accelerator). "
-        "Map the device with Options(device_maps={'b': {'cuda:1': 'cpu'}}) or with device_map in the call, or send the "
-        "tensor from the CPU"
+        "a tensor of shape [2, 3] is on cuda:1 of worker 'a', but worker 'b' has no cuda:1 (it has no accelerator, or "
+        "its backend was not loaded before init_rpc). Map the device with Options(device_maps={'b': {'cuda:1': "
+        "'cpu'}}) or with device_map in the call, or send the tensor from the CPU"
     )
     with pytest.raises(PayloadError, match="on worker 'b', or return the tensor from the CPU"):
         Placement("a", "b", (), is_reply=True).target_of(on_device("cuda:1"))

@@ -45,7 +45,13 @@ def parse_remote_device(text: str | torch.device) -> RemoteDevice:
     rank = _RANK.match(worker) if worker not in names else None
     name_or_id = int(rank[1]) if rank else worker
     agent.peers.find(name_or_id)  # raises for an unknown worker, and lists the known ones
-    return RemoteDevice(name_or_id, str(torch.device(device if slash else "cpu")))
+    try:
+        return RemoteDevice(name_or_id, str(torch.device(device if slash else "cpu")))
+    except RuntimeError as error:  # torch's, which programs match
+        error.add_note(
+            f"in remote_device {text!r}. A backend that is not part of torch must be loaded on this worker, too"
+        )
+        raise
 
 
 def check_available(target: RemoteDevice) -> RemoteDevice:
@@ -56,7 +62,7 @@ def check_available(target: RemoteDevice) -> RemoteDevice:
         raise TelegradError(
             f"worker {record.name!r} has no device {target.device!r} for a module "
             f"({describe_devices(record.devices)}). Place it on a device that the worker has, such as "
-            f"'{record.name}/cpu'. A backend that is not part of torch must be loaded before init_rpc"
+            f"'{record.name}/cpu'"
         )
     return target
 

@@ -207,7 +207,10 @@ def _parse_device(given: Any, what: str) -> str:
     try:
         device = torch.device(given)
     except (RuntimeError, ValueError) as error:  # a ValueError for a number of more than 64 bits
-        raise ValueError(f"{what} contains {given!r}, which is not a device: {error}") from error
+        raise ValueError(
+            f"{what} contains {given!r}, which is not a device: {error}. "
+            "A backend that is not part of torch must be loaded first"
+        ) from error
     if device.type == "cpu":
         return "cpu"
     if device.type == "meta":
@@ -254,7 +257,7 @@ def describe_devices(available: DeviceCounts) -> str:
     """Return the accelerators of a worker in words.
 
     >>> describe_devices((("cuda", 2),)), describe_devices(())
-    ('its accelerators: cuda:0, cuda:1', 'it has no accelerator')
+    ('its accelerators: cuda:0, cuda:1', 'it has no accelerator, or its backend was not loaded before init_rpc')
     """
     names = []
     for kind, count in available[:_MOST_NAMED]:
@@ -262,7 +265,11 @@ def describe_devices(available: DeviceCounts) -> str:
         names += [f"{shown}:{index}" for index in range(min(count, _MOST_NAMED))]
         if count > _MOST_NAMED:
             names.append(f"... {shown}:{count - 1}")
-    return f"its accelerators: {', '.join(names)}" if names else "it has no accelerator"
+    return (
+        f"its accelerators: {', '.join(names)}"
+        if names
+        else "it has no accelerator, or its backend was not loaded before init_rpc"
+    )
 
 
 def shortened_name(name: str) -> str:
