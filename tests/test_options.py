@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from telegrad.errors import CertificateError
 from telegrad.options import Options
@@ -86,3 +88,15 @@ def test_what_is_accepted_comes_from_the_option_or_the_environment(monkeypatch: 
         Options().settings()
     with pytest.raises(ValueError, match="the option accept must be"):
         Options(accept="Registered").settings()
+
+
+def test_device_maps_are_read_for_each_worker() -> None:
+    assert Options().settings().device_maps == {}
+    maps = {"worker1": {"cuda:0": "cuda:1", torch.device("cpu"): "cpu"}}
+    assert Options(device_maps=maps).settings().device_maps == {"worker1": (("cuda:0", "cuda:1"), ("cpu", "cpu"))}
+
+
+@pytest.mark.parametrize("maps", [{"cuda:0": "cuda:1"}, ["worker1"], "cuda:0"])
+def test_device_maps_without_a_map_for_each_worker_are_refused(maps: Any) -> None:
+    with pytest.raises(TypeError, match="device_maps must have a map for each worker"):
+        Options(device_maps=maps).settings()

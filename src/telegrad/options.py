@@ -100,12 +100,13 @@ class Options:
         )
 
     def _device_maps(self) -> dict[str, DevicePairs]:
-        maps = self.device_maps
-        if maps is not None and not isinstance(maps, Mapping):
-            raise TypeError(f"device_maps must map worker names to device maps, not {maps!r}")
-        return {
-            name: parse_device_map(one, f"the device map for worker {name!r}") for name, one in (maps or {}).items()
-        }
+        maps = {} if self.device_maps is None else self.device_maps
+        if not isinstance(maps, Mapping) or not all(isinstance(one, Mapping) for one in maps.values()):
+            raise TypeError(
+                "device_maps must have a map for each worker, such as {'worker1': {'cuda:0': 'cuda:1'}}, and is "
+                f"{maps!r}"
+            )
+        return {name: parse_device_map(one, f"the device map for worker {name!r}") for name, one in maps.items()}
 
     def accepted(self, environ: Mapping[str, str] = os.environ) -> str:
         """Return which calls and values the group accepts, from the option or the environment."""

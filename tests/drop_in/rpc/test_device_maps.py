@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from telegrad.agent.agent import Agent
 from telegrad.drop_in.rpc import TensorPipeRpcBackendOptions as TensorPipeOptions
 from telegrad.drop_in.rpc.device_maps import (
     Config,
+    NamedDevice,
     TorchPlacement,
     check_device_maps,
+    config_of,
     device_config,
     use_device_maps,
 )
@@ -24,8 +27,7 @@ _TWO_GPUS = (("cuda", 2),)
 
 
 def config(maps: dict[str, Any] | None = None, devices: list[str] | None = None, available: Any = _TWO_GPUS) -> Config:
-    made = TensorPipeOptions(device_maps=maps, devices=list(devices or []))
-    return available, made.device_maps, made.devices
+    return config_of(available, TensorPipeOptions(device_maps=maps, devices=list(devices or [])))
 
 
 def on_no_worker() -> torch.Tensor:
@@ -66,6 +68,14 @@ def test_invalid_device_maps_are_refused(mine: Config, text: str) -> None:
         check_device_maps({"a": mine, "b": config()})
 
 
+def test_devices_of_a_backend_that_this_worker_did_not_load_are_checked_too() -> None:
+    elsewhere = NamedDevice("elsewhere", 0)
+    theirs: Config = ((("elsewhere", 1),), {"b": {elsewhere: elsewhere}}, [])
+    text = r"Node a has target devices .*\ndevice map = \{device\(type='elsewhere', index=0\): device"
+    with pytest.raises(ValueError, match=text):
+        check_device_maps(pickle.loads(pickle.dumps({"a": theirs, "b": config()})))
+
+
 def test_targets_that_the_other_worker_does_not_use_are_refused() -> None:
     mine, theirs = config({"b": {"cuda:0": "cuda:1"}}), config(devices=["cuda:0"])
     with pytest.raises(ValueError, match="Node a has unexpected target devices in its device map for b"):
@@ -77,7 +87,7 @@ def test_a_map_that_set_device_map_made_many_to_one_is_refused() -> None:
     made.set_device_map("b", {"cuda:0": "cuda:0"})
     made.set_device_map("b", {"cuda:1": "cuda:0"})
     with pytest.raises(ValueError, match="Node a has duplicated target devices in its device map for b"):
-        check_device_maps({"a": (_TWO_GPUS, made.device_maps, []), "b": config()})
+        check_device_maps({"a": config_of(_TWO_GPUS, made), "b": config()})
 
 
 def test_valid_device_maps_pass() -> None:

@@ -7,6 +7,8 @@ accelerator a worker has.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,13 +16,23 @@ from telegrad.agent.agent import Agent
 from telegrad.drop_in.rpc.agents import TensorPipeAgent, get_current_agent
 from telegrad.drop_in.rpc.options import _TensorPipeRpcBackendOptionsBase
 from telegrad.errors import PayloadError
-from telegrad.wire.devices import DeviceCounts, DevicePairs, Placement, has_device
+from telegrad.wire.devices import DeviceCounts, DevicePairs, Placement
 
-Map = dict[torch.device, torch.device]
-Config = tuple[DeviceCounts, dict[str, Map], list[torch.device]]
+
+@dataclass(frozen=True)
+class NamedDevice:
+    """A device of any worker, shown as torch shows it. Torch knows only devices whose backend this process loaded."""
+
+    type: str
+    index: int | None
+
+    def __repr__(self) -> str:
+        return f"device(type={self.type!r}" + (")" if self.index is None else f", index={self.index})")
+
+
+Map = dict[NamedDevice, NamedDevice]
+Config = tuple[DeviceCounts, dict[str, Map], list[NamedDevice]]
 """The devices of one worker, its device maps, and the devices that calls may use, if it was told."""
-
-CPU = torch.device("cpu")
 
 
 class TorchPlacement(Placement):
@@ -58,7 +70,7 @@ def _pairs(device_map: Mapping[torch.device, torch.device]) -> DevicePairs:
     return tuple([(str(source), str(target)) for source, target in device_map.items()])
 
 
-def _is_one_to_one(device_map: Mapping[torch.device, torch.device]) -> bool:
+def _is_one_to_one(device_map: Mapping[Any, Any]) -> bool:
     return len(set(device_map.values())) == len(device_map)
 
 
@@ -68,8 +80,20 @@ def _is_one_to_one(device_map: Mapping[torch.device, torch.device]) -> bool:
 def device_config() -> Config:
     """Return what other workers check of this worker."""
     agent: TensorPipeAgent = get_current_agent()
-    options = agent._get_backend_options()
-    return agent.agent.me.devices, options.device_maps, options.devices
+    return config_of(agent.agent.me.devices, agent._get_backend_options())
+
+
+def config_of(available: DeviceCounts, options: _TensorPipeRpcBackendOptionsBase) -> Config:
+    """Return what is checked of a worker with these devices and options."""
+    maps = {
+        name: {_named(source): _named(target) for source, target in device_map.items()}
+        for name, device_map in options.device_maps.items()
+    }
+    return available, maps, [_named(device) for device in options.devices]
+
+
+def _named(device: torch.device) -> NamedDevice:
+    return NamedDevice(device.type, device.index)
 
 
 def check_device_maps(configs: Mapping[str, Config], *, static: bool = True) -> None:
@@ -89,8 +113,13 @@ def check_device_maps(configs: Mapping[str, Config], *, static: bool = True) -> 
             _check_map(name, target, configs)
 
 
-def _exist(devices: Iterable[torch.device], available: DeviceCounts) -> bool:
-    return all(device == CPU or (device.index is not None and has_device(available, device)) for device in devices)
+def _exist(devices: Iterable[NamedDevice], available: DeviceCounts) -> bool:
+    counts = dict(available)
+    return all(
+        device == NamedDevice("cpu", None)
+        or (device.index is not None and 0 <= device.index < counts.get(device.type, 0))
+        for device in devices
+    )
 
 
 def _check_devices(name: str, configs: Mapping[str, Config]) -> None:
