@@ -256,13 +256,7 @@ def test_the_preamble_may_arrive_byte_by_byte() -> None:
             sock.recv(1)
         sock.setblocking(True)
         client = RawClient(sock, b"")
-        serving = threading.Thread(target=client.connect)
-        serving.start()
-        while serving.is_alive():
-            assert not list(there.receive())
-            serving.join(0.001)
-        assert client.write(pack_header(Kind.HANDSHAKE, 1, 0, 0, 0) + b"x")
-        assert bytes(read(there, 1)[0].body) == b"x"
+        send_a_frame(client, there)
         client.close()
 
 
@@ -374,16 +368,21 @@ def test_a_truncated_stream_is_never_taken_for_a_frame() -> None:
             assert isinstance(read_to_the_end(there), LinkClosed)
 
 
+def send_a_frame(client: RawClient, there: TlsLink) -> None:
+    """Perform the TLS handshake, and send one frame, which arrives."""
+    serving = threading.Thread(target=client.connect)
+    serving.start()
+    while serving.is_alive():
+        assert not list(there.receive())
+        serving.join(0.001)
+    assert client.write(pack_header(Kind.HANDSHAKE, 1, 0, 0, 0) + b"x")
+    assert bytes(read(there, 1)[0].body) == b"x"
+
+
 def test_a_peer_may_end_tls_before_the_connection() -> None:
     with listening() as listener, socket.create_connection(where(listener)) as sock, closing(accept(listener)) as there:
         client = RawClient(sock, preamble_for(listener))
-        serving = threading.Thread(target=client.connect)
-        serving.start()
-        while serving.is_alive():
-            assert not list(there.receive())
-            serving.join(0.001)
-        assert client.write(pack_header(Kind.HANDSHAKE, 1, 0, 0, 0) + b"x")
-        assert bytes(read(there, 1)[0].body) == b"x"
+        send_a_frame(client, there)
         client._library.SSL_shutdown(client._ssl)
         assert str(read_to_the_end(there)) == "end of file"
         client.close()

@@ -167,7 +167,16 @@ def source_devices(tensors: Iterable[torch.Tensor]) -> tuple[str, ...]:
     return devices if any(devices) else ()
 
 
-def has_device(available: DeviceCounts, device: torch.device) -> bool:
+class Device(Protocol):
+    """A `torch.device`, or one that this process cannot make because it did not load the backend."""
+
+    @property
+    def type(self) -> str: ...
+    @property
+    def index(self) -> int | None: ...
+
+
+def has_device(available: DeviceCounts, device: Device) -> bool:
     """Whether a worker with these devices has this one.
 
     >>> has_device((("cuda", 2),), torch.device("cuda:1")), has_device((), torch.device("cuda:0"))

@@ -16,7 +16,7 @@ from telegrad.agent.agent import Agent
 from telegrad.drop_in.rpc.agents import TensorPipeAgent, get_current_agent
 from telegrad.drop_in.rpc.options import _TensorPipeRpcBackendOptionsBase
 from telegrad.errors import PayloadError
-from telegrad.wire.devices import DeviceCounts, DevicePairs, Placement
+from telegrad.wire.devices import DeviceCounts, DevicePairs, Placement, has_device
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,8 @@ def check_device_maps(configs: Mapping[str, Config], *, static: bool = True) -> 
 
 
 def _exist(devices: Iterable[NamedDevice], available: DeviceCounts) -> bool:
-    counts = dict(available)
     return all(
-        device == NamedDevice("cpu", None)
-        or (device.index is not None and 0 <= device.index < counts.get(device.type, 0))
+        device == NamedDevice("cpu", None) or (device.index is not None and has_device(available, device))
         for device in devices
     )
 
