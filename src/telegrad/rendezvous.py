@@ -146,8 +146,8 @@ def store_errors(store: Store, who: str) -> Iterator[None]:
                 "an init_method on another file system"
             ) from error
         raise StoreLost(
-            f"{who} lost the rendezvous store before the group was complete: {error}. The process that hosts the store, "
-            "usually rank 0, has probably exited: check its output"
+            f"{who} lost the rendezvous store before the group was complete: {error}. The process that hosts the "
+            "store, usually rank 0, has probably exited: check its output"
         ) from error
 
 

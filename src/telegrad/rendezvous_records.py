@@ -1,9 +1,9 @@
 """The entries of the rendezvous store, and their authentication.
 
 An entry is text: the protocol version, a MAC, and JSON. The MAC is an HMAC-SHA256 under the group's store key over the
-version, the entry's name in the store (with that of the epoch, if it belongs to one), and the JSON. So nobody without
-the token can write or change an entry, or move one to another name or epoch. What can be replayed, and why that does not help, is told in `telegrad.rendezvous`. Without a token
-there is no MAC.
+version, the entry's name in the store (with its epoch, if it belongs to one), and the JSON. So nobody without the token
+can write or change an entry, or move one to another name or epoch. What can be replayed, and why that does not help, is
+told in `telegrad.rendezvous` and `telegrad.rendezvous_epochs`. Without a token there is no MAC.
 
 Everything that is read from the store is plain data, limited in size, and checked.
 """
@@ -173,6 +173,16 @@ def _claimed_author(json: str) -> str:
     except (msgspec.DecodeError, RecursionError):
         return ""
     return f" (it says: by {claimed})" if claimed.isprintable() and len(claimed) < 400 else ""
+
+
+def claimed_epoch(data: bytes) -> str:
+    """Return the prefix of an epoch according to its entry, which is not authenticated; empty if it is not readable."""
+    json = data.decode(errors="replace").partition(" ")[2].partition(" ")[2]
+    try:
+        epoch = msgspec.json.decode(json, type=Epoch)
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    return epoch.prefix if 0 <= epoch.group < 2**63 and 0 <= epoch.number < 2**63 else ""
 
 
 def check_record(record: WorkerRecord, rank: int) -> None:

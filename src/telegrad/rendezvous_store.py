@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple, NoReturn
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -232,8 +233,7 @@ def _wait_for_server(host: str, port: int, deadline: float, timeout: float, rank
         except (OSError, UnicodeError) as error:
             if time.monotonic() >= deadline:
                 raise _unreachable(host, port, timeout, error) from error
-            reason = str(error)
-            log.log_if_due(lambda: f"the rendezvous store at {host}:{port}, which rank 0 hosts ({reason})")
+            log.log_if_due(partial("the rendezvous store at {}:{}, which rank 0 hosts ({})".format, host, port, error))
             pause(start, deadline)
         else:
             return
