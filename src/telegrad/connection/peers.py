@@ -102,7 +102,7 @@ class Peers:
             before = self._by_name.get(record.name)
             self._add(record)
         if before is not None:
-            self.lost_workers.peer_lost(before, "it was replaced")
+            self.lost_workers.peer_lost(before, "it was restarted")
         self.members.announce(record.name)
 
     def _add(self, record: WorkerRecord) -> Peer:
