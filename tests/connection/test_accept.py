@@ -41,9 +41,8 @@ class FakeAgent:
         self.set_timers: list[Timer] = []
         self.transport = MemoryTransport(MemoryNetwork())
         self.poller = self.transport.poller()
-        peers: Any = SimpleNamespace(
-            check=None, resume=None, known_generation=lambda hello: -1
-        )  # no handshake succeeds here
+        # No handshake succeeds here.
+        peers: Any = SimpleNamespace(check=None, resume=None, known_generation=lambda hello: -1)
         self.pending = PendingConnections(self, peers)
         listener = self.transport.listen("memory://a")
         assert isinstance(listener, MemoryListener)

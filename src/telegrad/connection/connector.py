@@ -195,18 +195,14 @@ class Connector:
         self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool, address: str
     ) -> tuple[int, int]:
         """Authenticate `link`, and return what the peer has received of the session."""
-        local = self._local
-        opener = Opener(
-            local.me,
+        opener = self._opener(
+            self._local.me,
             peer.record,
-            local.keys.handshake if local.keys is not None else None,
-            local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
-            dialled=address,
-            attempt=next(self._attempts),
+            link,
+            address,
             session=channel.session_id,
             received=channel.session.received_up_to(),
             fresh=fresh,
-            link=link,
         )
         return self._exchange(link, opener, deadline)
 
@@ -226,23 +222,38 @@ class Connector:
         self.connecting.append(link)
         try:
             local.poller.add(link, read=False, once=True)
-            opener = Opener(
-                me,
-                target,
-                local.keys.handshake if local.keys is not None else None,
-                local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
-                dialled=address,
-                attempt=next(self._attempts),
-                session=0,
-                received=(0, 0),
-                fresh=True,
-                link=link,
-                purpose=purpose,
-            )
+            opener = self._opener(me, target, link, address, purpose=purpose)
             self._exchange(link, opener, deadline)
         finally:
             self.connecting.remove(link)
             link.close()
+
+    def _opener(
+        self,
+        me: WorkerRecord,
+        target: WorkerRecord,
+        link: Link,
+        address: str,
+        *,
+        session: int = 0,
+        received: tuple[int, int] = (0, 0),
+        fresh: bool = True,
+        purpose: Purpose = Purpose.SESSION,
+    ) -> Opener:
+        local = self._local
+        return Opener(
+            me,
+            target,
+            local.keys.handshake if local.keys is not None else None,
+            local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
+            dialled=address,
+            attempt=next(self._attempts),
+            session=session,
+            received=received,
+            fresh=fresh,
+            link=link,
+            purpose=purpose,
+        )
 
     def _exchange(self, link: Link, opener: Opener, deadline: float) -> tuple[int, int]:
         """Exchange greetings until the handshake is over, and return what the peer has received of the session."""

@@ -115,6 +115,12 @@ class Members:
         with self._lock:
             self._get().merge(votes)
 
+    @property
+    def may_vote(self) -> bool:
+        """Whether this worker may vote; see `Membership.may_vote`."""
+        with self._lock:
+            return self._get().may_vote
+
     def set_voting(self, may_vote: bool) -> None:
         """Set whether this worker may vote."""
         with self._lock:
