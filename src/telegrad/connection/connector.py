@@ -34,7 +34,7 @@ from telegrad.protocol.session_events import SessionState
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.waiting import Event
 from telegrad.wire.frames import Frame, Kind
-from telegrad.wire.handshake_messages import HandshakeMessage, decode_handshake
+from telegrad.wire.handshake_messages import HandshakeMessage, Purpose, decode_handshake
 
 if TYPE_CHECKING:
     from telegrad.connection.peers import Peer, Peers
@@ -195,19 +195,69 @@ class Connector:
         self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool, address: str
     ) -> tuple[int, int]:
         """Authenticate `link`, and return what the peer has received of the session."""
-        local = self._local
-        opener = Opener(
-            local.me,
+        opener = self._opener(
+            self._local.me,
             peer.record,
+            link,
+            address,
+            session=channel.session_id,
+            received=channel.session.received_up_to(),
+            fresh=fresh,
+        )
+        return self._exchange(link, opener, deadline)
+
+    def ask(self, me: WorkerRecord, target: WorkerRecord, purpose: Purpose, deadline: float) -> None:
+        """Perform a handshake that is not for a session. Returns if the target has answered with a Welcome.
+
+        `me` is what this worker says that it is. Raises what `Transport.connect` and `Opener.receive` raise, or
+        TimeoutError.
+        """
+        local = self._local
+        transport, address = self._route_to(target)
+        local.executor.block()
+        try:
+            link = transport.connect(address, deadline)
+        finally:
+            local.executor.unblock()
+        self.connecting.append(link)
+        try:
+            local.poller.add(link, read=False, once=True)
+            opener = self._opener(me, target, link, address, purpose=purpose)
+            self._exchange(link, opener, deadline)
+        finally:
+            self.connecting.remove(link)
+            link.close()
+
+    def _opener(
+        self,
+        me: WorkerRecord,
+        target: WorkerRecord,
+        link: Link,
+        address: str,
+        *,
+        session: int = 0,
+        received: tuple[int, int] = (0, 0),
+        fresh: bool = True,
+        purpose: Purpose = Purpose.SESSION,
+    ) -> Opener:
+        local = self._local
+        return Opener(
+            me,
+            target,
             local.keys.handshake if local.keys is not None else None,
             local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
             dialled=address,
             attempt=next(self._attempts),
-            session=channel.session_id,
-            received=channel.session.received_up_to(),
+            session=session,
+            received=received,
             fresh=fresh,
             link=link,
+            purpose=purpose,
         )
+
+    def _exchange(self, link: Link, opener: Opener, deadline: float) -> tuple[int, int]:
+        """Exchange greetings until the handshake is over, and return what the peer has received of the session."""
+        local = self._local
         send_greeting(link, opener.start())
         while True:
             ready = local.executor.wait_for_link(link, deadline)
