@@ -86,7 +86,8 @@ class GroupFinder:
             any_id,
         )
         self._reopen = reopen
-        self._registered = False
+        self.registered = False
+        """Whether other workers know that this one is there."""
         self.board: Noticeboard | None = None
         """What this worker publishes, once it has found its group."""
 
@@ -109,11 +110,11 @@ class GroupFinder:
             except StoreLost as error:
                 self._look_for_another_store(error)
             finally:
-                self._registered |= search.registered
+                self.registered |= search.registered
 
     def report(self, who: str, keys: GroupKeys | None, error: BaseException) -> None:
         """Tell the workers that wait in a forming group that this one failed before it registered."""
-        if self._registered or not self._terms.world_size:
+        if self.registered or not self._terms.world_size:
             return
         try:
             with store_errors(self._store, who):

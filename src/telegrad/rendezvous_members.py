@@ -50,7 +50,11 @@ def swap_current(store: Store, keys: GroupKeys | None, text: str, epoch: Epoch) 
 class Noticeboard:
     """What one member of a group publishes."""
 
-    def __init__(self, store: Store, keys: GroupKeys | None, epoch: Epoch, mine: Registration) -> None:
+    def __init__(
+        self, store: Store, keys: GroupKeys | None, epoch: Epoch, mine: Registration, *, exists: bool = False
+    ) -> None:
+        """`exists` says that the group was formed without `mine`."""
+        self._exists = exists
         self._store = store
         self._keys = keys
         self._epoch = replace(epoch, members=())
@@ -75,7 +79,9 @@ class Noticeboard:
         return members
 
     def publish(self, record: WorkerRecord) -> None:
-        """Publish the record of this worker, which has joined a group that existed."""
+        """Publish the record of this worker, if it has joined a group that existed."""
+        if record == self._mine.record and (self.is_open or not self._exists):
+            return  # it is there
         self._mine = replace(self._mine, record=record)
         if self.is_open:
             self._change_list(lambda members: _with(members, self._mine))
@@ -95,16 +101,16 @@ class Noticeboard:
     def remove(self, gone: Collection[WorkerRecord]) -> None:
         """Mark members of an open group that are dead."""
         incarnations = {record.incarnation for record in gone}
-        if incarnations:
+        if incarnations and self.is_open:
             self._change_list(lambda members: _marked(members, incarnations))
 
-    def publish_group(self, store: Store, group: Sequence[WorkerRecord]) -> bool:
+    def publish_group(self, store: Store, group: Sequence[WorkerRecord], gone: Collection[int] = ()) -> bool:
         """Publish the whole group, as this member knows it, in another store that has taken the place of a lost one.
 
-        Returns False if there is another group now.
+        `gone` has the incarnations of lost members. Returns False if there is another group now.
         """
         own, records = self._of_epoch(store)
-        known = [replace(self._mine, record=one, pid=0, machine="", restart=-1) for one in group]
+        known = [Registration(one, self._epoch.world_size, 0, "", left=one.incarnation in gone) for one in group]
         known = [self._mine if one.record.name == self._mine.record.name else one for one in known]
         if not self.is_open:
             for member in known:

@@ -20,11 +20,12 @@ from telegrad.rendezvous_records import Epoch, Outcome, Records, Registration, c
 from telegrad.rendezvous_store import pause
 
 Probe = Callable[[WorkerRecord], str]
-"""Returns whether a worker is "alive", "leaving" or "gone"."""
+"""Returns whether a worker is "alive", "leaving", "gone", or "silent": it does not answer."""
 _Result = tuple[FoundGroup, Noticeboard]
 
 REPUBLISH_WAIT = 12.0
 """Seconds for which the replacement of rank 0 of an open group waits for the survivors; they look every 5 s."""
+_SILENCE = 10.0  # seconds for which a member may not answer, because it is stopped or its machine busy
 _LATE = 10.0  # seconds after a failure after which a process that starts then belongs to another run
 _MAX_SUPERSEDED = 3  # epochs that one worker supersedes because of dead workers
 _STARTED = time.time()
@@ -112,8 +113,8 @@ class Search:
                 )
             pause(terms.start, terms.deadline)
 
-    def _board(self, epoch: Epoch) -> Noticeboard:
-        return Noticeboard(self._store, self._keys, epoch, self._mine)
+    def _board(self, epoch: Epoch, *, exists: bool = False) -> Noticeboard:
+        return Noticeboard(self._store, self._keys, epoch, self._mine, exists=exists)
 
     def _fail_strangers(self, error: RendezvousError) -> None:
         """Let the workers of an epoch that this worker cannot read fail, too: their token is another."""
@@ -196,7 +197,7 @@ class Search:
 
     def _join_complete(self, epoch: Epoch) -> _Result | None:
         """Return the group that an epoch has formed, if it exists."""
-        board = self._board(epoch)
+        board = self._board(epoch, exists=True)
         members = board.read_members()
         if not self._lives(members):
             return None
@@ -259,7 +260,13 @@ class Search:
         return any(self._is_alive(member) for member in members if member.record.name != mine)
 
     def _is_alive(self, member: Registration) -> bool:
-        return not member.left and self._probe(member.record) == "alive"
+        """Return whether a member is there and stays. One that does not answer for a while is gone."""
+        if member.left:
+            return False
+        give_up = min(self._terms.deadline, time.monotonic() + _SILENCE)
+        while (state := self._probe(member.record)) == "silent" and time.monotonic() < give_up:
+            pause(time.monotonic() - 1.0, give_up)
+        return state == "alive"
 
     def _check_place(self, members: Sequence[Registration]) -> None:
         """Raise an error if this worker's name or id belongs to another worker of an existing group."""

@@ -62,9 +62,9 @@ def open_store(init_method: str | None, rank: int, world_size: int | None, timeo
     address = _store_address(url)
     is_host = False
     if address is not None:
-        is_host = rank == 0 and not (url.scheme == "env" and _launcher_hosts())
+        is_host = rank == 0 and not launcher_hosts()
         # A world size of -1 tells the handlers of tcp:// and env:// not to wait until all have connected. Rank 0 hosts.
-        query.update(rank="0" if is_host or rank == 0 else "1", world_size="-1")
+        query.update(rank="0" if rank == 0 else "1", world_size="-1")
         _check_host(address[0], min(deadline, time.monotonic() + _UNKNOWN_HOST_LIMIT))
         if not is_host:
             _wait_for_server(*address, deadline, timeout, rank)
@@ -81,7 +81,8 @@ def open_store(init_method: str | None, rank: int, world_size: int | None, timeo
     return OpenedStore(store, rank, world_size, address, is_host)
 
 
-def _launcher_hosts() -> bool:
+def launcher_hosts() -> bool:
+    """Return whether the launcher hosts TCP stores, not rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -90,7 +91,7 @@ def _world_size(given: int | None, in_url: str | None, init_method: str | None) 
     size = _number("world_size", -1 if given is None else given, in_url, "WORLD_SIZE", 0)
     started = os.environ.get("WORLD_SIZE", "")
     local = init_method is not None and init_method == os.environ.get("TELEGRAD_INIT_METHOD")
-    by_launcher = local or ((init_method or "env://").startswith("env://") and _launcher_hosts())
+    by_launcher = local or (launcher_hosts() and (init_method or "env://").startswith("env://"))
     if by_launcher and started.isdecimal() and size > int(started):
         raise RendezvousError(
             f"init_rpc was called for {size} workers, but the launcher has started {started}: start as many as the "
