@@ -23,6 +23,7 @@ from torch.distributed import FileStore
 import calls
 from telegrad.agent.agent import Agent
 from telegrad.bootstrap import start_agent
+from telegrad.connection.worker_record import FoundGroup
 from telegrad.rendezvous import assemble
 from telegrad.rpc import Options
 from telegrad.rpc.api import acting_as, rpc_sync
@@ -78,7 +79,7 @@ def _join(spec: WorkerSpec, system: str) -> Agent:
     return start_agent(
         spec.name,
         rank,
-        lambda me, keys, listen: assemble(store, me, keys, size, INIT_TIMEOUT, listen),
+        lambda me, keys, listen, probe: FoundGroup(assemble(store, me, keys, size, INIT_TIMEOUT, listen)),
         options,
         ("127.0.0.1", 0),
     )
