@@ -135,7 +135,7 @@ class Peers:
 
     def abandon(self) -> None:
         """Close a forked child's copies of all connections. Takes no locks: the parent may have held one."""
-        links: list[Link] = list(self.connector.connecting)
+        links: list[Link] = list(self.connector.dialer.connecting)
         for peer in list(self._by_id.values()):
             links += [channel.link for channel in peer.channels() if channel.link is not None]
         for link in links:
@@ -182,7 +182,7 @@ class Peers:
     def _check_question(self, hello: Hello) -> None:
         """Answer an opener that wants a vote, or to know whether this worker is there and stays."""
         local = self._local
-        if local.leaving or local.closed:
+        if local.departing or local.closed:
             raise Rejected("leaving", f"worker {local.name!r} is leaving the group")
         if hello.purpose is Purpose.VOTE:
             if not self.members.may_vote:
