@@ -202,6 +202,10 @@ class RendezvousTimeout(RendezvousError, TimeoutError):
     """Not all workers joined in time. The message lists which did and which did not."""
 
 
+class RecoveryFailed(TelegradError):
+    """A training that lost a worker cannot go on."""
+
+
 def _rebuild_call_error(cls: type[CallError], message: str, attributes: dict[str, object]) -> CallError:
     error = cls(message)
     error.__dict__.update(attributes)
