@@ -3,6 +3,10 @@
 The launcher hosts the store on a socket that it has already bound, so no other program can take the port. The socket
 listens on the loopback address only. Torch's ``env://`` rendezvous connects to it as a client, because the environment
 says that an agent hosts the store (as under torchrun).
+
+Telegrad itself uses a file in the directory. Torch removes such a file when the last process closes its store, which is
+when all workers have found each other. The launcher is one of its users until the end, so that a worker that is started
+again finds what the others have written.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from telegrad.errors import TelegradError
 from telegrad.transport.runtime_directory import explain
 
 HOST = "127.0.0.1"
+RESTART_VARIABLE = "TELEGRAD_RESTART"
+"""How often the launcher had started a worker before: 0 at its first start."""
 _NOT_INHERITED = (TOKEN_VARIABLE, DESCRIPTOR_VARIABLE, "TELEGRAD_TOKEN_FILE")
 # On Linux, the path of a unix socket has at most 107 bytes. Leave more than half of them for names in the directory.
 _MAX_PARENT_LENGTH = 40
@@ -57,7 +63,7 @@ class LocalRendezvous:
 
     def __init__(self, names: Sequence[str], devices_per_worker: int | None = None) -> None:
         # Imported here, so that mistakes in a command line are reported before torch is loaded.
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
+        from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
         self.names = list(names)
         self._devices = device_shares(len(self.names), devices_per_worker)
@@ -70,6 +76,7 @@ class LocalRendezvous:
             self._store: TCPStore | None = TCPStore(
                 HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
+            self._file: FileStore | None = FileStore(self._path)
         except BaseException:
             shutil.rmtree(self.directory)
             raise
@@ -77,7 +84,7 @@ class LocalRendezvous:
     def environment(self, rank: int) -> dict[str, str]:
         """Return the environment of the worker with this rank: this process's, without its tokens, and what is new.
 
-        The token of the group is not part of it; see `token_descriptor`.
+        It lacks the token of the group (see `token_descriptor`) and `RESTART_VARIABLE`.
         """
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         return {**inherited, **self._variables(rank)}
@@ -93,7 +100,7 @@ class LocalRendezvous:
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             # A file, because torch's TCPStore does a reverse name lookup for every connection.
-            "TELEGRAD_INIT_METHOD": f"file://{self.directory}/store",
+            "TELEGRAD_INIT_METHOD": f"file://{self._path}",
             "TELEGRAD_NAME": self.names[rank],
             "TELEGRAD_RUNTIME_DIR": self.directory,
             # Workers share the machine's cores. Like torchrun, give each one thread.
@@ -101,11 +108,16 @@ class LocalRendezvous:
             **({"TELEGRAD_DEVICES": self._devices[rank]} if self._devices else {}),
         }
 
+    @property
+    def _path(self) -> str:
+        return f"{self.directory}/store"
+
     def close(self) -> None:
         """Remove the directory and close the store."""
         # A worker may already have removed the directory.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.directory)
+        self._file = None
         os.close(self.token_descriptor)
         # Dropping the last reference ends the store's thread and closes its sockets.
         self._store = None
