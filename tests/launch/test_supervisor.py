@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -95,4 +96,4 @@ def test_no_process_outlives_a_killed_launcher(
     launcher.kill()
     launcher.wait(timeout=60)
     liveness.wait_for_end()
-    os.rmdir(directory)  # No process is left to remove it.
+    shutil.rmtree(directory)  # No process is left to remove it.

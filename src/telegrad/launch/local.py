@@ -129,7 +129,9 @@ def start(
     with contextlib.ExitStack() as resources:
         requests = StopRequests()
         resources.callback(requests.close)
-        rendezvous = resources.enter_context(LocalRendezvous(names, devices_per_worker))
+        rendezvous = resources.enter_context(
+            LocalRendezvous(names, devices_per_worker, outlives_workers=keep_going or restart > 0)
+        )
         supervisor = resources.enter_context(Supervisor(requests, GRACE, policy, keep_going=keep_going, report=_report))
         printers = [
             [PrefixedLines(text, target) if prefix else None for text in prefixes(names, target)]

@@ -67,10 +67,11 @@ def run(
     few devices for `devices_per_worker`.
     """
     requests = StopRequests()
+    outlives_workers = keep_going or (restarts is not None and restarts.limit > 0)
     try:
         with (
             _signals_request_stop(requests),
-            LocalRendezvous(names, devices_per_worker) as rendezvous,
+            LocalRendezvous(names, devices_per_worker, outlives_workers=outlives_workers) as rendezvous,
             Supervisor(requests, grace, restarts, keep_going=keep_going, report=_print_status) as supervisor,
         ):
             printers = [_printers(names, prefix, target) for target in (sys.stdout, sys.stderr)]
