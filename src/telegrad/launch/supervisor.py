@@ -284,7 +284,7 @@ class Supervisor:
         restarts.count += 1
         self.to_restart.add(worker.name)
         if restart.delay >= _ANNOUNCED_DELAY:
-            self._report(f"{worker.name} {what}; it is started again in {restart.delay:.3g} s")
+            self._report(f"{worker.name} {what}; it is started again in {restart.delay:g} s")
         limit, window = self._policy.limit, self._policy.window
         done = f"{what}; started again ({restart.used} of {limit} restart{_s(limit)} within {window:g} s)"
         self._timers.call_in(restart.delay, partial(self._start_again, worker, restarts.count, done))
@@ -297,7 +297,7 @@ class Supervisor:
             again = self._restarts[worker.name].start(count)
         except (OSError, EOFError, MemoryError) as error:  # a shortage, or the server of forked workers ended
             self.to_restart.remove(worker.name)
-            what = f"could not be started again: {error or type(error).__name__}"
+            what = f"{worker.describe_exit()} and could not be started again: {error or type(error).__name__}"
             if not self._restart(worker, what, time.monotonic()):
                 self._fail(worker, f"{what} ({self._after_restarts()})")
             return
