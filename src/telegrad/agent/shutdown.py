@@ -7,12 +7,14 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from telegrad.calls.collectives import SERVICE, SHUTDOWN
+from telegrad.calls.collectives import SERVICE
 from telegrad.calls.exit_cause import cause_of, error_in_flight
 from telegrad.connection.channel import Channel
 from telegrad.errors import DeadlineExceeded, ProtocolError, ReferencesHeld, TelegradError
+from telegrad.execution.reported_wait import ReportedWait
 from telegrad.interrupts import shielded
 from telegrad.waiting import Event
+from telegrad.waiting_report import WaitingReport, seconds
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -148,12 +150,15 @@ class Shutdown:
         """
         agent, now = self._agent, self._agent.runtime.now
         deadline = now() + timeout if timeout else None
+        schedule = WaitingReport(now())
         before, unsettled, missed = -1, 0, 0
         while True:
             while self.activity():
                 drained = self._drained = agent.runtime.event()
                 self._local.on_idle = self.activity_ended
-                if self.activity() and not agent.executor.wait(drained, deadline):
+                with ReportedWait(agent.runtime, agent.executor, self._report_activity, schedule):
+                    in_time = not self.activity() or agent.executor.wait(drained, deadline)
+                if not in_time:
                     raise DeadlineExceeded(
                         f"worker {agent.me.name!r} shut down after {timeout:g} s with calls in flight: "
                         + "; ".join(self.activity()),
@@ -166,7 +171,7 @@ class Shutdown:
             traffic = self.references.message_counts() if self.references is not None else _NO_MESSAGES
             held = self.references.held() if self.references is not None else []
             mine = agent.me.id, bool(self.activity()), agent.client.made, tuple(traffic)
-            values = _rounds(agent.collectives.gather(mine, timeout=left, topic=SHUTDOWN))
+            values = _rounds(agent.collectives.shutdown_round(mine, left, schedule))
             if not values:  # the others are in a later round, or one of them claims to be
                 before, missed = -1, missed + 1
                 if deadline is not None and now() >= deadline:
@@ -188,6 +193,11 @@ class Shutdown:
                 unsettled += 1
                 agent.runtime.event().wait(now() + min(_PAUSE, 0.002 * unsettled))
             before = made
+
+    def _report_activity(self, elapsed: float) -> None:
+        calls = "; ".join(self.activity())
+        if calls:
+            _log.warning("worker %r has waited %s in shutdown() for: %s", self._agent.me.name, seconds(elapsed), calls)
 
     def close(self, *, in_order: bool = False) -> None:
         """See `Agent.close`."""

@@ -33,6 +33,8 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     """Whether the worker encrypts tcp connections."""
     accept: str = "any"
     """Which calls the worker accepts, and so how values travel; see `telegrad.settings.AgentSettings.accept`."""
+    generation: int = 0
+    """How often the worker was replaced, or a number that grows as fast; see `telegrad.protocol.membership`."""
     devices: tuple[tuple[str, int], ...] = ()
     """The worker's accelerators: types, and how many there are of each."""
 

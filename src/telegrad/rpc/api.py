@@ -269,13 +269,17 @@ def _names(workers: Sequence[Target] | None) -> list[str] | None:
 def all_gather(
     value: Any, workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
-    """Return the values that all `workers` (default: everybody) passed, by name. All of them must call this."""
+    """Return the values that all `workers` (default: everybody) passed, by name. All of them must call this.
+
+    It waits for as long as it takes, or for `timeout` seconds, and fails at once if one of the workers is lost. If it
+    waits for more than 3 seconds, it logs for whom. In an open group, everybody means the workers that are alive.
+    """
     return default_agent().gather(value, _names(workers), timeout=given_timeout(timeout))
 
 
 def barrier(workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> None:
-    """Wait until all `workers` (default: everybody) have called this."""
-    default_agent().gather(None, _names(workers), timeout=given_timeout(timeout))
+    """Wait until all `workers` (default: everybody) have called this. It waits as `all_gather` does."""
+    default_agent().gather(None, _names(workers), timeout=given_timeout(timeout), what="barrier()")
 
 
 @contextlib.contextmanager

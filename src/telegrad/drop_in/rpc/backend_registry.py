@@ -157,7 +157,8 @@ def start(
                 address,
                 prepare,
             )
-            check_device_maps(default_agent().gather(device_config()))
+            worker = default_agent()
+            check_device_maps(worker.gather(device_config(), timeout=worker.settings.rpc_timeout, what="init_rpc()"))
         else:
             join_dynamic_group(store, name, rank, options, address, prepare)
     except DuplicateWorker as error:
