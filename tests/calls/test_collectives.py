@@ -110,9 +110,9 @@ def test_a_shutdown_ends_if_its_root_leaves_after_answering_some_members(seed: i
             root = sim["a"].collectives.root
             answer = root._answer
 
-            def answer_some(collective: _Collective, error: Exception | None) -> None:
+            def answer_some(collective: _Collective, values: Any, error: Exception | None) -> None:
                 collective.answers = {name: collective.answers[name] for name in answered}
-                answer(collective, error)
+                answer(collective, values, error)
                 sim.spawn("a", sim["a"].close)
 
             root._answer = answer_some  # type: ignore[method-assign]  # the answers to the others get lost

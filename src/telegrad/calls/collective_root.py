@@ -135,8 +135,7 @@ class CollectiveRoot:
             self._latest = max(latest, number)
             missed = self._pending.pop(Round(SHUTDOWN, latest, ()), None) if number > latest else None
         if missed is not None:
-            missed.values = {}
-            self._answer(missed, None)
+            self._answer(missed, {}, None)
         return number >= latest
 
     def missing(self, key: Round) -> list[str]:
@@ -175,7 +174,7 @@ class CollectiveRoot:
             else:
                 del self._pending[key]
         if error is None:
-            self._answer(collective, None)
+            self._answer(collective, collective.values, None)
         else:
             self._fail(key, error)
 
@@ -183,10 +182,18 @@ class CollectiveRoot:
         """Look again, and connect to members without a connection: one of them may have died unnoticed."""
         self._look(key)
         peers, timers = self._peers.all(), self._local.executor.timers
+        root = next((peer.record.name for peer in peers if not peer.gone), self._local.name)
         with self._lock:
             collective = self._pending.get(key)
             if collective is None:
                 return
+            is_root = key.topic != SHUTDOWN or root == self._local.name
+            if not is_root:
+                del self._pending[key]
+        if not is_root:  # a worker with a lower id was replaced, so the members have to ask that one
+            self._answer(collective, None, None)
+            return
+        with self._lock:
             members = self._missing(key, collective, peers) | set(collective.values)
             collective.check = timers.at(self._local.runtime.now() + _CHECK, partial(self._check, key))
         for peer in peers:
@@ -218,15 +225,15 @@ class CollectiveRoot:
                 if len(self._failed) > _MAX_FAILED:
                     del self._failed[next(iter(self._failed))]
         if collective is not None:
-            self._answer(collective, error)
+            self._answer(collective, None, error)
 
-    def _answer(self, collective: _Collective, error: Exception | None) -> None:
+    def _answer(self, collective: _Collective, values: dict[str, Any] | None, error: Exception | None) -> None:
         for timer in (collective.timer, collective.check):
             if timer is not None:
                 self._local.executor.timers.cancel(timer)
         # This worker last: once it has its reply it may leave, and by then the others must have theirs.
         for name in sorted(collective.answers, key=lambda name: name == self._local.name):
-            collective.answers[name](collective.values, error)
+            collective.answers[name](values, error)
 
 
 def _obstacle(view: View, collective: _Collective, peers: list[Peer], now: float) -> Exception | None:

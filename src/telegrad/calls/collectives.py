@@ -7,6 +7,8 @@ A shutdown goes on without workers that are gone, in rounds with the same number
 leaves, the members ask the next one for the same round. The root may have answered some of them, who then are in the
 next round. So a root that is asked for a round when another worker has begun a later one answers that the round is
 over: nobody will complete it, and whoever asked goes on to the next round, too. A root that is closing answers nobody.
+If a worker with a lower id takes the place of one that was lost, it becomes the root: the one before sends the members
+away, and they ask again.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ SERVICE = "@telegrad.gather"
 USER = "user"
 """The topic of the collectives of the program."""
 _ASK = 2.0  # seconds for the root to say whom it waits for
+_PAUSE = 0.1  # seconds before another worker is asked, if one is not the root
 _SLACK = 5.0  # seconds after the timeout of a collective within which the root must have answered
 _LONGEST = 1e9  # seconds
 
@@ -89,7 +92,7 @@ class Collectives:
         mine, peers = self._local.name, self._peers.all()
         if names is None:
             # In an open group workers come and go; in a fixed one, those that are gone have to be replaced.
-            return [peer for peer in peers if not (self._peers.allow_join and peer.gone)]
+            return [peer for peer in peers if not (self._peers.members.is_open and peer.gone)]
         members = [peer for peer in peers if peer.record.name in names]
         for name in set(names) - {peer.record.name for peer in members}:
             self._peers.find(name)  # raises the error that lists the known ones
@@ -113,22 +116,32 @@ class Collectives:
         The result is empty if the other workers are in a later round, because the root left before it had answered
         everybody. `schedule` is that of the reports of the whole shutdown.
         """
+        runtime, mine = self._local.runtime, self._local.name
+        deadline = runtime.now() + timeout if timeout else None
         with self._lock:
             self._shutdown_rounds += 1
             key = Round(SHUTDOWN, self._shutdown_rounds, ())
         while True:
             present = [peer for peer in self._peers.all() if not peer.gone]
             if not present:
-                mine = self._local.name
                 raise NotInitialized(f"worker {mine!r} cannot take part in a shutdown: {self._local.closed}")
             root = present[0].record.name
+            left = None if deadline is None else max(0.01, deadline - runtime.now())
             try:
                 with self._reported(root, key, "shutdown()", schedule):
-                    return dict(self._call(root, SERVICE, (*key, value, timeout, True, key.number), timeout=0.0))
+                    values = self._call(root, SERVICE, (*key, value, left, True, key.number), timeout=0.0)
             except WorkerLost:
                 # Go on only if the root was lost: the next worker takes over, or its replacement.
                 if not present[0].gone:
                     raise
+                continue
+            if type(values) is dict:
+                return values
+            if values is not None:
+                raise ProtocolError(f"worker {root!r} did not send the values of a round of the shutdown")
+            if deadline is not None and runtime.now() >= deadline:
+                return {}
+            runtime.event().wait(runtime.now() + _PAUSE)  # until this worker knows of the root, too
 
     # -- reports ----------------------------------------------------------------------------------------------
 
@@ -183,7 +196,7 @@ class Collectives:
             or not (timeout is None or (isinstance(timeout, int | float) and 0 <= timeout < _LONGEST))
             or type(whole) is not bool
             or not (type(oldest) is int and 1 <= oldest <= key.number)
-            or not (self._peers.allow_join or self._known().issuperset(name for name, _, _ in key.view))
+            or not (self._peers.members.is_open or self._known().issuperset(name for name, _, _ in key.view))
         ):
             raise ProtocolError(f"worker {caller!r} sent a malformed message of a collective")
         self.root.arrive(answer, Arrival(key, caller, value, timeout, whole, oldest))
