@@ -24,6 +24,7 @@ _log = logging.getLogger("telegrad")
 
 _FLUSH = 1.0  # seconds that the last frames may take to leave
 _MAX_ROUNDS = 60  # rounds in which references may settle: a count, so that all workers stop in the same round
+_REPORT = 30.0  # seconds after which a shutdown says whom it waits for: a worker that only serves is always in one
 _PAUSE = 0.1  # maximum seconds between rounds
 
 
@@ -150,7 +151,7 @@ class Shutdown:
         """
         agent, now = self._agent, self._agent.runtime.now
         deadline = now() + timeout if timeout else None
-        schedule = WaitingReport(now())
+        schedule = WaitingReport(now(), _REPORT)
         before, unsettled, missed = -1, 0, 0
         while True:
             while self.activity():

@@ -129,6 +129,11 @@ class Registry:
             raise self._not_exposed(name, caller)
         return exposed.target
 
+    def target(self, name: str) -> Callable[..., Any] | None:
+        """Return the function or class that this worker exposes with that name, for calls that it makes itself."""
+        exposed = self._exposed.get(name)
+        return None if exposed is None else exposed.target
+
     def exposed_class(self, name: object, base: type, caller: str) -> type:
         """Return the exposed class of that name, which must be a subclass of `base`."""
         found = self.function(name, caller) if isinstance(name, str) else None
