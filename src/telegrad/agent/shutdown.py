@@ -133,6 +133,7 @@ class Shutdown:
         try:
             if graceful and not self._local.closed:
                 held = self._drain(timeout)
+            self._local.departing = True
         except BaseException as error:
             self.note_cause(error)
             raise
