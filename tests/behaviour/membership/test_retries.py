@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 import telegrad
 from telegrad import autograd, rpc
 from telegrad.errors import CallCancelled, DeadlineExceeded, RemoteError, WorkerLost
+from telegrad.settings import AgentSettings
 from telegrad.testing.simulation import Simulation
 
 SEEDS = range(5)
@@ -66,10 +68,16 @@ def call_next_idempotent(value: Any) -> Any:
 
 
 def story(
-    seed: int, program: Callable[[Simulation], Any], kills: int = 1, victim: str = "b", back_after: float = 1.0
+    seed: int,
+    program: Callable[[Simulation], Any],
+    *,
+    kills: int = 1,
+    victim: str = "b",
+    back_after: float = 1.0,
+    settings: AgentSettings | None = None,
 ) -> Any:
     """Run a program on worker a, while another worker is killed and replaced."""
-    with Simulation(seed=seed, workers=["a", "b", "c"]) as sim:
+    with Simulation(seed=seed, workers=["a", "b", "c"], settings=settings) as sim:
         outcome: list[Any] = []
 
         def main() -> Any:
@@ -243,24 +251,25 @@ def test_a_nested_call_is_made_again_by_the_worker_that_made_it(seed: int, victi
     assert runs.count("c") == 2
 
 
-def test_arguments_that_were_changed_are_not_sent_again() -> None:
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        ([1], lambda value: value.append(2)),
+        (torch.ones(3), lambda value: value.add_(1)),
+        (numpy.ones(3), lambda value: value.fill(2)),
+        ({"x": [torch.ones(3)]}, lambda value: value["x"].append(torch.ones(3))),
+    ],
+    ids=["list", "tensor", "array", "nested"],
+)
+def test_arguments_that_were_changed_are_not_sent_again(value: Any, change: Callable[[Any], object]) -> None:
     def program(sim: Simulation) -> None:
-        for value, change in (
-            ([1], lambda value: value.append(2)),
-            (torch.ones(3), lambda value: value.add_(1)),
-        ):
-            runs.clear()
-            future = rpc.rpc_async("b", slow, (value,))
-            change(value)
-            sim.sleep(2.0)
-            if "b" not in sim.agents:
-                rpc.wait_for_worker("b")
-            if runs == ["b"] and not future.done():
-                continue
-            with pytest.raises(WorkerLost, match="its arguments were changed since"):
-                future.wait()
+        future = rpc.rpc_async("b", slow, (value,))
+        change(value)
+        with pytest.raises(WorkerLost, match="in 1 attempt, and not again because its arguments were changed since"):
+            future.wait()
 
     story(1, program)
+    assert runs == ["b"]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -303,6 +312,46 @@ def test_references_in_the_arguments_are_shared_again_and_released(seed: int, ca
 
     story(seed, program)
     assert len(runs) == 3
+
+
+@telegrad.idempotent
+def triple_through_another(x: torch.Tensor) -> torch.Tensor:
+    return run_slowly(rpc.rpc_sync("c", torch.mul, (x, torch.tensor(3.0))) + 0 * x)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gradients_are_right_if_the_lost_attempt_had_made_calls_in_the_context(seed: int) -> None:
+    def program(sim: Simulation) -> Any:
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        with autograd.context() as context:
+            y = rpc.rpc_sync("b", triple_through_another, (x.square(),))
+            autograd.backward(context, [(y * x).sum()])
+            found = autograd.get_gradients(context)[x].tolist()
+        sim.sleep(60.0)
+        for name in ("a", "b", "c"):
+            assert not sim[name].autograd.contexts.all(), f"{name} keeps a context"
+        return found
+
+    found = story(seed, program)
+    assert runs == ["b", "b"]
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    (3 * x.square() * x).sum().backward()
+    assert x.grad is not None
+    assert found == x.grad.tolist()
+
+
+@telegrad.expose(name="retried-in-registered-mode")
+@telegrad.idempotent
+def exposed_slow(value: Any) -> Any:
+    return run_slowly(value)
+
+
+@pytest.mark.parametrize("function", [exposed_slow, "retried-in-registered-mode"])
+@pytest.mark.parametrize("call", [rpc.rpc_sync, lambda *args: rpc.rpc_async(*args).wait()], ids=["sync", "async"])
+def test_exposed_functions_are_called_again_in_registered_mode(call: Callable[..., Any], function: Any) -> None:
+    settings = AgentSettings(accept="registered")
+    assert story(1, lambda sim: call("b", function, ([1, 2],)), settings=settings) == [1, 2]
+    assert runs == ["b", "b"]
 
 
 @pytest.mark.parametrize("wrong", [abs, torch.nn.Linear(1, 1), partial(print), [].append, dict])
