@@ -28,7 +28,14 @@ def port() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TELEGRAD_INIT_METHOD"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TELEGRAD_INIT_METHOD",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -14,6 +14,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   ├── ResourceExhausted       a worker ran out of memory, threads or file descriptors
     │   ├── RemoteError             the callee raised an exception that cannot be rebuilt here
     │   └── BackwardError           a backward pass failed; the cause says where and why
+    ├── GroupsDiffer                the workers of a collective know different groups; call it again
     ├── WorkersFailed               an operation on several workers failed on more than one
     ├── ReferenceGone               an RRef was released, or its value is gone
     ├── ReferencesHeld              RRefs were held at shutdown, and the options make that an error
@@ -130,6 +131,10 @@ class RemoteError(CallError):
 
 class BackwardError(CallError):
     """A backward pass failed on a worker. The text keeps PyTorch's "Error on Node N:"."""
+
+
+class GroupsDiffer(TelegradError):
+    """The workers of a collective know different groups, because one joined meanwhile. They may call it again."""
 
 
 class WorkersFailed(TelegradError):

@@ -10,7 +10,9 @@ the peer has not proved itself is a failed attempt, whatever was answered, and s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from telegrad.connection.channel import Channel
@@ -27,13 +29,17 @@ from telegrad.errors import (
     WorkerLost,
     is_shortage,
 )
+from telegrad.execution.reported_wait import ReportedWait
 from telegrad.interrupts import shielded
 from telegrad.protocol.session_events import SessionState
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.waiting import Event
+from telegrad.waiting_report import seconds
 
 if TYPE_CHECKING:
     from telegrad.connection.peers import Peer, Peers
+
+_log = logging.getLogger("telegrad")
 
 _RETRY_DELAY = 0.1  # seconds between two attempts to connect if the session does not say when the next is due
 _UNPROVED_LIMIT = 1.0  # seconds for which a first connection is retried although the peer does not prove itself
@@ -85,27 +91,9 @@ class Connector:
                 settings=local.settings.session,
                 allocate=local.buffers.take,
             )
-            attempts = UnprovedAttempts(peer.record)
-            while True:
-                now = local.runtime.now()
-                if deadline is not None and now >= deadline:
-                    raise self._deadline_exceeded(peer, attempts)
-                if peer.gone:
-                    raise WorkerLost(f"worker {peer.record.name!r} is gone: {peer.gone}", worker=peer.record.name)
-                with channel.lock:
-                    channel.session.tick(now)
-                failure = self.connect(channel, peer, fresh=True)
-                if failure is None:
-                    connected = True
-                    break
-                attempts.add(failure, local.runtime.now())
-                if channel.session.state is SessionState.LOST:
-                    reason = channel.session.lost_reason
-                    raise WorkerLost(f"worker {peer.record.name!r} is lost: {reason}", worker=peer.record.name)
-                with channel.lock:
-                    due = channel.session.next_tick()
-                pause = now + _RETRY_DELAY if due is None else due
-                local.executor.wait(local.runtime.event(), pause if deadline is None else min(pause, deadline))
+            with ReportedWait(local.runtime, local.executor, partial(self._report, peer)):
+                self._connect_first(channel, peer, deadline)
+            connected = True
         except WorkerLost as error:
             self._peers.lost_workers.peer_lost(peer, str(error))
             raise
@@ -124,6 +112,35 @@ class Connector:
                 channel.close(peer.gone or "no connection could be opened")
         channel.receiver.on_ready(Ready.READ)  # as in `connect`, but now the worker's loss finds the channel
         return channel
+
+    def _connect_first(self, channel: Channel, peer: Peer, deadline: float | None) -> None:
+        """Try to open the first link of a channel until that succeeds or is hopeless."""
+        local, attempts = self._local, UnprovedAttempts(peer.record)
+        while True:
+            now = local.runtime.now()
+            if deadline is not None and now >= deadline:
+                raise self._deadline_exceeded(peer, attempts)
+            if peer.gone:
+                raise WorkerLost(f"worker {peer.record.name!r} is gone: {peer.gone}", worker=peer.record.name)
+            with channel.lock:
+                channel.session.tick(now)
+            failure = self.connect(channel, peer, fresh=True)
+            if failure is None:
+                return
+            attempts.add(failure, local.runtime.now())
+            if channel.session.state is SessionState.LOST:
+                reason = channel.session.lost_reason
+                raise WorkerLost(f"worker {peer.record.name!r} is lost: {reason}", worker=peer.record.name)
+            with channel.lock:
+                due = channel.session.next_tick()
+            pause = now + _RETRY_DELAY if due is None else due
+            local.executor.wait(local.runtime.event(), pause if deadline is None else min(pause, deadline))
+
+    def _report(self, peer: Peer, elapsed: float) -> None:
+        name, (_, address) = peer.record.name, self.dialer.route_to(peer.record)
+        _log.warning(
+            "worker %r has tried to reach worker %r at %s for %s", self._local.name, name, address, seconds(elapsed)
+        )
 
     def connect(self, channel: Channel, peer: Peer, *, fresh: bool = False) -> Exception | None:
         """Open a link for `channel`. If that fails, return why; the session then knows, too.
