@@ -134,7 +134,7 @@ def test_nobody_waits_for_a_worker_that_cannot_listen(connect: OpenStore, kind: 
         raise kind("no port is free")
 
     def second() -> list[WorkerRecord]:
-        with pytest.raises(kind, match="^no port is free$"):
+        with pytest.raises(kind, match=r"^no port is free$"):
             assemble(stores[1], record(1), KEYS, 2, LONG, fails)
         return []
 

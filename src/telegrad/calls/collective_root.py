@@ -13,8 +13,8 @@ mixed. Members may know different groups for a while. The root decides by what i
 4. A member that is missing is in a later round already, because its call failed: the collective fails. Whoever comes
    to a round that has failed gets the same error.
 
-The rounds of a shutdown have no view: the root waits for all workers that it holds for alive. See
-`telegrad.calls.collectives` for what happens when it leaves.
+The rounds of a shutdown have no view: the root waits for all workers that it holds for alive, and if a launcher starts
+dead workers again, for some time for those. See `telegrad.calls.collectives` for what happens when it leaves.
 """
 
 from __future__ import annotations
@@ -147,8 +147,13 @@ class CollectiveRoot:
 
     def _missing(self, key: Round, collective: _Collective, peers: list[Peer]) -> set[str]:
         if key.topic == SHUTDOWN:
-            return {peer.record.name for peer in peers if not peer.gone} - set(collective.values)
+            return {peer.record.name for peer in peers if not peer.gone or self._returns(peer)} - set(collective.values)
         return collective.expected - set(collective.values)
+
+    def _returns(self, peer: Peer) -> bool:
+        """Return whether a worker that is gone is about to be started again, by the launcher."""
+        awaited = self._local.settings.awaited_replacement
+        return peer.failed_at is not None and self._local.runtime.now() < peer.failed_at + awaited
 
     def group_changed(self) -> None:
         """Look at all collectives again: a worker is gone, or was replaced, or has joined."""

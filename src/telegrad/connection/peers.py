@@ -46,6 +46,8 @@ class Peer:
         """Why the worker can no longer be called. Empty while it can."""
         self.left = False
         """Whether the worker is gone after an orderly shutdown."""
+        self.failed_at: float | None = None
+        """When the worker was lost, or ended with an error; None if neither has happened."""
         self.dying_until = 0.0
         """If the worker was lost: until when its process may still be exiting, and listening."""
         self.lock = threading.Lock()  # protects outgoing, incoming, opening and last_attempt

@@ -19,9 +19,10 @@ from typing import Any, NoReturn, Self, TypeVar
 
 import cloudpickle
 
+from telegrad.connection.worker_record import RESTART_VARIABLE
 from telegrad.errors import PayloadError, TelegradError, UnknownWorker
 from telegrad.launch.forked import ForkedWorker, Startup, fork_worker, interpreter_state, start_server
-from telegrad.launch.local_rendezvous import RESTART_VARIABLE, LocalRendezvous, worker_names
+from telegrad.launch.local_rendezvous import LocalRendezvous, worker_names
 from telegrad.launch.output import PrefixedLines, prefixes
 from telegrad.launch.restarts import WINDOW, RestartPolicy
 from telegrad.launch.supervisor import GRACE, Failure, StopRequests, Supervisor
@@ -130,7 +131,12 @@ def start(
         requests = StopRequests()
         resources.callback(requests.close)
         rendezvous = resources.enter_context(
-            LocalRendezvous(names, devices_per_worker, outlives_workers=keep_going or restart > 0)
+            LocalRendezvous(
+                names,
+                devices_per_worker,
+                outlives_workers=keep_going or restart > 0,
+                awaits_replacements=restart > 0 and not keep_going,
+            )
         )
         supervisor = resources.enter_context(Supervisor(requests, GRACE, policy, keep_going=keep_going, report=_report))
         printers = [

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from telegrad.connection.token_source import DESCRIPTOR_VARIABLE, TOKEN_VARIABLE, write_to_descriptor
-from telegrad.connection.worker_record import MAX_ID, check_name
+from telegrad.connection.worker_record import AWAIT_VARIABLE, MAX_ID, check_name
 from telegrad.errors import TelegradError
 from telegrad.transport.runtime_directory import explain
 
@@ -35,11 +35,10 @@ if TYPE_CHECKING:
     from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
 HOST = "127.0.0.1"
-RESTART_VARIABLE = "TELEGRAD_RESTART"
-"""How often the launcher had started a worker before: 0 at its first start."""
 _NOT_INHERITED = (TOKEN_VARIABLE, DESCRIPTOR_VARIABLE, "TELEGRAD_TOKEN_FILE")
 # On Linux, the path of a unix socket has at most 107 bytes. Leave more than half of them for names in the directory.
 _MAX_PARENT_LENGTH = 40
+_AWAITED = 60  # seconds within which a worker that was started again is there: backoff, imports and rendezvous
 
 
 def worker_names(workers: int | Sequence[str]) -> list[str]:
@@ -66,15 +65,24 @@ def worker_names(workers: int | Sequence[str]) -> list[str]:
 
 
 class LocalRendezvous:
-    """The store, the directory and the token of one group, removed when the `with` block ends."""
+    """The store, the directory and the token of one group, removed when the `with` block ends.
+
+    `awaits_replacements` says that workers that die are started again, so the others wait for them when they shut down.
+    """
 
     def __init__(
-        self, names: Sequence[str], devices_per_worker: int | None = None, *, outlives_workers: bool = False
+        self,
+        names: Sequence[str],
+        devices_per_worker: int | None = None,
+        *,
+        outlives_workers: bool = False,
+        awaits_replacements: bool = False,
     ) -> None:
         # Imported here, so that mistakes in a command line are reported before torch is loaded.
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
         self.names = list(names)
+        self._awaited = {AWAIT_VARIABLE: str(_AWAITED)} if awaits_replacements else {}
         self._devices = device_shares(len(self.names), devices_per_worker)
         self.directory = _make_directory(_short_temporary_directory())
         try:
@@ -116,6 +124,7 @@ class LocalRendezvous:
             # Workers share the machine's cores. Like torchrun, give each one thread.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             **({"TELEGRAD_DEVICES": self._devices[rank]} if self._devices else {}),
+            **self._awaited,
         }
 
     def close(self) -> None:

@@ -16,7 +16,8 @@ from functools import partial
 from typing import TextIO
 
 from telegrad.connection.token_source import DESCRIPTOR_VARIABLE
-from telegrad.launch.local_rendezvous import RESTART_VARIABLE, LocalRendezvous
+from telegrad.connection.worker_record import RESTART_VARIABLE
+from telegrad.launch.local_rendezvous import LocalRendezvous
 from telegrad.launch.output import PrefixedLines, prefixes
 from telegrad.launch.restarts import RestartPolicy
 from telegrad.launch.supervisor import GRACE, Failure, StopRequests, Supervisor
@@ -67,11 +68,16 @@ def run(
     few devices for `devices_per_worker`.
     """
     requests = StopRequests()
-    outlives_workers = keep_going or (restarts is not None and restarts.limit > 0)
+    restarted = restarts is not None and restarts.limit > 0
     try:
         with (
             _signals_request_stop(requests),
-            LocalRendezvous(names, devices_per_worker, outlives_workers=outlives_workers) as rendezvous,
+            LocalRendezvous(
+                names,
+                devices_per_worker,
+                outlives_workers=keep_going or restarted,
+                awaits_replacements=restarted and not keep_going,
+            ) as rendezvous,
             Supervisor(requests, grace, restarts, keep_going=keep_going, report=_print_status) as supervisor,
         ):
             printers = [_printers(names, prefix, target) for target in (sys.stdout, sys.stderr)]

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from telegrad.agent.agent import Agent
 from telegrad.default_agent import default_agent
 from telegrad.errors import DeadlineExceeded, RecoveryFailed
+from telegrad.optim.fan_out import run_on_all
 from telegrad.recovery import files, randomness, stateful
-from telegrad.rpc.api import rpc_sync
+from telegrad.rpc.api import rpc_async, rpc_sync
 from telegrad.rref.handle import RRef
 from telegrad.waiting import Event
 
@@ -87,13 +89,15 @@ def take_values(snapshot: SnapshotId, values: dict[str, Any], oldest: int) -> No
         vault.own[snapshot] = share
 
 
-def push(snapshot: SnapshotId, holder: str | None, directory: str | None) -> None:
-    """Send this worker's share to the one that holds it, and write it to disk."""
+def push(snapshot: SnapshotId, holders: list[str], directory: str | None) -> None:
+    """Send this worker's share to those that hold it, and write it to disk."""
     me = default_agent().me.name
     with _vault().lock:
         share = _vault_share(_vault(), snapshot)
-    if holder is not None:
-        rpc_sync(holder, hold, (snapshot, me, share), timeout=0)
+    run_on_all(
+        "sending a snapshot",
+        [(holder, partial(rpc_async, holder, hold, (snapshot, me, share), timeout=0)) for holder in holders],
+    )
     if directory is not None:
         files.write(Path(directory), snapshot.number, me, share)
 

@@ -3,14 +3,14 @@
 One worker, the *driver*, runs the loop. The rules:
 
 1. Every few steps the driver takes a *snapshot*: each worker copies the state of its objects, and then sends the copy
-   to its *holder*, the next worker, while the training goes on. A snapshot is complete when every holder has its copy.
+   to its *holders*, the next workers, while the training goes on. A snapshot is complete when all of them have it.
 2. When a step fails because a worker was lost, the driver waits for its replacement, which the launcher starts. It
    builds everything anew on all workers, and all load the last complete snapshot: those that were there then from their
-   own memory, replacements from their predecessors' holders, or from disk.
+   own memory, replacements from a holder of their predecessors, or from disk.
 3. Before it goes on with the step after the snapshot, it takes the snapshot again, because replacements hold nothing.
    The one before is dropped only when this one is complete.
 
-So any number of workers may be lost, one after the other, and at the same time if none is the holder of another. All
+So any number of workers may be lost, one after the other, and at the same time if of each one a holder remains. All
 random generators are part of the snapshot, so the steps that are repeated have the same results.
 """
 
@@ -58,7 +58,7 @@ class Recovery(NamedTuple):
 class _Snapshot(NamedTuple):
     id: SnapshotId
     step: int
-    holders: dict[str, str | None]
+    holders: dict[str, list[str]]
     incarnations: dict[str, int]
 
 
@@ -67,7 +67,8 @@ class Training(Generic[T]):
 
     `build` creates modules, optimizers and whatever else the steps use, on this worker and on others, and returns them
     in any structure of dicts, lists, tuples and dataclasses; `state` is what it returned. It is called again after a
-    loss, and must build the same every time. A snapshot is taken every `every` steps. With a `directory`, which all
+    loss, and must build the same every time. A snapshot is taken every `every` steps, and `copies` other workers hold
+    the share of each one in their memory. With a `directory`, which all
     workers must see, snapshots are written to disk, too, and a training that is started anew goes on from the last one.
     `replacement_timeout` is how many seconds to wait for the replacement of a lost worker.
 
@@ -82,13 +83,17 @@ class Training(Generic[T]):
         build: Callable[[], T],
         *,
         every: int = 10,
+        copies: int = 2,
         directory: str | Path | None = None,
         replacement_timeout: float = 300.0,
     ) -> None:
         if every < 1:
             raise ValueError(f"a snapshot is taken every {every} steps, but it must be at least 1")
+        if copies < 0 or (not copies and directory is None):
+            raise ValueError(f"{copies} workers cannot hold a snapshot: at least 1, or 0 with a directory")
         self._build = build
         self._every = every
+        self._copies = copies
         self._directory = None if directory is None else Path(directory).absolute()
         self._timeout = replacement_timeout
         self._agent = default_agent()
@@ -128,7 +133,7 @@ class Training(Generic[T]):
         """Yield the numbers of the steps, and those that must be repeated again. Use ``with`` around each step."""
         try:
             if self._complete is None:
-                self._recover(None)
+                self._recover()
             while self._step < count:
                 self._entered, self._failure = False, None
                 yield self._step
@@ -138,7 +143,7 @@ class Training(Generic[T]):
                     self._step += 1
                     self._attempt(self._end_of_step)
                 if self._failure is not None:
-                    self._recover(self._failure)
+                    self._recover()
             self._attempt(self._finish_push)
         finally:
             self._drop_all()
@@ -190,7 +195,7 @@ class Training(Generic[T]):
             self._agent.executor.wait(runtime.event(), runtime.now() + _POLL)
         return True
 
-    def _recover(self, failure: Exception | None) -> None:
+    def _recover(self) -> None:
         """Build the state on all workers, load the last complete snapshot, and take it again."""
         began, failed_at = self._agent.runtime.now(), self._step
         workers: set[str] = set()
@@ -209,7 +214,7 @@ class Training(Generic[T]):
             except Exception as error:
                 if isinstance(error, RecoveryFailed) or not self._is_loss(error):
                     raise
-        if failure is not None:
+        if workers:
             seconds = self._agent.runtime.now() - began
             self.recoveries.append(Recovery(tuple(sorted(workers)), failed_at, self._step, seconds))
             _log.warning(
@@ -255,11 +260,12 @@ class Training(Generic[T]):
             optimizer.send_hyperparameters()
         self._number += 1
         names = list(self._incarnations)
-        following = dict(zip(names, [*names[1:], names[0]], strict=True))
+        ring = names * 2
+        copies = min(self._copies, len(names) - 1)
         snapshot = _Snapshot(
             SnapshotId(self._run, self._number),
             self._step,
-            {name: holder if holder != name else None for name, holder in following.items()},
+            {name: ring[place + 1 : place + 1 + copies] for place, name in enumerate(names)},
             dict(self._incarnations),
         )
         oldest = self._complete.id.number if self._complete is not None else 0
@@ -270,8 +276,8 @@ class Training(Generic[T]):
         )
         directory = None if self._directory is None else str(self._directory)
         pushes = [
-            rpc_async(name, shares.push, (snapshot.id, holder, directory), timeout=0)
-            for name, holder in snapshot.holders.items()
+            rpc_async(name, shares.push, (snapshot.id, holders, directory), timeout=0)
+            for name, holders in snapshot.holders.items()
         ]
         self._pushing = snapshot, pushes
 
@@ -293,14 +299,14 @@ class Training(Generic[T]):
         for name, incarnation in self._incarnations.items():
             if snapshot.incarnations.get(name) == incarnation:
                 continue
-            holder = snapshot.holders.get(name)
-            if holder is None or self._incarnations.get(holder) != snapshot.incarnations[holder]:
-                if self._directory is None:
-                    raise RecoveryFailed(
-                        f"worker {name!r} and worker {holder!r}, which held its snapshot, were lost at the same time: "
-                        "pass a directory to Training, and start the training again"
-                    )
-                holder = None
+            holders = snapshot.holders[name]
+            there = [each for each in holders if self._incarnations.get(each) == snapshot.incarnations[each]]
+            if not there and self._directory is None:
+                raise RecoveryFailed(
+                    f"worker {name!r} was lost together with {' and '.join(map(repr, holders)) or 'nobody else'}, "
+                    "which held its snapshot: pass a directory to Training, or more copies, and start the training again"
+                )
+            holder = there[0] if there else None
             directory = None if self._directory is None else str(self._directory)
             fetches[name] = shares.fetch, (snapshot.id, holder, directory)
         self._load_all(snapshot.id, snapshot.step, fetches)
