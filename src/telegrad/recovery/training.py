@@ -304,7 +304,7 @@ class Training(Generic[T]):
             if not there and self._directory is None:
                 raise RecoveryFailed(
                     f"worker {name!r} was lost together with {' and '.join(map(repr, holders)) or 'nobody else'}, "
-                    "which held its snapshot: pass a directory to Training, or more copies, and start the training again"
+                    "which held its snapshot: pass more copies or a directory to Training, and start it again"
                 )
             holder = there[0] if there else None
             directory = None if self._directory is None else str(self._directory)
