@@ -265,6 +265,20 @@ def test_nothing_is_started_again_after_a_stop(
     assert [starts_of(tmp_path, name) for name in NAMES] == [["0"], ["0"]]
 
 
+def test_a_restart_that_is_due_when_the_group_stops_does_not_happen(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StoppedInBetween(supervisor.Supervisor):
+        def _restart(self, *arguments: Any) -> bool:
+            planned = super()._restart(*arguments)
+            self._stop(signal.SIGTERM)
+            return planned
+
+    monkeypatch.setattr("telegrad.launch.run.Supervisor", StoppedInBetween)
+    run(write(count_starts(tmp_path) + "sys.exit(3)"), ["a"], restarts=NOW(3))
+    assert starts_of(tmp_path, "a") == ["0"]
+
+
 def test_restarts_leak_no_descriptors(write: Write) -> None:
     command = write("sys.exit(rank)")
     assert run(command, NAMES, restarts=NOW(1)) == 1
