@@ -211,11 +211,11 @@ class Collectives:
 
 def _round_of(topic: object, number: object, view: object) -> Round | None:
     """Return the collective that a member names; None if that is malformed."""
-    if topic not in (USER, SHUTDOWN) or not (type(number) is int and 1 <= number < _LONGEST):
+    if type(topic) is not str or topic not in (USER, SHUTDOWN) or not (type(number) is int and 1 <= number < _LONGEST):
         return None
     if type(view) is not tuple or bool(view) is not (topic == USER):
         return None
     for entry in view:
         if type(entry) is not tuple or [type(part) for part in entry] != [str, int, int]:
             return None
-    return Round(str(topic), number, view)
+    return Round(topic, number, view)
