@@ -166,7 +166,10 @@ class Collectives:
                 return
             waits_for = workers(missing)
             if key.topic == SHUTDOWN:
-                waits_for += f", which {'has' if len(missing) == 1 else 'have'} not called it or still run calls"
+                one = len(missing) == 1
+                waits_for += (
+                    f", which {'has' if one else 'have'} not called it, or still {'runs' if one else 'run'} calls"
+                )
         if not wait.over:
             _log.warning("worker %r has waited %s in %s for %s", self._local.name, seconds(elapsed), what, waits_for)
 
