@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-_SUBMODULES = frozenset(("autograd", "errors", "launch", "nn", "optim", "rpc", "testing"))
+_SUBMODULES = frozenset(("autograd", "errors", "launch", "nn", "optim", "recovery", "rpc", "testing"))
 
 
 def __getattr__(name: str) -> Any:

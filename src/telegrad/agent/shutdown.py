@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from telegrad.calls.collectives import SERVICE
@@ -67,6 +67,10 @@ def _counts(counts: Mapping[int, int]) -> dict[int, int]:
     return {int(worker): int(count) for worker, count in counts.items()}
 
 
+def _do_nothing() -> None:
+    """Stand for a callback that is not set."""
+
+
 class Shutdown:
     """Shuts one agent down."""
 
@@ -75,6 +79,10 @@ class Shutdown:
         self._local = agent.local
         self.references: RRefManager | None = None
         """The references of this worker, which are counted and released at the end."""
+        self.on_leave: Callable[[], None] = _do_nothing
+        """Called when the worker begins to leave, and possibly again."""
+        self.on_closed: Callable[[], None] = _do_nothing
+        """Called when everything is closed."""
         self._lock = threading.Lock()  # protects _closing and the agent's closed
         self._closing: Event | None = None
         self._drained: Event | None = None
@@ -132,8 +140,9 @@ class Shutdown:
             return
         held: list[str] = []
         try:
+            self.on_leave()
             if graceful and not self._local.closed:
-                held = self._drain(timeout)
+                held = self._drain_own(timeout) if self._agent.peers.members.is_open else self._drain(timeout)
             self._local.departing = True
         except BaseException as error:
             self.note_cause(error)
@@ -146,6 +155,27 @@ class Shutdown:
                 raise ReferencesHeld(f"{text}. Release or delete them before shutdown")
             _log.info(text)
 
+    def _drain_own(self, timeout: float) -> list[str]:
+        """Wait until this worker has no call in flight, which is enough to leave an open group."""
+        deadline = self._agent.runtime.now() + timeout if timeout else None
+        self._wait_until_idle(deadline, timeout, WaitingReport(self._agent.runtime.now(), _REPORT))
+        return self.references.held() if self.references is not None else []
+
+    def _wait_until_idle(self, deadline: float | None, timeout: float, schedule: WaitingReport) -> None:
+        agent = self._agent
+        while self.activity():
+            drained = self._drained = agent.runtime.event()
+            self._local.on_idle = self.activity_ended
+            with ReportedWait(agent.runtime, agent.executor, self._report_activity, schedule):
+                in_time = not self.activity() or agent.executor.wait(drained, deadline)
+            if not in_time:
+                raise DeadlineExceeded(
+                    f"worker {agent.me.name!r} shut down after {timeout:g} s with calls in flight: "
+                    + "; ".join(self.activity()),
+                    worker=agent.me.name,
+                    elapsed=timeout,
+                )
+
     def _drain(self, timeout: float) -> list[str]:
         """Wait until no worker has a call in flight, twice in a row, with no call made in between.
 
@@ -156,18 +186,7 @@ class Shutdown:
         schedule = WaitingReport(now(), _REPORT)
         before, unsettled, missed = -1, 0, 0
         while True:
-            while self.activity():
-                drained = self._drained = agent.runtime.event()
-                self._local.on_idle = self.activity_ended
-                with ReportedWait(agent.runtime, agent.executor, self._report_activity, schedule):
-                    in_time = not self.activity() or agent.executor.wait(drained, deadline)
-                if not in_time:
-                    raise DeadlineExceeded(
-                        f"worker {agent.me.name!r} shut down after {timeout:g} s with calls in flight: "
-                        + "; ".join(self.activity()),
-                        worker=agent.me.name,
-                        elapsed=timeout,
-                    )
+            self._wait_until_idle(deadline, timeout, schedule)
             left = None if deadline is None else max(0.01, deadline - now())
             # Before the others can learn that all calls have ended, and leave: what they hold would be released. And
             # the traffic first: what arrives between the two is then neither settled nor held.
@@ -222,6 +241,7 @@ class Shutdown:
         self.close_listeners()
         # An interrupt ends the waits; the rest is done nevertheless.
         try:
+            self.on_leave()
             if self._cause:
                 self._connect_to_all()
             channels = [channel for peer in agent.peers.all() for channel in peer.channels()]
@@ -241,6 +261,7 @@ class Shutdown:
                 self._stop_at_once()
                 raise
             finally:
+                self.on_closed()
                 agent.poller.close()
                 self._remove_traces()
 

@@ -38,11 +38,13 @@ CallWorker = Callable[..., Any]
 
 
 def probe(peers: Peers, me: WorkerRecord, target: WorkerRecord, deadline: float) -> str:
-    """Return whether a worker is there: "alive", "leaving" or "gone"."""
+    """Return whether a worker is there: "alive", "leaving", "gone", or "silent" if it does not answer in time."""
     try:
         peers.connector.dialer.ask(me, target, Purpose.PROBE, deadline)
     except Refused as refused:
         return "leaving" if refused.code == "leaving" else "alive"
+    except TimeoutError:
+        return "silent"
     except (OSError, TelegradError):
         return "gone"
     return "alive"

@@ -49,7 +49,7 @@ class LocalWorker:
         self.closed = ""
         """Why the agent cannot be used; empty while it can."""
         self.leaving = False
-        """Whether the agent is shutting down. It may still wait for others, and serve them, for as long as they want."""
+        """Whether the agent is shutting down. It may still serve others, for as long as they want."""
         self.departing = False
         """Whether the agent is about to close: it waits for nobody any more."""
         self.on_idle: Callable[[], None] | None = None

@@ -6,29 +6,25 @@ Names, signatures and defaults are those of torch.distributed.rpc.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in __all__
-
 from telegrad import worker_devices
 from telegrad.agent.agent import Agent
 from telegrad.backward.graph_breaks import keep_uncompiled
-from telegrad.bootstrap import ExchangeRecords, ListenIfNeeded, Probe, check_token, start_agent
+from telegrad.bootstrap import check_token, start_agent
 from telegrad.calls.call import Served, current_served
-from telegrad.connection.group_keys import GroupKeys
-from telegrad.connection.worker_record import FoundGroup, WorkerRecord, check_name
+from telegrad.connection.worker_record import check_name
 from telegrad.default_agent import acting_as as acting_as  # documented as telegrad.rpc.api.acting_as
 from telegrad.default_agent import default_agent, process_agent, set_default_agent, unset_default_agent
 from telegrad.errors import TelegradError
 from telegrad.futures import Future
 from telegrad.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
-from telegrad.rendezvous import assemble
-from telegrad.rendezvous_store import open_store
+from telegrad.rendezvous_search import IdTaken
 from telegrad.rpc.exposing import default_registry
+from telegrad.rpc.group_rendezvous import Rendezvous, group_keys, report_failure
 from telegrad.rpc.idempotence import MARK, RetryPolicy, retry_policy
 from telegrad.rpc.interpreter_exit import close_at_exit
 from telegrad.rpc.retrying import RetriedCall, RetriedFuture
@@ -43,7 +39,6 @@ Target = str | int | WorkerInfo
 
 
 _signal_handlers: WrappedHandlers | None = None  # wrapped as long as there is a default agent
-_init_counter = itertools.count()
 
 
 def is_available() -> bool:
@@ -63,6 +58,10 @@ def init_rpc(
 ) -> None:
     """Join the group as worker `name` and return when every worker has joined.
 
+    If the group exists already, and its worker of this name is dead or has left, this one takes its place. Without a
+    world size (or with 0), the group is open: workers may join it at any time, and this returns when all members know
+    this one. A worker of an open group without a rank gets the lowest id that was never used.
+
     Name, rank and world size default to TELEGRAD_NAME (or else ``worker<rank>``), RANK and WORLD_SIZE, which
     ``telegrad run``, ``telegrad.launch`` and torchrun set. `backend` is ignored; programs written for torch pass it.
     If the worker is assigned an accelerator, that becomes the current one: see `devices`.
@@ -72,29 +71,32 @@ def init_rpc(
         raise TelegradError(f"init_rpc was already called: this process is worker {existing.me.name!r}")
     options = rpc_backend_options or Options(init_method=os.environ.get("TELEGRAD_INIT_METHOD", "env://"))
     name = os.environ.get("TELEGRAD_NAME") if name is None else name
-    if name is not None:
-        check_name(name)
     options = take_token(options)
-    check_token(options)  # before any worker waits for others
-    options.settings()  # as above
-    worker_devices.assigned(os.environ)  # as above
-    store, rank, world_size, address = open_store(options.init_method, rank, world_size, options.init_timeout)
-    prefixed = PrefixStore(f"telegrad/{next(_init_counter)}", store)
-
-    def exchange_records(
-        me: WorkerRecord, keys: GroupKeys | None, listen_if_needed: ListenIfNeeded, probe: Probe
-    ) -> FoundGroup:
-        return FoundGroup(assemble(prefixed, me, keys, world_size, options.init_timeout, listen_if_needed))
-
-    join(f"worker{rank}" if name is None else name, rank, exchange_records, options, address, device_by_local_rank=True)
+    try:
+        if name is not None:
+            check_name(name)
+        check_token(options)  # before any worker waits for others
+        options.settings()  # as above
+        worker_devices.assigned(os.environ)  # as above
+    except Exception as error:
+        report_failure(options, name, rank, world_size, error)
+        raise
+    rendezvous = Rendezvous.open(options, rank, world_size)
+    rank = max(rendezvous.rank, 0)
+    while True:
+        try:
+            join(f"worker{rank}" if name is None else name, rank, rendezvous, options, device_by_local_rank=True)
+        except IdTaken as taken:  # only if this worker may have any id
+            rank = taken.free
+        else:
+            return
 
 
 def join(
     name: str,
     rank: int,
-    exchange_records: ExchangeRecords,
+    rendezvous: Rendezvous,
     options: Options,
-    store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
     *,
     device_by_local_rank: bool = False,
@@ -107,10 +109,15 @@ def join(
     options = take_token(options)
     device = worker_devices.choose_default(follow_rank=device_by_local_rank)
     handlers = WrappedHandlers()
+    exchange = rendezvous.exchange_records
     try:
-        agent = start_agent(name, rank, exchange_records, options, store_address, prepare, default_registry, device)
-    except BaseException:
+        agent = start_agent(name, rank, exchange, options, rendezvous.address, prepare, default_registry, device)
+        rendezvous.keep(agent)
+    except BaseException as error:
         handlers.restore()
+        if not isinstance(error, IdTaken):
+            rendezvous.failed(f"worker {name!r} (rank {rank})", group_keys(options), error)
+            rendezvous.close(error)
         raise
     _signal_handlers = handlers
     set_default_agent(agent)
