@@ -64,7 +64,7 @@ def test_the_mark_of_the_function_and_the_call_decide(function: Any, retries: in
 
 @pytest.mark.parametrize("function", [wrapper, Methods().method, print, "@name"])
 def test_what_is_not_marked_cannot_be_retried(function: Any) -> None:
-    with local_group(["a"]) as agents, pytest.raises(ValueError, match="@telegrad[.]idempotent"):
+    with local_group(["a"]) as agents, pytest.raises(ValueError, match=r"@telegrad\.idempotent"):
         retry_policy(agents["a"], function, 1)
 
 
