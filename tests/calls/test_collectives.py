@@ -12,7 +12,7 @@ import pytest
 from telegrad import rpc
 from telegrad.agent.agent import Agent
 from telegrad.agent.shutdown import RRefMessageCounts
-from telegrad.calls.collective_root import Arrival, Round, View, _Collective
+from telegrad.calls.collective_root import _Collective
 from telegrad.errors import (
     CallCancelled,
     DeadlineExceeded,
@@ -27,20 +27,6 @@ from telegrad.testing.simulation import Simulation
 from telegrad.waiting_report import WaitingReport
 
 
-def view_of(agent: Agent) -> View:
-    return tuple((record.name, record.generation, record.incarnation) for record in agent.peers.records())
-
-
-def test_the_root_gets_its_reply_last_because_it_may_leave_then() -> None:
-    with local_group(["a", "b", "c"]) as agents:
-        root, key = agents["a"].collectives.root, Round("user", 1, view_of(agents["a"]))
-        replies: list[str] = []
-        for name in ("a", "c", "b"):  # the root itself arrives first
-            respond = partial(lambda name, values, error: replies.append(name), name)
-            root.arrive(respond, Arrival(key, name, None, None, whole=True, oldest=1))
-        assert replies == ["c", "b", "a"]
-
-
 def test_a_worker_takes_part_only_in_collectives_of_which_it_is_a_member() -> None:
     with local_group(["a", "b", "c"]) as agents:
         with pytest.raises(ValueError, match="worker 'a' is not among"):
@@ -50,50 +36,6 @@ def test_a_worker_takes_part_only_in_collectives_of_which_it_is_a_member() -> No
 
 
 MEMBERS = ("a", "b", "c", "d")
-
-
-class Asked:
-    """A member that asks a root for rounds of a shutdown, and keeps the answers."""
-
-    def __init__(self, root: Agent) -> None:
-        self.root = root
-        self.answers: list[tuple[str, int, list[str]]] = []
-
-    def ask(self, name: str, number: int) -> None:
-
-        def respond(values: object, error: Exception | None) -> None:
-            assert isinstance(values, dict)
-            assert error is None
-            self.answers.append((name, number, sorted(values)))
-
-        key = Round("shutdown", number, ())
-        self.root.collectives.root.arrive(respond, Arrival(key, name, None, None, whole=True, oldest=number))
-
-
-def test_a_new_root_does_not_wait_for_a_round_that_some_members_have_completed() -> None:
-    with local_group(MEMBERS) as agents:
-        asked = Asked(agents["b"])
-        asked.ask("b", 3)
-        asked.ask("c", 3)
-        assert asked.answers == [], "they wait for a and d"
-        asked.ask("d", 4)
-        assert sorted(asked.answers) == [("b", 3, []), ("c", 3, [])], "d has the result of round 3, so it is over"
-        asked.answers.clear()
-        asked.ask("a", 3)
-        assert asked.answers == [("a", 3, [])]
-        asked.answers.clear()
-        for name in ("a", "b", "c"):
-            asked.ask(name, 4)
-        assert sorted(asked.answers) == [(name, 4, list(MEMBERS)) for name in MEMBERS]
-
-
-def test_a_root_that_is_closing_answers_nobody() -> None:
-    with local_group(MEMBERS) as agents:
-        asked = Asked(agents["a"])
-        for name in MEMBERS[1:]:
-            asked.ask(name, 1)
-        agents["a"].close()
-        assert asked.answers == []
 
 
 @pytest.mark.parametrize("answered", [(), ("b",), ("c",), ("d",), ("b", "c"), ("c", "d"), ("b", "d")])

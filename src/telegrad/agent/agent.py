@@ -267,17 +267,9 @@ class Agent:
         self.server.register(name, function, deferred=deferred)
 
     def gather(
-        self,
-        value: object = None,
-        workers: Sequence[str] | None = None,
-        *,
-        timeout: float | None = None,
-        what: str = "all_gather()",
+        self, value: object = None, workers: Sequence[str] | None = None, timeout: float = 0, what: str = "all_gather()"
     ) -> dict[str, Any]:
-        """Contribute a value and return those of all `workers` (default: all), which must all call this.
-
-        `timeout` is in seconds; None and 0 mean no limit. `what` is the function that logs say the worker waits in.
-        """
+        """Contribute a value and return those of all `workers` (default: all); see `Collectives.gather`."""
         return self.collectives.gather(value, workers, timeout=timeout, what=what)
 
     # -- shutdown ---------------------------------------------------------------------------------------------

@@ -116,6 +116,7 @@ class Shutdown:
         for peer in self._agent.peers.all():
             for channel in peer.channels():
                 lines += [str(call) for call in list(channel.calls.values()) if call.function != SERVICE]
+        lines += filter(None, [retried.suspended() for retried in list(self._agent.client.retried)])
         for served in self._agent.server.unanswered():
             if served.function != SERVICE:
                 lines.append(f"{served.function}, called by worker {served.caller!r}, is still running")

@@ -166,7 +166,10 @@ class Collectives:
                 return
             waits_for = workers(missing)
             if key.topic == SHUTDOWN:
-                waits_for += f", which {'has' if len(missing) == 1 else 'have'} not called it or still run calls"
+                one = len(missing) == 1
+                waits_for += (
+                    f", which {'has' if one else 'have'} not called it, or still {'runs' if one else 'run'} calls"
+                )
         if not wait.over:
             _log.warning("worker %r has waited %s in %s for %s", self._local.name, seconds(elapsed), what, waits_for)
 
@@ -211,11 +214,11 @@ class Collectives:
 
 def _round_of(topic: object, number: object, view: object) -> Round | None:
     """Return the collective that a member names; None if that is malformed."""
-    if topic not in (USER, SHUTDOWN) or not (type(number) is int and 1 <= number < _LONGEST):
+    if type(topic) is not str or topic not in (USER, SHUTDOWN) or not (type(number) is int and 1 <= number < _LONGEST):
         return None
     if type(view) is not tuple or bool(view) is not (topic == USER):
         return None
     for entry in view:
         if type(entry) is not tuple or [type(part) for part in entry] != [str, int, int]:
             return None
-    return Round(str(topic), number, view)
+    return Round(topic, number, view)

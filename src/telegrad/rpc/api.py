@@ -321,12 +321,12 @@ def all_gather(
     It waits for as long as it takes, or for `timeout` seconds, and fails at once if one of the workers is lost. If it
     waits for more than 3 seconds, it logs for whom. In an open group, everybody means the workers that are alive.
     """
-    return default_agent().gather(value, _names(workers), timeout=given_timeout(timeout))
+    return default_agent().gather(value, _names(workers), timeout=given_timeout(timeout) or 0)
 
 
 def barrier(workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> None:
     """Wait until all `workers` (default: everybody) have called this. It waits as `all_gather` does."""
-    default_agent().gather(None, _names(workers), timeout=given_timeout(timeout), what="barrier()")
+    default_agent().gather(None, _names(workers), timeout=given_timeout(timeout) or 0, what="barrier()")
 
 
 @contextlib.contextmanager

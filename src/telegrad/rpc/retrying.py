@@ -78,12 +78,30 @@ class RetriedCall:
 
     def run(self) -> Any:
         """Make the call, and return its result."""
-        lost = self._try()
-        return self._run_again(lost) if isinstance(lost, WorkerLost) else self._agent.client.result(lost)
+        self.open()
+        try:
+            outcome = self._try()
+            return self.run_again(outcome) if isinstance(outcome, WorkerLost) else self._agent.client.result(outcome)
+        finally:
+            self.close()
 
-    def run_again(self, lost: WorkerLost) -> Any:
-        """Make the call again after its first attempt was lost, and return its result."""
-        return self._run_again(lost)
+    def open(self) -> None:
+        """Begin: until `close`, a graceful shutdown waits for the call."""
+        self._agent.client.retried.add(self)
+
+    def close(self) -> None:
+        """End: no other attempt will be made."""
+        self._agent.client.retried.discard(self)
+        on_idle = self._agent.local.on_idle
+        if on_idle is not None:
+            on_idle()
+
+    def suspended(self) -> str:
+        """Describe the call if no attempt is in flight; empty if one is."""
+        call = self._call
+        if call is not None and not call.done():
+            return ""
+        return f"a call on worker {self._to!r}, which is lost, waits for its replacement"
 
     def begin(self, on_done: Callable[[Call], None] | None = None) -> Call:
         """Start an attempt. Raises WorkerLost if the callee is known to be lost."""
@@ -123,7 +141,8 @@ class RetriedCall:
             raise
         return call.error if isinstance(call.error, WorkerLost) else call
 
-    def _run_again(self, lost: WorkerLost) -> Any:
+    def run_again(self, lost: WorkerLost) -> Any:
+        """Make the call again after an attempt was lost, and return its result."""
         while True:
             peer = self._peer
             if peer is None or peer.left or self._agent.closed or self.attempts > self._policy.retries:
@@ -141,9 +160,14 @@ class RetriedCall:
                 lost,
             )
             outcome = self._try()
-            if not isinstance(outcome, WorkerLost):
+            if isinstance(outcome, WorkerLost):
+                lost = outcome
+                continue
+            try:
                 return self._agent.client.result(outcome)
-            lost = outcome
+            except Exception as error:
+                error.add_note(f"This was attempt {self.attempts}. The worker was lost in those before, and replaced.")
+                raise
 
     def _wait_for_replacement(self, peer: Peer, lost: WorkerLost) -> None:
         """Wait for as long as the policy says, and then until the lost worker was replaced."""
@@ -228,12 +252,14 @@ class RetriedFuture(Future[T]):
         self._autocast = current_autocast()
         self._caller = copy_context()
         self._has_call, self._retried = True, call
+        call.open()
         try:
             call.begin(self._attempt_ended)
         except WorkerLost as lost:
             agent.executor.submit(GuaranteedTask(self._again, call, lost))
         except BaseException:
             self._has_call, self._retried = False, None
+            call.close()
             raise
         return self
 
@@ -263,8 +289,12 @@ class RetriedFuture(Future[T]):
             value = self._caller.run(outcome)
         except Exception as raised:  # noqa: BLE001 - raised by whoever waits
             error = self._translate(raised).with_traceback(None)  # see telegrad.calls.reraise
-        self._retried = None
-        self._caller.run(self._complete, value, error)
+        call, self._retried = self._retried, None
+        try:
+            self._caller.run(self._complete, value, error)
+        finally:
+            if call is not None:
+                call.close()
 
     def cancel(self) -> bool:
         """Cancel the call on both sides. Returns False if the call is over."""

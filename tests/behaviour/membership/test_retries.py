@@ -205,6 +205,38 @@ def test_a_call_that_is_cancelled_is_not_made_again() -> None:
     assert runs == ["b"]
 
 
+def test_a_shutdown_waits_for_a_call_that_waits_for_a_replacement() -> None:
+    def program(sim: Simulation) -> Any:
+        future = rpc.rpc_async("b", slow, (1,))
+        sim.sleep(2.5)
+        assert sim["a"].activity() == ["a call on worker 'b', which is lost, waits for its replacement"]
+
+        def leave_when_replaced() -> None:
+            rpc.wait_for_worker("b")
+            assert sim.spawn("b", partial(leave, sim, "b")).join(30.0)
+
+        others = [sim.spawn("c", partial(leave, sim, "c")), sim.spawn("a", leave_when_replaced)]
+        sim["a"].shutdown()
+        for thread in others:
+            assert thread.join(30.0)
+        return future.wait()
+
+    assert story(1, program, back_after=2.0) == 1
+
+
+def leave(sim: Simulation, name: str) -> None:
+    sim[name].shutdown()
+
+
+def test_an_error_in_a_later_attempt_says_which_it_was() -> None:
+    def program(sim: Simulation) -> None:
+        with pytest.raises(DeadlineExceeded) as caught:
+            rpc.rpc_sync("b", slow, (1,), timeout=4.0)
+        assert caught.value.__notes__ == ["This was attempt 2. The worker was lost in those before, and replaced."]
+
+    story(1, program, back_after=2.0)
+
+
 def test_an_attempt_that_runs_is_cancelled() -> None:
     def program(sim: Simulation) -> None:
         future = rpc.rpc_async("b", slow, (1,))
