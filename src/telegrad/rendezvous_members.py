@@ -86,7 +86,7 @@ class Noticeboard:
         if self.is_open:
             self._change_list(lambda members: _with(members, self._mine))
         else:
-            _publish_member(*self._of_epoch(self._store), self._mine)
+            self.publish_group(self._store, [record])
 
     def leave(self) -> None:
         """Publish that this worker leaves the group."""

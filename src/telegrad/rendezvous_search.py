@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from msgspec.structs import replace
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
@@ -53,7 +54,7 @@ class Terms:
     start: float
     """When the worker began to look for its group."""
     history: dict[int, int]
-    """The groups that this process has taken part in, and its incarnation in each. The search adds to it."""
+    """The incarnations of this process, and the group of each. The search adds to it."""
     restart: int = -1
     """How often a launcher has started this worker before; -1 without a launcher."""
     is_host: bool = False
@@ -148,9 +149,7 @@ class Search:
             return self._form(current)
         outcome = read_outcome(store, Records(self._keys, store, current.prefix))
         if outcome.status == "complete":
-            found = self._join_complete(current)
-            if found is not None:
-                return found
+            return self._join_complete(current) or self._succeed(text, current)
         elif outcome.status == "superseded":
             # Whoever superseded it may be about to put another epoch in its place.
             pause(time.monotonic() - 1.0, self._terms.deadline)
@@ -159,10 +158,24 @@ class Search:
         self._advance(text, current)
         return None
 
+    def _succeed(self, text: str, complete: Epoch) -> _Result | None:
+        """Begin the next epoch after one whose members are gone.
+
+        A newcomer may have joined the last of them before it died, and published its record just now. Either it finds
+        the new epoch afterwards (`Noticeboard.publish_group`), or this worker finds its record.
+        """
+        epoch = self._advance(text, complete)
+        if epoch is None:
+            return None
+        found = self._join_complete(complete)
+        if found is not None:
+            found[1].publish_group(self._store, ())
+        return found
+
     def _form(self, epoch: Epoch) -> _Result | None:
         terms, record = self._terms, self._mine.record
         store = PrefixStore(epoch.prefix, self._store)
-        terms.history[epoch.group] = record.incarnation
+        terms.history[record.incarnation] = epoch.group
         self.registered = True
         try:
             records = assemble(
@@ -185,7 +198,7 @@ class Search:
         terms, mine = self._terms, self._mine
         stale = bool(
             (holder.record.name == mine.record.name and mine.restart > holder.restart >= 0)
-            or holder.record.incarnation in terms.history.values()
+            or holder.record.incarnation in terms.history
             or (holder.machine == mine.machine and not _process_exists(holder.pid))
         )
         self._superseded += stale
@@ -193,7 +206,7 @@ class Search:
 
     def _is_over(self, epoch: Epoch, outcome: Outcome) -> bool:
         """Return whether this process need not share the error of a failed epoch."""
-        return epoch.group in self._terms.history or self._mine.restart > 0 or outcome.time + _LATE < _STARTED
+        return epoch.group in self._terms.history.values() or self._mine.restart > 0 or outcome.time + _LATE < _STARTED
 
     def _join_complete(self, epoch: Epoch) -> _Result | None:
         """Return the group that an epoch has formed, if it exists."""
@@ -209,7 +222,7 @@ class Search:
         self._check_place(members)
         records = [member.record for member in members]
         self._listen_if_needed([*records, self._mine.record])
-        self._terms.history[epoch.group] = self._mine.record.incarnation
+        self._terms.history[self._mine.record.incarnation] = epoch.group
         self.registered = True
         return FoundGroup(records, exists=True), board
 
@@ -255,9 +268,23 @@ class Search:
     # -- members ----------------------------------------------------------------------------------------------
 
     def _lives(self, members: Sequence[Registration]) -> bool:
-        """Return whether a member with another name than this worker's is alive and stays."""
-        mine = self._mine.record.name
-        return any(self._is_alive(member) for member in members if member.record.name != mine)
+        """Return whether a member is alive and stays. One with this worker's name must not be."""
+        mine = self._mine
+        own = [member for member in members if member.record.name == mine.record.name]
+        if any(self._is_alive(member) for member in members if member not in own):
+            return True
+        if mine.restart <= 0 and any(self._answers(member) for member in own):
+            self._refuse_duplicate(own[0])
+        return False
+
+    def _refuse_duplicate(self, member: Registration) -> NoReturn:
+        raise DuplicateWorker(
+            f"{member} is in the group and alive, so {self._mine} cannot join it under the same name. Give each worker "
+            "its own name, or end the first one"
+        )
+
+    def _answers(self, member: Registration) -> bool:
+        return not member.left and self._probe(member.record) == "alive"
 
     def _is_alive(self, member: Registration) -> bool:
         """Return whether a member is there and stays. One that does not answer for a while is gone."""
@@ -276,7 +303,7 @@ class Search:
         free = next((number for number in range(MAX_ID + 1) if number not in used), 0)
         for member in members:
             if member.record.name == name and member.record.id != rank:
-                if self._terms.any_id and not self._is_alive(member):
+                if self._terms.any_id and not self._answers(member):
                     raise IdTaken(member.record.id)
                 raise DuplicateWorker(
                     f"two workers are called {name!r}: {member}, which is in the group, and {mine}. Give each worker "
@@ -290,11 +317,8 @@ class Search:
                     f"two workers have rank {rank}: {member}, which is in the group, and {mine}. Give each worker its "
                     f"own rank{remedy}"
                 )
-            if member.record.name == name and mine.restart <= 0 and self._is_alive(member):
-                raise DuplicateWorker(
-                    f"{member} is in the group and alive, so {mine} cannot join it under the same name. Give each "
-                    "worker its own name, or end the first one"
-                )
+            if member.record.name == name and mine.restart <= 0 and self._answers(member):
+                self._refuse_duplicate(member)
 
 
 def _process_exists(pid: int) -> bool:

@@ -27,7 +27,7 @@ _log = logging.getLogger("telegrad")
 
 _PREFIX = "telegrad"
 _REPORT_TIMEOUT = 1.0  # seconds to reach the store, for a worker that has failed
-_history: dict[int, int] = {}  # the groups that this process has taken part in, and its incarnation in each
+_history: dict[int, int] = {}  # the incarnations of this process, and the group of each
 
 
 class Rendezvous:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore
 
-from telegrad.bootstrap import ListenIfNeeded, start_agent
+from telegrad.bootstrap import ListenIfNeeded, Probe, start_agent
 from telegrad.connection.group_keys import GroupKeys, derive_keys
-from telegrad.connection.worker_record import WorkerRecord
-from telegrad.drop_in.rpc import dynamic_group
+from telegrad.connection.worker_record import FoundGroup, WorkerRecord
 from telegrad.errors import RendezvousError, UnauthenticatedRecord
 from telegrad.options import Options
-from telegrad.rendezvous_records import Records
+from telegrad.rendezvous_members import swap_current
+from telegrad.rendezvous_records import Epoch, Registration
+from telegrad.rpc.group_rendezvous import Rendezvous
 
 TOKEN = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 OTHER = "f0e1d2c3b4a5968778695a4b3c2d1e0f"
@@ -20,8 +21,8 @@ UNIX = Options(transports=("unix",), token=TOKEN)
 
 
 def test_a_record_with_another_mode_fails_init_and_names_both_workers() -> None:
-    def exchange(me: WorkerRecord, keys: GroupKeys | None, _: ListenIfNeeded) -> list[WorkerRecord]:
-        return [me, msgspec.structs.replace(me, name="b", id=1, accept="registered")]
+    def exchange(me: WorkerRecord, keys: GroupKeys | None, _: ListenIfNeeded, probe: Probe) -> FoundGroup:
+        return FoundGroup([me, msgspec.structs.replace(me, name="b", id=1, accept="registered")])
 
     sentence = r"'a' accepts any function .* and worker 'b' only exposed functions .*TELEGRAD_ACCEPT to the same"
     with pytest.raises(RendezvousError, match=sentence):
@@ -31,9 +32,9 @@ def test_a_record_with_another_mode_fails_init_and_names_both_workers() -> None:
 def test_the_rendezvous_gets_the_keys_of_the_token() -> None:
     seen: list[GroupKeys | None] = []
 
-    def exchange(me: WorkerRecord, keys: GroupKeys | None, _: ListenIfNeeded) -> list[WorkerRecord]:
+    def exchange(me: WorkerRecord, keys: GroupKeys | None, _: ListenIfNeeded, probe: Probe) -> FoundGroup:
         seen.append(keys)
-        return [me]
+        return FoundGroup([me])
 
     for options in (UNIX, Options(transports=("unix",))):
         start_agent("a", 0, exchange, options).close()
@@ -43,23 +44,18 @@ def test_the_rendezvous_gets_the_keys_of_the_token() -> None:
 @pytest.mark.parametrize("written_with", [OTHER, None])
 def test_a_member_list_that_was_not_written_with_the_token_is_not_believed(written_with: str | None) -> None:
     store = HashStore()
-    stranger = WorkerRecord("b", 1, 7, ("tcp://10.6.6.6:6",))
+    stranger = Registration(WorkerRecord("b", 1, 7, ("tcp://10.6.6.6:6",)), 0, 1, "elsewhere")
     keys = None if written_with is None else derive_keys(written_with.encode())
-    store.set("members", Records(keys, store).encode("members", [stranger]))
-    with pytest.raises(UnauthenticatedRecord, match="the member list in the rendezvous store"):
-        dynamic_group.join_dynamic_group(store, "a", 0, UNIX, None, lambda agent: None)
-    assert store.get("lock") == b"", "the lock was not released"
+    swap_current(PrefixStore("telegrad", store), keys, "", Epoch(1, 5, 0, (stranger,)))
+    with pytest.raises(UnauthenticatedRecord, match="the current epoch in the rendezvous store"):
+        start_agent("a", 0, Rendezvous(store, 0, 0, 20.0).exchange_records, UNIX)
 
 
-def test_garbage_in_the_store_of_a_dynamic_group_is_an_error_that_can_be_read() -> None:
-    store = HashStore()
-    store.set("kind", "\udcff\x00".encode(errors="surrogatepass").decode("latin1"))
-    with pytest.raises(RuntimeError, match="mixes statically and dynamically"):
-        dynamic_group.check_kind(store, "dynamic")
-    store.set("lock", "\n" * 10_000)
-    with pytest.raises(RendezvousError) as caught:
-        dynamic_group.join_dynamic_group(
-            store, "a", 0, Options(transports=("unix",), token=TOKEN, init_timeout=0.05), None, lambda agent: None
-        )
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 1000
+def test_garbage_in_the_store_is_an_error_that_can_be_read() -> None:
+    for garbage in ("\n" * 10_000, "\x00", "\udcff\x00".encode(errors="surrogatepass").decode("latin1")):
+        store = HashStore()
+        store.set("telegrad/current", garbage)
+        with pytest.raises(RendezvousError) as caught:
+            start_agent("a", 0, Rendezvous(store, 0, 0, 20.0).exchange_records, UNIX)
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1000
