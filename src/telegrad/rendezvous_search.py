@@ -150,7 +150,7 @@ class Search:
         outcome = read_outcome(store, Records(self._keys, store, current.prefix))
         if outcome.status == "complete":
             return self._join_complete(current) or self._succeed(text, current)
-        elif outcome.status == "superseded":
+        if outcome.status == "superseded":
             # Whoever superseded it may be about to put another epoch in its place.
             pause(time.monotonic() - 1.0, self._terms.deadline)
         elif not self._is_over(current, outcome):

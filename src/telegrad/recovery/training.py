@@ -17,22 +17,16 @@ random generators are part of the snapshot, so the steps that are repeated have 
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from telegrad.default_agent import default_agent
-from telegrad.errors import DeadlineExceeded, RecoveryFailed, TelegradError
-from telegrad.futures import Future
-from telegrad.optim.fan_out import run_on_all
+from telegrad.errors import DeadlineExceeded, RecoveryFailed, TelegradError, WorkerLost
 from telegrad.protocol.membership import State
-from telegrad.recovery import files, shares
-from telegrad.recovery.shares import SnapshotId
+from telegrad.recovery.snapshots import Snapshots
 from telegrad.recovery.stateful import Found, find
-from telegrad.rpc.api import rpc_async
 from telegrad.rpc.membership import wait_for_worker
 
 _log = logging.getLogger("telegrad")
@@ -53,13 +47,6 @@ class Recovery(NamedTuple):
     """The step that the training went on with."""
     seconds: float
     """From the failure of the step until the training went on."""
-
-
-class _Snapshot(NamedTuple):
-    id: SnapshotId
-    step: int
-    holders: dict[str, list[str]]
-    incarnations: dict[str, int]
 
 
 class Training(Generic[T]):
@@ -93,22 +80,18 @@ class Training(Generic[T]):
             raise ValueError(f"{copies} workers cannot hold a snapshot: at least 1, or 0 with a directory")
         self._build = build
         self._every = every
-        self._copies = copies
-        self._directory = None if directory is None else Path(directory).absolute()
         self._timeout = replacement_timeout
         self._agent = default_agent()
         if self._agent.registry is not None:
             raise TelegradError(
                 "a training cannot be recovered in registered mode: its workers do not trust each other"
             )
-        self._run = f"{self._agent.me.name}/{secrets.token_hex(8)}"
-        self._number = 0
+        path = None if directory is None else Path(directory).absolute()
+        self._snapshots = Snapshots(self._agent.me.name, copies, path)
         self._step = 0
         self._built: list[T] = []
         self._found = Found({}, {})
         self._incarnations: dict[str, int] = {}  # of all workers, when the state was built
-        self._complete: _Snapshot | None = None
-        self._pushing: tuple[_Snapshot, list[Future[None]]] | None = None
         self._failure: Exception | None = None
         self._entered = False
         self.recoveries: list[Recovery] = []
@@ -132,21 +115,21 @@ class Training(Generic[T]):
     def steps(self, count: int) -> Iterator[int]:
         """Yield the numbers of the steps, and those that must be repeated again. Use ``with`` around each step."""
         try:
-            if self._complete is None:
+            if not self._built:
                 self._recover()
-            while self._step < count:
-                self._entered, self._failure = False, None
-                yield self._step
-                if not self._entered:
-                    raise TelegradError("write `with training:` around the body of the loop over steps()")
-                if self._failure is None:
-                    self._step += 1
-                    self._attempt(self._end_of_step)
+            while self._step < count or self._is_spoiled():
+                if self._step < count:
+                    self._entered, self._failure = False, None
+                    yield self._step
+                    if not self._entered:
+                        raise TelegradError("write `with training:` around the body of the loop over steps()")
+                    if self._failure is None:
+                        self._step += 1
+                        self._attempt(self._end_of_step)
                 if self._failure is not None:
                     self._recover()
-            self._attempt(self._finish_push)
         finally:
-            self._drop_all()
+            self._snapshots.drop_all(list(self._current()))
 
     def __enter__(self) -> Self:
         self._entered = True
@@ -160,15 +143,22 @@ class Training(Generic[T]):
         self._failure = error
         return True
 
+    def _is_spoiled(self) -> bool:
+        """Return whether a worker was lost after the last step."""
+        self._failure = None
+        self._attempt(self._snapshots.finish)
+        if self._failure is None and self._lost():
+            self._failure = WorkerLost("lost after the last step", worker=self._lost()[0])
+        return self._failure is not None
+
     def _attempt(self, action: Callable[[], None]) -> None:
         with self:
             action()
 
     def _end_of_step(self) -> None:
-        if self._pushing is not None and all(future.done() for future in self._pushing[1]):
-            self._finish_push()
+        self._snapshots.finish_if_ready()
         if self._step % self._every == 0:
-            self._take_snapshot()
+            self._snapshots.begin(self._found, self._incarnations, self._step)
 
     # -- losses ---------------------------------------------------------------------------------------------------
 
@@ -226,18 +216,14 @@ class Training(Generic[T]):
 
     def _rebuild(self) -> None:
         self._incarnations = self._wait_for_all()
-        self._pushing = None
         self._built.clear()  # the old objects are released before there are new ones
         self._found = Found({}, {})
         state = self._build()
         self._built.append(state)
         self._found = find(state)
-        if self._complete is not None:
-            self._load(self._complete)
-        elif self._directory is not None:
-            self._load_from_disk(self._directory)
-        self._take_snapshot()
-        self._finish_push()
+        self._step = self._snapshots.load(self._found, self._incarnations)
+        self._snapshots.begin(self._found, self._incarnations, self._step)
+        self._snapshots.finish()
 
     def _wait_for_all(self) -> dict[str, int]:
         """Wait until all workers are there, and return their incarnations."""
@@ -250,101 +236,3 @@ class Training(Generic[T]):
                     "with `telegrad run --restart N`, or start it again by hand"
                 ) from error
         return self._current()
-
-    # -- snapshots ------------------------------------------------------------------------------------------------
-
-    def _take_snapshot(self) -> None:
-        if self._pushing is not None:
-            self._finish_push()
-        for optimizer in self._found.optimizers():
-            optimizer.send_hyperparameters()
-        self._number += 1
-        names = list(self._incarnations)
-        ring = names * 2
-        copies = min(self._copies, len(names) - 1)
-        snapshot = _Snapshot(
-            SnapshotId(self._run, self._number),
-            self._step,
-            {name: ring[place + 1 : place + 1 + copies] for place, name in enumerate(names)},
-            dict(self._incarnations),
-        )
-        oldest = self._complete.id.number if self._complete is not None else 0
-        shares.take_values(snapshot.id, self._found.local, oldest)
-        self._on_all(
-            "taking a snapshot",
-            {name: (shares.take, (snapshot.id, self._found.remote.get(name, {}), oldest)) for name in self._others()},
-        )
-        directory = None if self._directory is None else str(self._directory)
-        pushes = [
-            rpc_async(name, shares.push, (snapshot.id, holders, directory), timeout=0)
-            for name, holders in snapshot.holders.items()
-        ]
-        self._pushing = snapshot, pushes
-
-    def _finish_push(self) -> None:
-        """Wait until the snapshot that is being sent is complete."""
-        if self._pushing is None:
-            return
-        snapshot, pushes = self._pushing
-        for push in pushes:
-            push.wait()
-        self._pushing = None
-        self._complete = snapshot
-        if self._directory is not None:
-            files.commit(self._directory, files.Latest(snapshot.id.number, snapshot.step))
-
-    def _load(self, snapshot: _Snapshot) -> None:
-        """Let all workers load a snapshot, those that were replaced since from elsewhere."""
-        fetches = {}
-        for name, incarnation in self._incarnations.items():
-            if snapshot.incarnations.get(name) == incarnation:
-                continue
-            holders = snapshot.holders[name]
-            there = [each for each in holders if self._incarnations.get(each) == snapshot.incarnations[each]]
-            if not there and self._directory is None:
-                raise RecoveryFailed(
-                    f"worker {name!r} was lost together with {' and '.join(map(repr, holders)) or 'nobody else'}, "
-                    "which held its snapshot: pass more copies or a directory to Training, and start it again"
-                )
-            holder = there[0] if there else None
-            directory = None if self._directory is None else str(self._directory)
-            fetches[name] = shares.fetch, (snapshot.id, holder, directory)
-        self._load_all(snapshot.id, snapshot.step, fetches)
-
-    def _load_from_disk(self, directory: Path) -> None:
-        latest = files.latest(directory)
-        if latest is None:
-            directory.mkdir(parents=True, exist_ok=True)
-            return
-        self._number = latest.number
-        snapshot = SnapshotId(self._run, latest.number)
-        fetches = {name: (shares.fetch, (snapshot, None, str(directory))) for name in self._incarnations}
-        self._load_all(snapshot, latest.step, fetches)
-        _log.warning("the training goes on with step %d, from the snapshot in %s", self._step, directory)
-
-    def _load_all(self, snapshot: SnapshotId, step: int, fetches: dict[str, Any]) -> None:
-        fetched = self._on_all("fetching a snapshot", fetches)
-        missing = [name for name, there in zip(fetches, fetched, strict=True) if not there]
-        if missing:
-            raise RecoveryFailed(f"there is no snapshot {snapshot.number} of worker {' and '.join(map(repr, missing))}")
-        self._on_all(
-            "loading a snapshot",
-            {name: (shares.load, (snapshot, self._found.remote.get(name, {}))) for name in self._others()},
-        )
-        shares.load_values(snapshot, self._found.local)
-        self._step = step
-
-    def _others(self) -> list[str]:
-        return [name for name in self._incarnations if name != self._agent.me.name]
-
-    def _on_all(self, what: str, calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
-        return run_on_all(
-            what,
-            [(name, partial(rpc_async, name, function, args, timeout=0)) for name, (function, args) in calls.items()],
-        )
-
-    def _drop_all(self) -> None:
-        """Free the snapshots on all workers that are still there."""
-        self._pushing = None
-        for name in self._current():
-            rpc_async(name, shares.drop, (self._run, self._number + 1))
