@@ -35,9 +35,11 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/protocol --ignore=tests/wire
 	$(MAKE) coverage
 
-# Captures the traffic of two workers in two network namespaces. Needs root, iproute2 and tshark.
+# Faults of networks, hosts and processes, and captured traffic, in network namespaces. Takes 10 minutes. Needs root,
+# iproute2 and tshark.
 test-network: setup
-	$(BIN)/python -m pytest -s tests/behaviour/security/test_network_capture.py
+	TELEGRAD_TEST_NETWORK=1 $(BIN)/python -m pytest -s tests/behaviour/network \
+		tests/behaviour/security/test_network_capture.py
 
 # Runs the tests of protocol/ and wire/ under coverage, and fails unless they reach every line and branch.
 coverage: setup
