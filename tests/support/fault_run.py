@@ -19,7 +19,7 @@ from tests.support.fault_worker import LOOPS, WORKERS
 from tests.support.namespaces import Network
 from tests.support.paths import ROOT
 
-START = 60.0
+START = 120.0
 """Seconds in which the group must have started."""
 PATIENCE = 100.0
 """Seconds in which anything must have been seen that a loss or a return leads to."""

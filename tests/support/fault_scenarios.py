@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
@@ -42,6 +42,10 @@ class Scenario:
     """The longest time in seconds that a step may take."""
     lost: str = ""
     """The worker that is lost by it."""
+    gone: tuple[str, ...] | None = None
+    """The loops that need the lost worker. Default: all that call it."""
+    at_start: Mapping[str, object] = field(default_factory=dict)
+    """Settings of the switch with which the group starts."""
     errors: tuple[str, ...] = ()
     """Other errors that steps may raise in the meantime."""
     disturbs: tuple[str, ...] = ("b", "chain")
@@ -73,6 +77,11 @@ def switched(seconds: float, *counters: str, **settings: object) -> Fault:
         assert all(counts.get(counter) for counter in counters), counts
 
     return fault
+
+
+def parted(run: FaultRun) -> None:
+    """Drop all packets between the callees. The caller reaches both."""
+    network(run).tell_switch(part=["b", "c"])
 
 
 def vanished(run: FaultRun) -> None:
@@ -150,6 +159,23 @@ SCENARIOS = (
         switched(10.0, "reordered", reorder=0.25, delay=0.002),
         LAG,
         disturbs=tuple(LOOPS),
+        slow=True,
+    ),
+    Scenario(
+        "20 % loss and 50 ms delay from the start, for 10 s more",
+        switched(10.0, "lost", loss=0.2, delay=0.05),
+        20 + LAG,
+        at_start={"loss": 0.2, "delay": 0.05},
+        disturbs=tuple(LOOPS),
+        slow=True,
+    ),
+    Scenario(
+        "no packets between b and c, for good; b calls c",
+        parted,
+        60 + LAG,
+        lost="c",
+        gone=("chain",),
+        disturbs=("chain",),
         slow=True,
     ),
     Scenario("host vanishes (half-open)", vanished, 60 + LAG, lost="b", slow=True),
@@ -231,18 +257,20 @@ def observe(scenario: Scenario, directory: Path) -> Observation:
     hosts = nullcontext(None) if scenario.unix else network_of(WORKERS)
     with hosts as connected, small_tmpfs(directory) as runtime, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TELEGRAD_RUNTIME_DIR", str(runtime))
+        if connected is not None:
+            connected.tell_switch(**scenario.at_start)
         with fault_run(connected, directory) as run:
             return _observe(scenario, run)
 
 
 def _observe(scenario: Scenario, run: FaultRun) -> Observation:
-    gone = [loop for loop, workers in LOOPS.items() if scenario.lost in workers]
+    gone = scenario.gone or tuple(loop for loop, workers in LOOPS.items() if scenario.lost in workers)
     kept = [loop for loop in LOOPS if loop not in gone]
     begin = time.monotonic()
     scenario.fault(run)
     end = time.monotonic()
     if gone:
-        run.wait_for_errors(gone, "WorkerLost")
+        run.wait_for_errors(list(gone), "WorkerLost")
     run.wait_for_steps(kept)
     run.end()
     lost: list[Step] = []

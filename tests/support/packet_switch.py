@@ -48,6 +48,8 @@ class Settings:
     """Ports of which all packets are dropped, both ways."""
     mute: tuple[str, ...] = ()
     """Ports from which all packets are dropped. Those to them arrive."""
+    part: tuple[str, ...] = ()
+    """Ports between which all packets are dropped. They reach the others."""
     reset: bool = False
     """Whether the present connections are reset: the next segment of each arrives as a RST."""
 
@@ -113,7 +115,8 @@ class Switch:
                     self._forward(source, name, packet, settings)
 
     def _forward(self, source: str, target: str, packet: bytes, settings: Settings) -> None:
-        if source in settings.cut or target in settings.cut or source in settings.mute:
+        parted = source in settings.part and target in settings.part
+        if parted or source in settings.cut or target in settings.cut or source in settings.mute:
             self.counts["cut"] += 1
             return
         due = settings.delay
