@@ -1,9 +1,10 @@
 """Disturbs a group of four processes every two seconds, and checks that it neither fails nor grows.
 
 ``python -m telegrad.testing.endurance --minutes 10``. The group trains and calls (`endurance_worker`). The faults: the
-TCP connections of a worker are shut down, or a worker is stopped for up to 1.5 seconds. The resident memory, threads
-and descriptors of every worker are recorded. Each median of the last fifth of the run is compared with that of the
-second fifth.
+TCP connections of a worker are shut down, or a worker is stopped for up to 1.5 seconds. With ``--kills`` the last
+worker is also killed, again and again, and the launcher starts it again. The resident memory, threads and descriptors
+of every worker that lives through the run are recorded. Each median of the last fifth of the run is compared with that
+of the second fifth.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pathlib import Path
 import msgspec
 
 WORKERS = tuple(f"worker{rank}" for rank in range(4))
+VICTIM = WORKERS[-1]
+"""The worker that is killed."""
 PERIOD = 2.0
 """Seconds between two faults."""
 START, END = 60.0, 150.0
@@ -101,11 +104,15 @@ def growth(samples: Mapping[str, Samples], allowed: Mapping[str, float]) -> list
 class Endurance:
     """One run."""
 
-    def __init__(self, seconds: float, seed: int, allowed: Mapping[str, float], directory: Path) -> None:
+    def __init__(
+        self, seconds: float, seed: int, allowed: Mapping[str, float], directory: Path, *, kills: bool = False
+    ) -> None:
         if seconds < SHORTEST:
             raise ValueError(f"a run of {seconds:g} s is too short to compare its parts: choose {SHORTEST:g} or more")
         self._seconds = seconds
         self._allowed = allowed
+        self._kills = kills
+        self._kinds = ("cut", "stop", "kill") if kills else ("cut", "stop")
         self._draw = random.Random(seed)
         self._directory = directory
         self._faults: Counter[str] = Counter()
@@ -113,9 +120,10 @@ class Endurance:
 
     def run(self) -> Outcome:
         """Start the group, disturb it until it ends, and return what was seen."""
-        launcher = [sys.executable, "-m", "telegrad.cli", "run", "-n", str(len(WORKERS)), "-m"]
-        arguments = [str(self._directory), str(self._seconds), "no-kills"]
-        group = subprocess.Popen([*launcher, "telegrad.testing.endurance_worker", *arguments])
+        launcher = [sys.executable, "-m", "telegrad.cli", "run", "-n", str(len(WORKERS))]
+        launcher += ["--restart", "1000", "--restart-window", "10"] if self._kills else []
+        arguments = [str(self._directory), str(self._seconds), "kills" if self._kills else "no-kills"]
+        group = subprocess.Popen([*launcher, "-m", "telegrad.testing.endurance_worker", *arguments])
         try:
             self._wait_for_start(group)
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # a worker died: so does the group
@@ -137,13 +145,17 @@ class Endurance:
         return Outcome(self._faults, counts, self._samples, failures)
 
     def _wait_for_start(self, group: subprocess.Popen[bytes]) -> None:
-        files = {name: self._directory / f"{name}.pid" for name in WORKERS}
+        files = {name: self._pid_file(name) for name in WORKERS}
         deadline = time.monotonic() + START
         while not all(path.exists() and path.read_text() for path in files.values()):
             if group.poll() is not None or time.monotonic() > deadline:
                 raise TimeoutError(f"the group did not start within {START:g} s; its code is {group.returncode}")
             time.sleep(0.05)
-        self._samples = {name: Samples(int(path.read_text())) for name, path in files.items()}
+        surviving = [name for name in WORKERS if not self._kills or name != VICTIM]
+        self._samples = {name: Samples(int(files[name].read_text())) for name in surviving}
+
+    def _pid_file(self, name: str) -> Path:
+        return self._directory / f"{name}.pid"
 
     def _disturb(self, group: subprocess.Popen[bytes]) -> None:
         """Take samples and cause faults until shortly before worker 0 ends the run."""
@@ -168,21 +180,28 @@ class Endurance:
 
     def _fault(self, now: float) -> list[tuple[float, Callable[[], None]]]:
         """Cause a fault, and return what has to be done later, and when."""
-        worker = self._draw.choice(WORKERS)
-        pid = self._samples[worker].pid
-        kind = self._draw.choice(("cut", "stop"))
+        kind, worker = self._draw.choice(self._kinds), self._draw.choice(WORKERS)
+        if kind == "kill":
+            worker = VICTIM
+        if not self._pid_file(worker).exists():
+            return []  # it was killed, and has not joined again
+        pid = int(self._pid_file(worker).read_text())
         self._faults[kind] += 1
         if kind == "cut":
             Path(self._directory, f"{worker}.cut").touch()
-            return []
-        os.kill(pid, signal.SIGSTOP)
-        return [(now + self._draw.uniform(0.1, 1.5), lambda: os.kill(pid, signal.SIGCONT))]
+        elif kind == "kill":
+            self._pid_file(worker).unlink()
+            os.kill(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGSTOP)
+            return [(now + self._draw.uniform(0.1, 1.5), lambda: os.kill(pid, signal.SIGCONT))]
+        return []
 
 
-def run(seconds: float, seed: int = 0, allowed: Mapping[str, float] = ALLOWED) -> Outcome:
+def run(seconds: float, seed: int = 0, allowed: Mapping[str, float] = ALLOWED, *, kills: bool = False) -> Outcome:
     """Run the group for some time, and return what was seen. `allowed` says by how much the medians may grow."""
     with tempfile.TemporaryDirectory(prefix="tg-") as directory:
-        return Endurance(seconds, seed, allowed, Path(directory)).run()
+        return Endurance(seconds, seed, allowed, Path(directory), kills=kills).run()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -190,8 +209,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="A group of four processes under faults that must not grow.")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0, help="decides on the faults")
+    parser.add_argument("--kills", action="store_true", help=f"kill {VICTIM}, too, which the launcher starts again")
     options = parser.parse_args(arguments)
-    outcome = run(options.minutes * 60, options.seed)
+    outcome = run(options.minutes * 60, options.seed, kills=options.kills)
     sys.stdout.write(outcome.report() + "\n")
     return 1 if outcome.failures else 0
 

@@ -228,10 +228,13 @@ def main(directory: str, seconds: str, kills: str) -> None:
     threads = [threading.Thread(target=calling), threading.Thread(target=cut_on_request, args=(requests,))]
     for thread in threads:
         thread.start()
-    Path(directory, f"{me}.pid").write_text(str(os.getpid()))
+    written = Path(directory, f"{me}.pid.new")
+    written.write_text(str(os.getpid()))
+    written.rename(Path(directory, f"{me}.pid"))
     try:
         if rank == 0:
             train(others, float(seconds), killing)
+            wait_for_all(others)
             for other in others:
                 rpc.rpc_sync(other, finish, timeout=TIMEOUT)
         elif not over.wait(float(seconds) + 2 * GRACE):
