@@ -9,6 +9,7 @@ import json
 import os
 import select
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ def why_not(*commands: str) -> str:
             return f"the command {command} is not installed"
     name = f"tg{os.getpid()}test"
     try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close()  # for the switch, and for captures
         run("ip", "netns", "add", name)
         try:
             run("ip", "-n", name, "link", "add", "name", "a", "type", "veth", "peer", "name", "b")
@@ -91,7 +93,7 @@ def read_line(process: subprocess.Popen[str]) -> str:
 @contextmanager
 def network_of(hosts: Sequence[str]) -> Iterator[Network]:
     """Make a namespace for each host and one for the switch, connect them, and remove them at the end."""
-    prefix = f"tg{os.getpid()}"
+    prefix = f"tgn{os.getpid()}"
     hub = prefix + "hub"
     with ExitStack() as stack:
         for name in (hub, *(prefix + host for host in hosts)):
