@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 SEEDS ?= 5000
 SECONDS ?= 600
+MINUTES ?= 10
 DEVICE ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes. Without caches each would compile the sources again, for 0.25 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-network lint coverage conformance soak fuzz bench bench-check clean
+.PHONY: setup demo test test-network lint coverage conformance soak endurance fuzz bench bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -35,9 +36,11 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/protocol --ignore=tests/wire
 	$(MAKE) coverage
 
-# Captures the traffic of two workers in two network namespaces. Needs root, iproute2 and tshark.
+# Faults of networks, hosts and processes, and captured traffic, in network namespaces. Takes 10 minutes. Needs root,
+# iproute2 and tshark.
 test-network: setup
-	$(BIN)/python -m pytest -s tests/behaviour/security/test_network_capture.py
+	TELEGRAD_TEST_NETWORK=1 $(BIN)/python -m pytest -s tests/behaviour/network \
+		tests/behaviour/security/test_network_capture.py
 
 # Runs the tests of protocol/ and wire/ under coverage, and fails unless they reach every line and branch.
 coverage: setup
@@ -52,6 +55,10 @@ conformance: setup
 
 soak: setup
 	$(BIN)/python -m telegrad.testing.soak --seeds $(SEEDS)
+
+# A group of four processes with a fault every two seconds, that must not fail or grow.
+endurance: setup
+	$(BIN)/python -m telegrad.testing.endurance --minutes $(MINUTES)
 
 # Atheris is not part of `make setup`: it is large, and the tests replay the corpus without it.
 $(VENV)/.atheris: $(VENV)/.ready

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from telegrad.calls.registry import Registry
 from telegrad.connection.group_keys import GroupKeys, derive_keys
 from telegrad.connection.joining import probe
 from telegrad.connection.token_source import find_token
-from telegrad.connection.worker_record import FoundGroup, WorkerRecord, modes_differ
+from telegrad.connection.worker_record import AWAIT_VARIABLE, RESTART_VARIABLE, FoundGroup, WorkerRecord, modes_differ
 from telegrad.errors import RendezvousError, TelegradError, TokenError
 from telegrad.options import Options
 from telegrad.rref.manager import RRefManager
@@ -44,7 +45,6 @@ ListenIfNeeded = Callable[[Sequence[WorkerRecord]], None]
 Probe = Callable[[WorkerRecord], str]
 """Returns whether a worker is "alive", "leaving", "gone", or "silent": it does not answer."""
 ExchangeRecords = Callable[[WorkerRecord, GroupKeys | None, ListenIfNeeded, Probe], FoundGroup]
-RESTART_VARIABLE = "TELEGRAD_RESTART"
 _JOINS = 65536  # more often no process joins groups between two restarts
 _PROBE_TIMEOUT = 2.0
 _joins = itertools.count()
@@ -105,6 +105,18 @@ def _first_generation() -> int:
     return int(text) * _JOINS + next(_joins)
 
 
+def _awaited_replacement() -> float:
+    """Return for how long a shutdown waits for workers that the launcher starts again."""
+    text = os.environ.get(AWAIT_VARIABLE, "").strip()
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise RendezvousError(f"{AWAIT_VARIABLE} must be a number of seconds, not {text!r}")
+    return seconds
+
+
 def _listen_if_needed(agent: Agent, group: Sequence[WorkerRecord]) -> None:
     """Open the TCP port, unless all workers reach each other over unix sockets."""
     hosts = {record.host for record in group}
@@ -163,7 +175,7 @@ def _make_agent(
             main=_main_program(),
             incarnation=incarnation,
             generation=_first_generation(),
-            settings=options.settings(),
+            settings=replace(options.settings(), awaited_replacement=_awaited_replacement()),
             registry=registry,
         )
     except OSError as error:

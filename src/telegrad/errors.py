@@ -14,6 +14,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   ├── ResourceExhausted       a worker ran out of memory, threads or file descriptors
     │   ├── RemoteError             the callee raised an exception that cannot be rebuilt here
     │   └── BackwardError           a backward pass failed; the cause says where and why
+    ├── GroupsDiffer                the workers of a collective know different groups; call it again
     ├── WorkersFailed               an operation on several workers failed on more than one
     ├── ReferenceGone               an RRef was released, or its value is gone
     ├── ReferencesHeld              RRefs were held at shutdown, and the options make that an error
@@ -132,6 +133,10 @@ class BackwardError(CallError):
     """A backward pass failed on a worker. The text keeps PyTorch's "Error on Node N:"."""
 
 
+class GroupsDiffer(TelegradError):
+    """The workers of a collective know different groups, because one joined meanwhile. They may call it again."""
+
+
 class WorkersFailed(TelegradError):
     """An operation on several workers failed on more than one. ``errors`` has the exceptions by worker."""
 
@@ -201,6 +206,10 @@ class NotAMember(RendezvousError):
 
 class RendezvousTimeout(RendezvousError, TimeoutError):
     """Not all workers joined in time. The message lists which did and which did not."""
+
+
+class RecoveryFailed(TelegradError):
+    """A training that lost a worker cannot go on."""
 
 
 class StoreLost(RendezvousError):

@@ -31,6 +31,8 @@ class AgentSettings:
     limits: Limits = field(default_factory=Limits)
     device_maps: Mapping[str, DevicePairs] = field(default_factory=dict)
     """By worker: the devices there to which tensors on devices of this worker are sent."""
+    awaited_replacement: float = 0.0
+    """Seconds for which a graceful shutdown waits for the replacement of a worker that was lost or failed."""
     direct_devices: bool = False
     """Whether tensors on devices go directly to devices of other processes of this host, where there is a way."""
     peer_limits: GivenLimits = None

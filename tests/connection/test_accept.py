@@ -12,7 +12,7 @@ import pytest
 
 from telegrad.connection import accept, pending_connection
 from telegrad.connection.accept import PendingConnections
-from telegrad.connection.connector import send_greeting
+from telegrad.connection.dialer import send_greeting
 from telegrad.connection.eviction import CROWDED_TIMES, FLOODED_TIMES, GREETED, MEMBER_TIME, SILENT
 from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.handshake import NONCE_SIZE, Opener

@@ -13,6 +13,7 @@ import pytest
 from tests.support.channels import FakeAgent, FakeLink, connected_channel
 
 from telegrad.connection.connector import Connector
+from telegrad.connection.dialer import Dialer
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.protocol.limits import SessionSettings
 from telegrad.settings import AgentSettings
@@ -89,7 +90,7 @@ def test_a_reply_that_arrives_together_with_the_welcome_is_read_at_once(
         outgoing, incoming = a.peers.find("b").outgoing, b.peers.find("a").incoming
         assert outgoing is not None
         assert incoming is not None
-        advance = Connector._advance
+        advance = Dialer._advance
 
         def is_sent() -> bool:
             with incoming.lock:
@@ -102,7 +103,7 @@ def test_a_reply_that_arrives_together_with_the_welcome_is_read_at_once(
                 _poll(is_sent)
             return received
 
-        monkeypatch.setattr(Connector, "_advance", advance_slowly)
+        monkeypatch.setattr(Dialer, "_advance", advance_slowly)
         release, done = threading.Event(), threading.Event()
         _held.append(release)
         a.call_async("b", _wait_for_release, on_done=lambda call: done.set())

@@ -132,7 +132,7 @@ def test_a_worker_can_be_probed() -> None:
     def program(sim: Simulation) -> list[str]:
         me, target = sim["a"], sim["b"].me
         said = [probe(me.peers, me.me, target, sim.scheduler.now + 1)]
-        sim["b"].local.leaving = True
+        sim["b"].local.departing = True
         said.append(probe(me.peers, me.me, target, sim.scheduler.now + 1))
         sim.kill("b")
         said.append(probe(me.peers, me.me, target, sim.scheduler.now + 1))

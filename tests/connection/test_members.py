@@ -1,4 +1,4 @@
-"""Those who want to know of losses and arrivals hear of them once."""
+"""Those who want to know of losses hear of them once, and those who wait for a worker are woken when it is there."""
 
 from __future__ import annotations
 

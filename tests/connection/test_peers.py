@@ -148,7 +148,7 @@ def test_a_lost_worker_gets_a_vote_for_its_replacement(peers: Peers) -> None:
 
 @pytest.mark.parametrize("purpose", [Purpose.PROBE, Purpose.VOTE])
 def test_a_worker_that_is_leaving_says_so(peers: Peers, agent: PeersAgent, purpose: Purpose) -> None:
-    agent.leaving = True
+    agent.departing = True
     with pytest.raises(Rejected, match="is leaving the group") as caught:
         peers.check(hello(B, incarnation=9, generation=1, purpose=purpose))
     assert caught.value.code == "leaving"

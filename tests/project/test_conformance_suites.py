@@ -56,6 +56,13 @@ def test_device_maps_of_cudas_suites_pass_on_simulated_devices(part: str) -> Non
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tests", ["test_*_delay_timeout*", "test_check_failed_messages"])  # the others wait longer
+def test_some_tests_of_the_faulty_agents_suites_pass(tests: str) -> None:
+    done = conformance("faulty-rpc", "-k", tests)
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+
+
 @cache
 def facts() -> Any:
     """Return what a new process finds out about the suites: only there can torch's test kit be imported."""
@@ -105,6 +112,12 @@ def test_a_test_case_can_be_pickled_by_name() -> None:
 def test_at_most_eight_tests_of_autograd_the_optimizer_and_remote_modules_are_excluded() -> None:
     names = {suite.name for suite in SUITES if suite.name.startswith(("autograd", "optimizer", "remote-module"))}
     assert sum(suite in names for suite, _ in excluded()) <= 8
+
+
+def test_at_least_22_of_the_28_tests_of_the_faulty_agent_are_run() -> None:
+    tests = [tuple(names) for names in facts()["tests"] if names[0].startswith("faulty")]
+    assert len(tests) == 28
+    assert len(set(tests) - set(excluded()) - set(differences())) >= 22
 
 
 @pytest.mark.timeout(200)

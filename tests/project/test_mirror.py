@@ -27,6 +27,7 @@ NO_COUNTERPART = {
 """Test files without a module of that name, with the reason."""
 
 TESTED_ELSEWHERE = {
+    "tests/connection/test_connector.py, which dials": ["connection/dialer.py"],
     "tests/connection/test_accept.py: a connection in its handshake is one of many": [
         "connection/pending_connection.py"
     ],

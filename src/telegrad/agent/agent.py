@@ -267,11 +267,10 @@ class Agent:
         self.server.register(name, function, deferred=deferred)
 
     def gather(
-        self, value: object = None, workers: Sequence[str] | None = None, *, timeout: float | None = None
+        self, value: object = None, workers: Sequence[str] | None = None, timeout: float = 0, what: str = "all_gather()"
     ) -> dict[str, Any]:
-        """Contribute a value and return those of all `workers` (default: all), which must all call this."""
-        timeout = self.settings.rpc_timeout if timeout is None else timeout
-        return self.collectives.gather(value, workers, timeout=timeout)
+        """Contribute a value and return those of all `workers` (default: all); see `Collectives.gather`."""
+        return self.collectives.gather(value, workers, timeout=timeout, what=what)
 
     # -- shutdown ---------------------------------------------------------------------------------------------
 

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from telegrad.calls.collectives import SERVICE, SHUTDOWN
+from telegrad.calls.collectives import SERVICE
 from telegrad.calls.exit_cause import cause_of, error_in_flight
 from telegrad.connection.channel import Channel
 from telegrad.errors import DeadlineExceeded, ProtocolError, ReferencesHeld, TelegradError
+from telegrad.execution.reported_wait import ReportedWait
 from telegrad.interrupts import shielded
 from telegrad.waiting import Event
+from telegrad.waiting_report import WaitingReport, seconds
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -22,6 +24,7 @@ _log = logging.getLogger("telegrad")
 
 _FLUSH = 1.0  # seconds that the last frames may take to leave
 _MAX_ROUNDS = 60  # rounds in which references may settle: a count, so that all workers stop in the same round
+_REPORT = 30.0  # seconds after which a shutdown says whom it waits for: a worker that only serves is always in one
 _PAUSE = 0.1  # maximum seconds between rounds
 
 
@@ -113,6 +116,7 @@ class Shutdown:
         for peer in self._agent.peers.all():
             for channel in peer.channels():
                 lines += [str(call) for call in list(channel.calls.values()) if call.function != SERVICE]
+        lines += filter(None, [retried.suspended() for retried in list(self._agent.client.retried)])
         for served in self._agent.server.unanswered():
             if served.function != SERVICE:
                 lines.append(f"{served.function}, called by worker {served.caller!r}, is still running")
@@ -139,6 +143,7 @@ class Shutdown:
             self.on_leave()
             if graceful and not self._local.closed:
                 held = self._drain_own(timeout) if self._agent.peers.members.is_open else self._drain(timeout)
+            self._local.departing = True
         except BaseException as error:
             self.note_cause(error)
             raise
@@ -153,15 +158,17 @@ class Shutdown:
     def _drain_own(self, timeout: float) -> list[str]:
         """Wait until this worker has no call in flight, which is enough to leave an open group."""
         deadline = self._agent.runtime.now() + timeout if timeout else None
-        self._wait_until_idle(deadline, timeout)
+        self._wait_until_idle(deadline, timeout, WaitingReport(self._agent.runtime.now(), _REPORT))
         return self.references.held() if self.references is not None else []
 
-    def _wait_until_idle(self, deadline: float | None, timeout: float) -> None:
+    def _wait_until_idle(self, deadline: float | None, timeout: float, schedule: WaitingReport) -> None:
         agent = self._agent
         while self.activity():
             drained = self._drained = agent.runtime.event()
             self._local.on_idle = self.activity_ended
-            if self.activity() and not agent.executor.wait(drained, deadline):
+            with ReportedWait(agent.runtime, agent.executor, self._report_activity, schedule):
+                in_time = not self.activity() or agent.executor.wait(drained, deadline)
+            if not in_time:
                 raise DeadlineExceeded(
                     f"worker {agent.me.name!r} shut down after {timeout:g} s with calls in flight: "
                     + "; ".join(self.activity()),
@@ -176,16 +183,17 @@ class Shutdown:
         """
         agent, now = self._agent, self._agent.runtime.now
         deadline = now() + timeout if timeout else None
+        schedule = WaitingReport(now(), _REPORT)
         before, unsettled, missed = -1, 0, 0
         while True:
-            self._wait_until_idle(deadline, timeout)
+            self._wait_until_idle(deadline, timeout, schedule)
             left = None if deadline is None else max(0.01, deadline - now())
             # Before the others can learn that all calls have ended, and leave: what they hold would be released. And
             # the traffic first: what arrives between the two is then neither settled nor held.
             traffic = self.references.message_counts() if self.references is not None else _NO_MESSAGES
             held = self.references.held() if self.references is not None else []
             mine = agent.me.id, bool(self.activity()), agent.client.made, tuple(traffic)
-            values = _rounds(agent.collectives.gather(mine, timeout=left, topic=SHUTDOWN))
+            values = _rounds(agent.collectives.shutdown_round(mine, left, schedule))
             if not values:  # the others are in a later round, or one of them claims to be
                 before, missed = -1, missed + 1
                 if deadline is not None and now() >= deadline:
@@ -207,6 +215,11 @@ class Shutdown:
                 unsettled += 1
                 agent.runtime.event().wait(now() + min(_PAUSE, 0.002 * unsettled))
             before = made
+
+    def _report_activity(self, elapsed: float) -> None:
+        calls = "; ".join(self.activity())
+        if calls:
+            _log.warning("worker %r has waited %s in shutdown() for: %s", self._agent.me.name, seconds(elapsed), calls)
 
     def close(self, *, in_order: bool = False) -> None:
         """See `Agent.close`."""

@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from telegrad.calls.call import Call, current_served
 from telegrad.calls.collectives import SERVICE
@@ -31,6 +31,13 @@ _log = logging.getLogger("telegrad")
 _ROOT = ("args", "kwargs")
 
 
+class Retried(Protocol):
+    """A call that may be made several times."""
+
+    def suspended(self) -> str:
+        """Describe the call if no attempt is in flight; empty if one is."""
+
+
 class Client:
     """The calls that one agent makes."""
 
@@ -45,6 +52,8 @@ class Client:
         self.cancel = self.completion.cancel
         self._deadlines = Deadlines(local.runtime, local.executor, self.completion.expire)
         self._reader = LinkReader(local.name, local.runtime, local.executor)
+        self.retried: set[Retried] = set()
+        """Calls that are made again if their callee is lost. Between two attempts they are in no channel."""
         self.carries_autocast = True
         """Whether calls and passes carry the autocast of their caller."""
         self.made = 0

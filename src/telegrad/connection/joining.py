@@ -40,7 +40,7 @@ CallWorker = Callable[..., Any]
 def probe(peers: Peers, me: WorkerRecord, target: WorkerRecord, deadline: float) -> str:
     """Return whether a worker is there: "alive", "leaving", "gone", or "silent" if it does not answer in time."""
     try:
-        peers.connector.ask(me, target, Purpose.PROBE, deadline)
+        peers.connector.dialer.ask(me, target, Purpose.PROBE, deadline)
     except Refused as refused:
         return "leaving" if refused.code == "leaving" else "alive"
     except TimeoutError:
@@ -121,7 +121,7 @@ class Joining:
     def _ask(self, candidate: WorkerRecord, target: WorkerRecord, deadline: float) -> _Answer:
         """Ask a member for its vote."""
         try:
-            self._peers.connector.ask(candidate, target, Purpose.VOTE, deadline)
+            self._peers.connector.dialer.ask(candidate, target, Purpose.VOTE, deadline)
         except StaleGeneration as stale:
             return _Answer(str(stale), known=stale.known)
         except Refused as refused:

@@ -54,15 +54,20 @@ class LostWorkers:
         # On the channel on which it called this worker, a goodbye says nothing about the replies that it still owes:
         # they arrive, if at all, on the other channel, before the goodbye there.
         if peer is not None and (channel.outgoing or peer.outgoing is None):
-            self.peer_lost(peer, f"it ended {cause}" if cause else "it has shut down", left=True)
+            self.peer_lost(peer, f"it ended {cause}" if cause else "it has shut down", left=True, failed=bool(cause))
 
-    def peer_lost(self, peer: Peer, reason: str, *, left: bool = False) -> None:
-        """Declare a worker gone, so that nothing that needs it waits any longer; `left` says that it said goodbye."""
+    def peer_lost(self, peer: Peer, reason: str, *, left: bool = False, failed: bool = False) -> None:
+        """Declare a worker gone, so that nothing that needs it waits any longer.
+
+        `left` says that it said goodbye, and `failed` that it did so because of an error.
+        """
         local = self._local
         with peer.lock:
             if peer.gone:
                 return
             peer.gone, peer.left = reason, left
+            if failed or not left:
+                peer.failed_at = local.runtime.now()
             if not left:  # a killed process may lose its connections before its listening socket
                 peer.dying_until = local.runtime.now() + _DYING
             channels = peer.channels()

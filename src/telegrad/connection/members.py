@@ -136,7 +136,7 @@ class Members:
             member = membership.find(record.name)
             callbacks = list(self._callbacks)
         assert member is not None
-        if left or self._local.closed or self._local.leaving:
+        if left or self._local.closed or self._local.departing:
             return
         for callback in callbacks:
             self._local.executor.submit(partial(_notify, callback, member, reason))

@@ -46,6 +46,8 @@ class Peer:
         """Why the worker can no longer be called. Empty while it can."""
         self.left = False
         """Whether the worker is gone after an orderly shutdown."""
+        self.failed_at: float | None = None
+        """When the worker was lost, or ended with an error; None if neither has happened."""
         self.dying_until = 0.0
         """If the worker was lost: until when its process may still be exiting, and listening."""
         self.lock = threading.Lock()  # protects outgoing, incoming, opening and last_attempt
@@ -135,7 +137,7 @@ class Peers:
 
     def abandon(self) -> None:
         """Close a forked child's copies of all connections. Takes no locks: the parent may have held one."""
-        links: list[Link] = list(self.connector.connecting)
+        links: list[Link] = list(self.connector.dialer.connecting)
         for peer in list(self._by_id.values()):
             links += [channel.link for channel in peer.channels() if channel.link is not None]
         for link in links:
@@ -182,7 +184,7 @@ class Peers:
     def _check_question(self, hello: Hello) -> None:
         """Answer an opener that wants a vote, or to know whether this worker is there and stays."""
         local = self._local
-        if local.leaving or local.closed:
+        if local.departing or local.closed:
             raise Rejected("leaving", f"worker {local.name!r} is leaving the group")
         if hello.purpose is Purpose.VOTE:
             if not self.members.may_vote:

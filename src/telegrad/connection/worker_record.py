@@ -14,6 +14,10 @@ import msgspec
 
 _NAME = re.compile(r"[0-9A-Za-z_:-]+\Z")
 MAX_NAME = 127
+RESTART_VARIABLE = "TELEGRAD_RESTART"
+"""Set by launchers: how often the worker was started before."""
+AWAIT_VARIABLE = "TELEGRAD_AWAITED_REPLACEMENT"
+"""Set by launchers that start dead workers again; see `telegrad.settings.AgentSettings.awaited_replacement`."""
 MAX_ID = 0xFFFF
 _MODES = {"any": "any function (accept='any')", "registered": "only exposed functions (accept='registered')"}
 

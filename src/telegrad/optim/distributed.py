@@ -8,10 +8,8 @@ next step, so they need no extra message.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,30 +23,19 @@ from telegrad.errors import TelegradError
 from telegrad.optim import checkpoint, optimizer_classes
 from telegrad.optim.clipping import clip
 from telegrad.optim.fan_out import StartCall, run_on_all
+from telegrad.optim.hyperparameter_sender import HyperparameterSender, Owner
 from telegrad.optim.hyperparameters import (
-    ChangedHyperparameters,
     Hyperparameters,
-    equal,
+    hyperparameters_of,
     with_given_tensors,
 )
 from telegrad.optim.local_optimizer import LocalOptimizer, build
-from telegrad.optim.messages import BuiltOptimizer, HyperparameterUpdate, LocalGroup, OptimizerState
+from telegrad.optim.messages import BuiltOptimizer, LocalGroup, OptimizerState
 from telegrad.optim.optimizer_classes import OptimizerClass
 from telegrad.optim.param_groups import check_param_groups, group_by_owner
 from telegrad.rpc.api import rpc_async
 from telegrad.rref.handle import PendingCall, RRef
 from telegrad.torch_private import must_be_annotated
-
-
-@dataclass
-class _Owner(checkpoint.OwnerLayout):
-    """A worker that owns some of the parameters, and its local optimizer."""
-
-    optimizer: RRef[LocalOptimizer]
-    applied: dict[int, Hyperparameters] | None = field(default_factory=dict)
-    """The changed hyperparameters that it has applied; None while that is unknown."""
-    latest: int = 0
-    """The number of the update that was sent last."""
 
 
 class DistributedOptimizer(Optimizer):
@@ -83,11 +70,6 @@ class DistributedOptimizer(Optimizer):
         self._in_backward: StepInBackward | None = None
         if step_in_backward:
             self._in_backward = self._agent.autograd.step_in_backward.add(self._encoded_hyperparameters)
-        self._lock = threading.Lock()  # protects all below up to _last_number, and `applied` and `latest` of owners
-        self._update_numbers = itertools.count(1)
-        self._encoded: tuple[int, dict[int, Hyperparameters], bytes] | None = None
-        self._last_number = 0
-
         starts = list(itertools.accumulate((len(group["params"]) for group in groups), initial=0))
         local_groups: dict[str, list[LocalGroup]] = {}
         indices: dict[str, list[int]] = {}
@@ -105,7 +87,7 @@ class DistributedOptimizer(Optimizer):
         built = [BuiltOptimizer.parse(made) for made in run_on_all(f"creating {_name(optimizer_class)}", calls)]
 
         self._owners = [
-            _Owner(worker, indices[worker], [group.number for group in theirs], made.optimizer)
+            Owner(worker, indices[worker], [group.number for group in theirs], made.optimizer)
             for (worker, theirs), made in zip(local_groups.items(), built, strict=True)
         ]
         shapes: dict[int, tuple[int, ...]] = {}
@@ -126,47 +108,17 @@ class DistributedOptimizer(Optimizer):
                 ],
             }
         )
-        self._changed = ChangedHyperparameters(self.param_groups)
+        self._sender = HyperparameterSender(self._agent.pipeline.encode, self._owners, self.param_groups)
 
     # -- hyperparameters ------------------------------------------------------------------------------------------
 
     def _encoded_hyperparameters(self) -> bytes:
         """Return an encoded update of all changed hyperparameters, for a backward pass that steps."""
-        with self._lock:
-            values = self._changed.values(self.param_groups)
-            if self._encoded is None or self._encoded[0] != self._last_number or not equal(values, self._encoded[1]):
-                self._last_number = next(self._update_numbers)
-                update = HyperparameterUpdate(self._last_number, values)
-                encoded = self._agent.pipeline.encode(update.without_tensors(), root="hyperparameters")
-                if encoded.attachments or encoded.references:
-                    raise TelegradError(
-                        "with step_in_backward=True, hyperparameters must be numbers or other plain values"
-                    )
-                self._encoded = self._last_number, values, bytes(encoded.data)
-            return self._encoded[2]
-
-    def _updates(self) -> list[HyperparameterUpdate | None]:
-        """Return the update that each owner needs, or None."""
-        with self._lock:
-            values = self._changed.values(self.param_groups)
-            return [self._update_for(owner, values) for owner in self._owners]
-
-    def _update_for(self, owner: _Owner, values: dict[int, Hyperparameters]) -> HyperparameterUpdate | None:
-        theirs = {number: values[number] for number in owner.groups if number in values} if values else {}
-        if owner.applied is not None and equal(theirs, owner.applied):
-            return None
-        owner.latest = self._last_number = next(self._update_numbers)
-        owner.applied = None
-        return HyperparameterUpdate(owner.latest, theirs)
-
-    def _confirm(self, owner: _Owner, update: HyperparameterUpdate | None) -> None:
-        with self._lock:
-            if update is not None and update.number == owner.latest:
-                owner.applied = update.groups
+        return self._sender.encoded(self.param_groups)
 
     def _call_with_updates(self, what: str, method: str, *args: Any) -> list[Any]:
         """Call a method of all local optimizers, and send changed hyperparameters with the calls."""
-        updates = self._updates()
+        updates = self._sender.updates(self.param_groups)
         results = run_on_all(
             what,
             [
@@ -175,7 +127,7 @@ class DistributedOptimizer(Optimizer):
             ],
         )
         for owner, update in zip(self._owners, updates, strict=True):
-            self._confirm(owner, update)
+            self._sender.confirm(owner, update)
         return results
 
     # -- gradients ------------------------------------------------------------------------------------------------
@@ -272,9 +224,7 @@ class DistributedOptimizer(Optimizer):
         """Load the state dict of a `DistributedOptimizer` or of a torch optimizer."""
         lengths = [len(group["params"]) for group in self.param_groups]
         groups, states = checkpoint.scatter(state_dict, lengths, self._shapes, self._owners)
-        with self._lock:
-            number = self._last_number = next(self._update_numbers)
-            self._encoded = None
+        number = self._sender.next_number()
         run_on_all(
             "load_state_dict()",
             [
@@ -282,15 +232,35 @@ class DistributedOptimizer(Optimizer):
                 for owner, state in zip(self._owners, states, strict=True)
             ],
         )
-        with self._lock:
-            for owner in self._owners:
-                owner.applied, owner.latest = {}, number
-            for group, values in zip(self.param_groups, groups, strict=True):
-                params = group["params"]
-                group.clear()
-                group.update(values)
-                group["params"] = params
-            self._changed = ChangedHyperparameters(self.param_groups)
+        self._set_groups(groups, number)
+
+    def _set_groups(self, groups: Iterable[Hyperparameters], number: int) -> None:
+        """Set hyperparameters that all owners have already."""
+        for group, values in zip(self.param_groups, groups, strict=True):
+            params = group["params"]
+            group.clear()
+            group.update(values)
+            group["params"] = params
+        self._sender.reset(self.param_groups, number)
+
+    # The four below are for snapshots, in which the state of each owner stays on that owner: see telegrad.recovery.
+
+    def parts(self) -> list[RRef[LocalOptimizer]]:
+        """Return references to the optimizers of all owners."""
+        return [owner.optimizer for owner in self._owners]
+
+    def send_hyperparameters(self) -> None:
+        """Send changed hyperparameters now, instead of with the next step."""
+        if self._sender.is_behind(self.param_groups):
+            self._call_with_updates("send_hyperparameters()", "apply")
+
+    def hyperparameters(self) -> list[Hyperparameters]:
+        """Return the hyperparameters of all groups."""
+        return [hyperparameters_of(group) for group in self.param_groups]
+
+    def load_hyperparameters(self, groups: list[Hyperparameters]) -> None:
+        """Set the hyperparameters of all groups, which the owners have loaded with their states."""
+        self._set_groups(groups, self._sender.next_number())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported: pass all groups to the constructor."""

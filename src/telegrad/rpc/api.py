@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 from telegrad import worker_devices
@@ -24,7 +25,9 @@ from telegrad.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Option
 from telegrad.rendezvous_search import IdTaken
 from telegrad.rpc.exposing import default_registry
 from telegrad.rpc.group_rendezvous import Rendezvous, group_keys, report_failure
+from telegrad.rpc.idempotence import MARK, RetryPolicy, retry_policy
 from telegrad.rpc.interpreter_exit import close_at_exit
+from telegrad.rpc.retrying import RetriedCall, RetriedFuture
 from telegrad.rpc.signals import WrappedHandlers, deliver_pending, pending_handlers
 from telegrad.rpc.token import take_token
 from telegrad.rref.handle import RRef
@@ -157,15 +160,21 @@ def rpc_sync(
     timeout: float = UNSET_RPC_TIMEOUT,
     *,
     device_map: DeviceMap | None = None,
+    retries: int | None = None,
 ) -> Any:
     """Run `func` on worker `to` and return its result.
 
     `func` may also be a name that the worker registered (`register`), prefixed with ``@``, or in registered mode the
     name of a function that it exposes (`expose`). An exception that it raises is raised here with the remote traceback.
-    `device_map` maps devices of this worker to devices of the callee, instead of `Options.device_maps`.
+    `device_map` maps devices of this worker to devices of the callee, instead of `Options.device_maps`. `retries` says
+    how often a call of an `idempotent` function is made again if the callee is lost, instead of the decorator.
     """
-    client = default_agent().client
-    return client.call(
+    agent = default_agent()
+    if retries is not None or (MARK in func.__dict__ if type(func) is FunctionType else agent.registry is not None):
+        policy = retry_policy(agent, func, retries)
+        if policy is not None:
+            return _retried_call(agent, policy, to, func, args, kwargs, timeout, device_map).run()
+    return agent.client.call(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
         tuple(args) if args else (),
@@ -183,9 +192,19 @@ def rpc_async(
     timeout: float = UNSET_RPC_TIMEOUT,
     *,
     device_map: DeviceMap | None = None,
+    retries: int | None = None,
 ) -> Future[Any]:
-    """Start `func` on worker `to` and return a future of its result. For `device_map` see `rpc_sync`."""
-    future: Future[Any] = Future(default_agent())
+    """Start `func` on worker `to` and return a future of its result. For `device_map` and `retries` see `rpc_sync`.
+
+    If the arguments have changed when the call would be made again, it is not.
+    """
+    agent = default_agent()
+    if retries is not None or (MARK in func.__dict__ if type(func) is FunctionType else agent.registry is not None):
+        policy = retry_policy(agent, func, retries)
+        if policy is not None:
+            call = _retried_call(agent, policy, to, func, args, kwargs, timeout, device_map)
+            return RetriedFuture(agent).start_retried(call, tuple(args or ()), kwargs)
+    future: Future[Any] = Future(agent)
     future.start(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
@@ -199,6 +218,20 @@ def rpc_async(
     return future
 
 
+def _retried_call(
+    agent: Agent,
+    policy: RetryPolicy,
+    to: Target,
+    func: Callable[..., Any] | str,
+    args: Sequence[Any] | None,
+    kwargs: dict[str, Any] | None,
+    timeout: float,
+    device_map: DeviceMap | None,
+) -> RetriedCall:
+    devices = None if device_map is None else parse_device_map(device_map, "device_map")
+    return RetriedCall(agent, policy, _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), devices)
+
+
 def remote(
     to: Target,
     func: Callable[..., Any] | str,
@@ -208,12 +241,19 @@ def remote(
     *,
     ordered: bool = False,
     device_map: DeviceMap | None = None,
+    retries: int | None = None,
 ) -> RRef[Any]:
     """Run `func` on worker `to`, keep the result there, and return an RRef to it without waiting.
 
     Using the RRef raises the error of the function or of the call, if one failed. With `ordered`, the result is an
     actor: methods called through RRefs run one at a time, in each caller's order. For `device_map` see `rpc_sync`.
+    A value is lost with its worker, so this is never called again: `retries` must be None or 0.
     """
+    if retries:
+        raise ValueError(
+            "remote() is not called again after a worker is lost, because a value is lost with its worker at any time: "
+            "catch WorkerLost, call wait_for_worker(), and create the RRef again"
+        )
     references: RRefManager = default_agent().references
     devices = None if device_map is None else parse_device_map(device_map, "device_map")
     made: RRef[Any] = references.create(
@@ -276,13 +316,17 @@ def _names(workers: Sequence[Target] | None) -> list[str] | None:
 def all_gather(
     value: Any, workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
-    """Return the values that all `workers` (default: everybody) passed, by name. All of them must call this."""
-    return default_agent().gather(value, _names(workers), timeout=given_timeout(timeout))
+    """Return the values that all `workers` (default: everybody) passed, by name. All of them must call this.
+
+    It waits for as long as it takes, or for `timeout` seconds, and fails at once if one of the workers is lost. If it
+    waits for more than 3 seconds, it logs for whom. In an open group, everybody means the workers that are alive.
+    """
+    return default_agent().gather(value, _names(workers), timeout=given_timeout(timeout) or 0)
 
 
 def barrier(workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> None:
-    """Wait until all `workers` (default: everybody) have called this."""
-    default_agent().gather(None, _names(workers), timeout=given_timeout(timeout))
+    """Wait until all `workers` (default: everybody) have called this. It waits as `all_gather` does."""
+    default_agent().gather(None, _names(workers), timeout=given_timeout(timeout) or 0, what="barrier()")
 
 
 @contextlib.contextmanager

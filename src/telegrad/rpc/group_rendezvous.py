@@ -13,9 +13,9 @@ from typing import Self
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.agent.agent import Agent
-from telegrad.bootstrap import RESTART_VARIABLE, ListenIfNeeded, Probe, check_token
+from telegrad.bootstrap import ListenIfNeeded, Probe, check_token
 from telegrad.connection.group_keys import GroupKeys, derive_keys
-from telegrad.connection.worker_record import FoundGroup, WorkerRecord
+from telegrad.connection.worker_record import RESTART_VARIABLE, FoundGroup, WorkerRecord
 from telegrad.errors import RendezvousError, TokenError
 from telegrad.options import Options
 from telegrad.rendezvous import FAILURE_LINGER

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support import network_worker
+from tests.support.namespaces import run, why_not
 from tests.support.paths import ROOT
 
 PATIENCE = 90
@@ -32,10 +32,6 @@ NEEDLES = {
     "a result": torch.arange(2000.0, 2032.0, 2.0).numpy().tobytes(),
     "the end of a pickle of arguments": b"\x94\x85\x94}\x94\x86\x94.",
 }
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
 
 
 @contextmanager
@@ -55,23 +51,9 @@ def two_namespaces() -> Iterator[tuple[str, str]]:
         yield names
 
 
-def why_not() -> str:
-    """Return why this cannot run here; empty if it can."""
-    for command in ("ip", "tshark"):
-        if shutil.which(command) is None:
-            return f"the command {command} is not installed"
-    try:
-        with two_namespaces():
-            return ""
-    except (subprocess.CalledProcessError, OSError) as error:
-        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
-        return f"network namespaces cannot be made here: {said}"
-
-
 @pytest.fixture(scope="module")
 def namespaces() -> Iterator[tuple[str, str]]:
-    reason = why_not()
-    if reason:
+    if reason := why_not("tshark"):
         pytest.skip(reason)
     with two_namespaces() as names:
         yield names

@@ -150,7 +150,8 @@ def start(
     try:
         join(name, rank, rendezvous, options, prepare)
         if world_size:
-            check_device_maps(default_agent().gather(device_config()))
+            worker = default_agent()
+            check_device_maps(worker.gather(device_config(), timeout=worker.settings.rpc_timeout, what="init_rpc()"))
         else:
             check_maps_of_members(default_agent())
     except MixedGroup as error:

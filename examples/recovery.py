@@ -1,0 +1,133 @@
+"""A training that survives `kill -9`: workers are killed, started again by the launcher, and the result is the same.
+
+The model has three stages on three workers and a head on the trainer. Every second or so a random stage is killed. The
+launcher starts it again, the training rolls back to its last snapshot, and goes on. At the end the parameters equal
+those of an undisturbed run, bit for bit.
+
+python examples/recovery.py [--steps 120] [--kills 3]
+"""
+
+import argparse
+import random
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import telegrad
+from telegrad import launch
+from telegrad.recovery import Recovery, Training
+
+STAGES = ["stage0", "stage1", "stage2"]
+NAMES = ["trainer", *STAGES]
+
+
+class Stage(torch.nn.Module):
+    """A layer with dropout, so that the random numbers of each worker matter."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(0.1), torch.nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@dataclass
+class Model:
+    """Everything that has state."""
+
+    stages: list[telegrad.nn.RemoteModule]
+    head: torch.nn.Linear
+    optimizer: telegrad.optim.DistributedOptimizer
+
+
+def build() -> Model:
+    """Create the stages, the head and the optimizer: at first, and again after a worker was lost."""
+    stages = [telegrad.nn.RemoteModule(name, Stage, (number,)) for number, name in enumerate(STAGES)]
+    torch.manual_seed(7)
+    head = torch.nn.Linear(16, 1)
+    references = [reference for stage in stages for reference in stage.remote_parameters()]
+    references += [telegrad.RRef(parameter) for parameter in head.parameters()]
+    return Model(stages, head, telegrad.optim.DistributedOptimizer(torch.optim.Adam, references, lr=0.01))
+
+
+def step(model: Model) -> float:
+    x = torch.randn(64, 16)
+    with telegrad.autograd.context() as context_id:
+        hidden = x
+        for stage in model.stages:
+            hidden = stage(hidden)
+        loss = (model.head(hidden) - x.sum(1, keepdim=True).sin()).square().mean()
+        telegrad.autograd.backward(context_id, [loss])
+        model.optimizer.step(context_id)
+    return loss.item()
+
+
+def work(steps: int, begun: str | None = None) -> tuple[list[torch.Tensor], dict[int, float], list[Recovery]] | None:
+    torch.manual_seed(1)
+    if telegrad.get_worker_info().name != "trainer":
+        return None  # and serve the trainer until it shuts down
+    training = Training(build, every=10)
+    losses = {}
+    for number in training.steps(steps):
+        if begun is not None:
+            Path(begun).touch()
+        with training:  # if a worker is lost, go back to the last snapshot
+            losses[number] = step(training.state)
+    model = training.state
+    parameters = [value for stage in model.stages for value in stage.state_dict().values()]
+    return [*parameters, *model.head.state_dict().values()], losses, training.recoveries
+
+
+def train(
+    steps: int, kills: int, seconds: float, seed: int
+) -> tuple[list[torch.Tensor], dict[int, float], list[Recovery]]:
+    """Train while so many stages are killed, one every few seconds."""
+    chance = random.Random(seed)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        launch.start(work, NAMES, args=(steps, f"{directory}/begun"), prefix=False, restart=kills) as group,
+    ):
+        begun, over = Path(directory, "begun"), threading.Event()
+
+        def disturb() -> None:
+            while not begun.exists():  # no worker is killed while the group forms
+                if over.wait(0.01):
+                    return
+            for _ in range(kills):
+                if over.wait(chance.uniform(0.5, 1.5) * seconds):
+                    return
+                group.kill(chance.choice(STAGES))
+
+        killer = threading.Thread(target=disturb)
+        killer.start()
+        try:
+            return group.join(300)[0]
+        finally:
+            over.set()
+            killer.join()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=3.0, help="between two kills, on average")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    expected, losses, _ = launch.local(work, NAMES, args=(options.steps,), prefix=False)[0]
+    print(f"undisturbed: the loss fell from {losses[0]:.3f} to {losses[options.steps - 1]:.3f}", flush=True)
+    parameters, again, recoveries = train(options.steps, options.kills, options.seconds, options.seed)
+    for each in recoveries:
+        print(
+            f"{' and '.join(each.workers)} was lost in step {each.step}: went on with step {each.resumed} after "
+            f"{each.seconds:.1f} s"
+        )
+    same = all(torch.equal(one, other) for one, other in zip(parameters, expected, strict=True)) and again == losses
+    print(
+        f"with {len(recoveries)} losses: parameters and losses are {'the same' if same else 'DIFFERENT'}, bit for bit"
+    )

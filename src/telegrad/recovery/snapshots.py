@@ -1,0 +1,152 @@
+"""The snapshots of a training run, as the driver sees them: takes them on all workers, and loads the last complete one.
+
+A snapshot is complete when all workers have copied the state of their objects, and the holders of each copy have it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from telegrad.errors import RecoveryFailed
+from telegrad.futures import Future
+from telegrad.optim.fan_out import run_on_all
+from telegrad.recovery import files, shares
+from telegrad.recovery.shares import SnapshotId
+from telegrad.recovery.stateful import Found
+from telegrad.rpc.api import rpc_async
+
+_log = logging.getLogger("telegrad")
+
+Incarnations = dict[str, int]
+"""All workers of a run, each in which incarnation."""
+
+
+class _Snapshot(NamedTuple):
+    id: SnapshotId
+    step: int
+    holders: dict[str, list[str]]
+    incarnations: Incarnations
+
+
+class Snapshots:
+    """Takes and loads snapshots. `driver` is the worker that this runs on."""
+
+    def __init__(self, driver: str, copies: int, directory: Path | None) -> None:
+        self._driver = driver
+        self._copies = copies
+        self._directory = directory
+        self._run = f"{driver}/{secrets.token_hex(8)}"
+        self._number = 0
+        self._complete: _Snapshot | None = None
+        self._pushing: tuple[_Snapshot, list[Future[None]]] | None = None
+
+    def begin(self, found: Found, workers: Incarnations, step: int) -> None:
+        """Copy the state of all objects, and begin to send the copies to their holders."""
+        self.finish()
+        for optimizer in found.optimizers():
+            optimizer.send_hyperparameters()
+        self._number += 1
+        names = list(workers)
+        ring = names * 2
+        copies = min(self._copies, len(names) - 1)
+        holders = {name: ring[place + 1 : place + 1 + copies] for place, name in enumerate(names)}
+        snapshot = _Snapshot(SnapshotId(self._run, self._number), step, holders, dict(workers))
+        oldest = self._complete.id.number if self._complete is not None else 0
+        shares.take_values(snapshot.id, found.local, oldest)
+        others = [name for name in names if name != self._driver]
+        _on_all(
+            "taking a snapshot",
+            {name: (shares.take, (snapshot.id, found.remote.get(name, {}), oldest)) for name in others},
+        )
+        pushes = [rpc_async(name, shares.push, (snapshot.id, holders[name], self._path()), timeout=0) for name in names]
+        self._pushing = snapshot, pushes
+
+    def finish_if_ready(self) -> None:
+        """Complete the snapshot that is being sent, if all of it has arrived."""
+        if self._pushing is not None and all(push.done() for push in self._pushing[1]):
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the snapshot that is being sent is complete."""
+        if self._pushing is None:
+            return
+        snapshot, pushes = self._pushing
+        for push in pushes:
+            push.wait()
+        self._pushing = None
+        self._complete = snapshot
+        if self._directory is not None:
+            files.commit(self._directory, files.Latest(snapshot.id.number, snapshot.step))
+
+    def load(self, found: Found, workers: Incarnations) -> int:
+        """Give all objects the state that they had in the last complete snapshot, and return its step; 0: none."""
+        self._pushing = None
+        if self._complete is not None:
+            return self._load_complete(self._complete, found, workers)
+        if self._directory is not None:
+            return self._load_from_disk(self._directory, found, workers)
+        return 0
+
+    def _load_complete(self, snapshot: _Snapshot, found: Found, workers: Incarnations) -> int:
+        """Load a snapshot: workers that were replaced since then get their shares from elsewhere."""
+        fetches = {}
+        for name, incarnation in workers.items():
+            if snapshot.incarnations[name] == incarnation:
+                continue
+            holders = snapshot.holders[name]
+            there = [each for each in holders if workers[each] == snapshot.incarnations[each]]
+            if not there and self._directory is None:
+                raise RecoveryFailed(
+                    f"worker {name!r} was lost together with {' and '.join(map(repr, holders)) or 'nobody else'}, "
+                    "which held its snapshot: pass more copies or a directory to Training, and start it again"
+                )
+            fetches[name] = shares.fetch, (snapshot.id, there[0] if there else None, self._path())
+        self._load_all(snapshot.id, found, workers, fetches)
+        return snapshot.step
+
+    def _load_from_disk(self, directory: Path, found: Found, workers: Incarnations) -> int:
+        latest = files.latest(directory)
+        if latest is None:
+            directory.mkdir(parents=True, exist_ok=True)
+            return 0
+        self._number = latest.number
+        snapshot = SnapshotId(self._run, latest.number)
+        fetches = {name: (shares.fetch, (snapshot, None, str(directory))) for name in workers}
+        self._load_all(snapshot, found, workers, fetches)
+        _log.warning("the training goes on with step %d, from the snapshot in %s", latest.step, directory)
+        return latest.step
+
+    def _load_all(
+        self, snapshot: SnapshotId, found: Found, workers: Incarnations, fetches: dict[str, tuple[Any, tuple[Any, ...]]]
+    ) -> None:
+        fetched = _on_all("fetching a snapshot", fetches)
+        missing = [name for name, there in zip(fetches, fetched, strict=True) if not there]
+        if missing:
+            raise RecoveryFailed(f"there is no snapshot {snapshot.number} of worker {' and '.join(map(repr, missing))}")
+        others = [name for name in workers if name != self._driver]
+        _on_all(
+            "loading a snapshot",
+            {name: (shares.load, (snapshot, found.remote.get(name, {}))) for name in others},
+        )
+        shares.load_values(snapshot, found.local)
+
+    def drop_all(self, workers: list[str]) -> None:
+        """Free all snapshots in the memory of these workers."""
+        self._pushing = None
+        for name in workers:
+            rpc_async(name, shares.drop, (self._run, self._number + 1))
+
+    def _path(self) -> str | None:
+        return None if self._directory is None else str(self._directory)
+
+
+def _on_all(what: str, calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
+    return run_on_all(
+        what,
+        [(name, partial(rpc_async, name, function, args, timeout=0)) for name, (function, args) in calls.items()],
+    )
