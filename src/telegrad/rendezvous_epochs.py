@@ -7,7 +7,8 @@ identity as prefix. A worker that comes to the store looks at the current epoch:
 1. There is none: it begins the first.
 2. The epoch is *forming*: it takes part (`telegrad.rendezvous`).
 3. The epoch is *complete*, and a member of another name is alive and stays: it joins that group, in the place of the
-   member of its own name. Members say in the store when they leave. Killed ones do not, so members are probed.
+   member of its own name. Members say in the store when they leave, or that all have agreed to. Killed ones do not, so
+   members are probed. During a graceful shutdown, until all have agreed, a replacement still joins.
 4. The epoch is complete, and all other members have left or are dead: it begins the next. If a worker of its own name
    is alive, though, it was started twice, which is an error.
 5. The epoch is *superseded*: it begins the next.

@@ -1,9 +1,9 @@
 """What the members of a group publish in the store, so that newcomers find them.
 
 A group of a fixed size has the registrations of its workers from when it formed (`rank/<id>`), a newer record of each
-member that was replaced since (`member/<id>`), and a note of each that has left (`departed/<id>`). An open group has
-the list of members in its epoch. All entries are authenticated. A record is replaced only by one of a later generation,
-or by the worker itself.
+member that was replaced since (`member/<id>`), and a note of each that has left alone (`departed/<id>`) or that all
+have left (`over`). An open group has the list of members in its epoch. All entries are authenticated. A record is
+replaced only by one of a later generation, or by the worker itself.
 
 The store may be lost with the process that hosts it. When there is another one at its address, any member can publish
 the whole group there (`Noticeboard.publish_group`): the result is the same whoever does it, and however many do.
@@ -25,6 +25,7 @@ from telegrad.rendezvous_records import MAX_LIST, Departure, Epoch, Records, Reg
 _Change = Callable[[tuple[Registration, ...]], tuple[Registration, ...]]
 
 _CURRENT = "current"
+_OVER = "over"
 _MAX_TRIES = 1000  # compare-and-sets that may fail because others were faster
 
 
@@ -88,15 +89,23 @@ class Noticeboard:
         else:
             self.publish_group(self._store, [record])
 
-    def leave(self) -> None:
-        """Publish that this worker leaves the group."""
+    def leave(self, *, is_over: bool = False) -> None:
+        """Publish that this worker leaves the group, or with `is_over` that all have agreed to leave it."""
         if self.is_open:
             gone = {self._mine.record.incarnation}
             self._change_list(lambda members: _marked(members, gone))
             return
         store, records = self._of_epoch(self._store)
-        name = f"departed/{self._mine.record.id}"
+        name = _OVER if is_over else f"departed/{self._mine.record.id}"
         store.set(name, records.encode(name, Departure(self._mine.record.incarnation)))
+
+    def is_over(self) -> bool:
+        """Return whether all members of a group of a fixed size have agreed to leave it."""
+        store, records = self._of_epoch(self._store)
+        if not store.check([_OVER]):
+            return False
+        records.decode(_OVER, store.get(_OVER), Departure, "the end of the group")
+        return True
 
     def remove(self, gone: Collection[WorkerRecord]) -> None:
         """Mark members of an open group that are dead."""

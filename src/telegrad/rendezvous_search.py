@@ -211,7 +211,7 @@ class Search:
     def _join_complete(self, epoch: Epoch) -> _Result | None:
         """Return the group that an epoch has formed, if it exists."""
         board = self._board(epoch, exists=True)
-        members = board.read_members()
+        members = [] if board.is_over() else board.read_members()
         if not self._lives(members):
             return None
         if epoch.world_size != self._mine.world_size:
@@ -258,7 +258,8 @@ class Search:
         store = PrefixStore(epoch.prefix, self._store)
         if has_outcome(store):
             outcome = read_outcome(store, Records(self._keys, store, epoch.prefix))
-            if outcome.status != "complete" or not self._lives(self._board(epoch).read_members()):
+            board = self._board(epoch)
+            if outcome.status != "complete" or board.is_over() or not self._lives(board.read_members()):
                 return
         raise MixedGroup(
             f"{self._mine} was started without a world size, but there is a group of {epoch.world_size} workers in the "

@@ -18,11 +18,12 @@ from torch.distributed.rendezvous import rendezvous
 from telegrad.connection.worker_record import MAX_ID
 from telegrad.errors import RendezvousError, RendezvousTimeout
 from telegrad.interrupts import interruptible
+from telegrad.waiting_report import FIRST, WaitingReport, seconds
 
 _log = logging.getLogger("telegrad")
 
 _MAX_PAUSE = 0.1
-_FIRST_LOG = 3.0  # seconds of waiting after which it is logged for the first time
+_FIRST_LOG = FIRST  # seconds of waiting after which it is logged for the first time
 _UNKNOWN_HOST_LIMIT = 5.0  # seconds for which a host name may be unknown: name servers have moments of weakness
 _MIN_FREE = 4096  # bytes that a rendezvous file needs at least
 MAX_TIMEOUT = 10.0 * 365 * 86400
@@ -101,20 +102,17 @@ def _world_size(given: int | None, in_url: str | None, init_method: str | None) 
 
 
 class WaitLog:
-    """Logs what a worker waits for: after 3 s, and then ever more rarely."""
+    """Logs what a worker waits for in the rendezvous; see `telegrad.waiting_report` for how often."""
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._start = time.monotonic()
-        self._next = _FIRST_LOG
+        self._report = WaitingReport(time.monotonic(), _FIRST_LOG)
 
     def log_if_due(self, what: Callable[[], str]) -> None:
         """Log the wait if it is time to. `what` returns what the worker waits for; empty: nothing to log."""
-        waited = time.monotonic() - self._start
-        if waited >= self._next:
-            self._next = 2 * waited
-            if text := what():
-                _log.warning("%s has waited %.0f s for %s", self._who, waited, text)
+        now = time.monotonic()
+        if self._report.is_due(now) and (text := what()):
+            _log.warning("%s has waited %s for %s", self._who, seconds(self._report.elapsed(now)), text)
 
 
 def store_address(init_method: str) -> tuple[str, int] | None:

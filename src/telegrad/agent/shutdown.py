@@ -67,7 +67,7 @@ def _counts(counts: Mapping[int, int]) -> dict[int, int]:
     return {int(worker): int(count) for worker, count in counts.items()}
 
 
-def _do_nothing() -> None:
+def _do_nothing(is_over: bool = False) -> None:
     """Stand for a callback that is not set."""
 
 
@@ -79,8 +79,8 @@ class Shutdown:
         self._local = agent.local
         self.references: RRefManager | None = None
         """The references of this worker, which are counted and released at the end."""
-        self.on_leave: Callable[[], None] = _do_nothing
-        """Called when the worker begins to leave, and possibly again."""
+        self.on_leave: Callable[[bool], None] = _do_nothing
+        """Called when the worker leaves, with whether all have agreed to leave, and possibly again."""
         self.on_closed: Callable[[], None] = _do_nothing
         """Called when everything is closed."""
         self._lock = threading.Lock()  # protects _closing and the agent's closed
@@ -140,10 +140,11 @@ class Shutdown:
             return
         held: list[str] = []
         try:
-            self.on_leave()
+            is_over = graceful and not self._local.closed and not self._agent.peers.members.is_open
             if graceful and not self._local.closed:
-                held = self._drain_own(timeout) if self._agent.peers.members.is_open else self._drain(timeout)
+                held = self._drain(timeout) if is_over else self._drain_own(timeout)
             self._local.departing = True
+            self.on_leave(is_over)
         except BaseException as error:
             self.note_cause(error)
             raise
@@ -241,7 +242,7 @@ class Shutdown:
         self.close_listeners()
         # An interrupt ends the waits; the rest is done nevertheless.
         try:
-            self.on_leave()
+            self.on_leave(False)
             if self._cause:
                 self._connect_to_all()
             channels = [channel for peer in agent.peers.all() for channel in peer.channels()]

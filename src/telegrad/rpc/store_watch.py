@@ -121,8 +121,8 @@ class StoreWatch:
         self._watch(connection)
         return True
 
-    def leave(self) -> None:
-        """Note in the store that this worker leaves, as far as that is possible in a short time."""
+    def leave(self, is_over: bool) -> None:
+        """Note in the store that this worker leaves, or all do, as far as that is possible in a short time."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -132,7 +132,7 @@ class StoreWatch:
             board = self._board
             try:
                 if board is not None:
-                    board.leave()
+                    board.leave(is_over=is_over)
             except (RuntimeError, TelegradError) as error:
                 _log.debug("worker %r leaves a group whose store is gone: %s", self._agent.me.name, error)
             finally:

@@ -320,7 +320,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
                 agent.sync()
                 agent.leaks = await_deletions(agent.agent)
         else:
-            agent.agent.shutdown_protocol.on_leave()  # nobody who joins from now on calls this worker
+            agent.agent.shutdown_protocol.on_leave(False)  # nobody who joins from now on calls this worker
         agent.join(shutdown=True, timeout=timeout)
     finally:
         _finalize_shutdown()
