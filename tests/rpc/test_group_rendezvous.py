@@ -19,11 +19,20 @@ from telegrad import launch, rpc
 from telegrad.errors import RendezvousError, TelegradError
 
 SECONDS = 60.0
+BY_LAUNCHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "TELEGRAD_AWAITED_REPLACEMENT",
+    "TELEGRAD_INIT_METHOD",
+    "TELEGRAD_NAME",
+    "TELEGRAD_RESTART",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TELEGRAD_INIT_METHOD", "TELEGRAD_NAME"):
+    for name in (*BY_LAUNCHERS, "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -54,7 +63,7 @@ def start(init_method: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
     def begin(function: Callable[..., Any], *args: Any) -> launch.Group:
         def run() -> Any:
-            for name in ("WORLD_SIZE", "RANK", "TORCHELASTIC_USE_AGENT_STORE", "TELEGRAD_NAME", "TELEGRAD_INIT_METHOD"):
+            for name in BY_LAUNCHERS:
                 os.environ.pop(name, None)
             for variable, value in zip(("MASTER_ADDR", "MASTER_PORT"), address, strict=True):
                 if value is not None:
