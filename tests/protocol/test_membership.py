@@ -97,6 +97,16 @@ def test_anybody_with_a_new_name_and_id_joins_an_open_group() -> None:
         membership.admit(Identity("d", 2, 0, 0), 1.0)
 
 
+def test_a_worker_returns_to_an_open_group_that_it_has_left() -> None:
+    membership = group(2, is_open=True)
+    with pytest.raises(NotAdmitted, match="another process is worker 'b'"):
+        membership.admit(identity("b", 5), 1.0)
+    membership.gone("b", 0, State.LEFT, 2.0)
+    assert membership.admit(identity("b", 5), 3.0) is Admission.REPLACES
+    with pytest.raises(NotAdmitted, match="another process is worker 'b'"):
+        membership.admit(identity("b", 6), 4.0)
+
+
 # -- votes --------------------------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,8 @@ left. After a vote it votes for no other newcomer of that name for a while (`HOL
 vote of a member that was replaced is not forgotten: its replacement does not vote until a quorum has told it what they
 have voted for (`merge`).
 
-In an *open* group, workers with new names join without votes. Two sides of a partition may both admit a worker with the
-same new name; each then refuses the other's.
+In an *open* group, workers with new names join without votes, and so do those with the names of workers that have left.
+Two sides of a partition may both admit such a worker; each then refuses the other's.
 
 Time is passed in, and nothing here does I/O.
 """
@@ -163,6 +163,9 @@ class Membership:
             return Admission.KNOWN
         if name == self.me.name:
             raise NotAdmitted("name", f"worker {name!r} is this worker")
+        if self.is_open and member.state is State.LEFT and generation >= known.generation:
+            self._members[name] = Member(identity, State.ALIVE, now)
+            return Admission.REPLACES
         if generation < known.generation:
             raise NotAdmitted(
                 "incarnation", f"this incarnation of worker {name!r} was replaced by a later one: restart it"
