@@ -123,6 +123,15 @@ def test_a_lost_worker_may_be_replaced_by_the_first_who_asks() -> None:
     assert membership.vote(identity("b", 5, 1), 4.0 + HOLD) == "it has voted for another process in generation 2"
 
 
+def test_a_replacement_that_is_lost_at_once_is_replaced_at_once() -> None:
+    membership = group(3)
+    lose(membership, "b")
+    assert membership.vote(identity("b", 5, 1), 2.0) == ""
+    assert membership.admit(identity("b", 5, 1), 2.1) is Admission.REPLACES
+    lose(membership, "b", 2.2)
+    assert membership.vote(identity("b", 6, 2), 2.3) == ""
+
+
 def test_there_is_no_vote_for_what_is_not_lost_or_not_there() -> None:
     membership = group(2)
     assert membership.vote(identity("b", 5, 1), 1.0) == "another process is worker 'b', and it is alive"
