@@ -12,8 +12,8 @@ reason alone. So the generation must be unique, and there are two ways to get on
 
 A member votes for a newcomer only if it holds the worker that the newcomer would replace for lost, or if that one has
 left. After a vote it votes for no other newcomer of that name for a while (`HOLD`), unless that one has become a member
-and is gone again, so that one of two can succeed. The vote of a member that was replaced is not forgotten: its replacement does not vote until a quorum has told it what they
-have voted for (`merge`).
+and is gone again, so that one of two can succeed. The vote of a member that was replaced is not forgotten: its
+replacement does not vote until a quorum has told it what they have voted for (`merge`).
 
 In an *open* group, workers with new names join without votes, and so do those with the names of workers that have left.
 Two sides of a partition may both admit such a worker; each then refuses the other's.
