@@ -12,6 +12,7 @@ import random
 import tempfile
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,15 +23,17 @@ from telegrad.recovery import Recovery, Training
 
 STAGES = ["stage0", "stage1", "stage2"]
 NAMES = ["trainer", *STAGES]
+Outcome = tuple[list[torch.Tensor], dict[int, float], list[Recovery]]
+"""The final parameters, the losses by step, and what happened to workers."""
 
 
 class Stage(torch.nn.Module):
     """A layer with dropout, so that the random numbers of each worker matter."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, width: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(0.1), torch.nn.Tanh())
+        self.layers = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Dropout(0.1), torch.nn.Tanh())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
@@ -45,18 +48,18 @@ class Model:
     optimizer: telegrad.optim.DistributedOptimizer
 
 
-def build() -> Model:
+def build(width: int) -> Model:
     """Create the stages, the head and the optimizer: at first, and again after a worker was lost."""
-    stages = [telegrad.nn.RemoteModule(name, Stage, (number,)) for number, name in enumerate(STAGES)]
+    stages = [telegrad.nn.RemoteModule(name, Stage, (number, width)) for number, name in enumerate(STAGES)]
     torch.manual_seed(7)
-    head = torch.nn.Linear(16, 1)
+    head = torch.nn.Linear(width, 1)
     references = [reference for stage in stages for reference in stage.remote_parameters()]
     references += [telegrad.RRef(parameter) for parameter in head.parameters()]
-    return Model(stages, head, telegrad.optim.DistributedOptimizer(torch.optim.Adam, references, lr=0.01))
+    return Model(stages, head, telegrad.optim.DistributedOptimizer(torch.optim.Adam, references, lr=0.001))
 
 
 def step(model: Model) -> float:
-    x = torch.randn(64, 16)
+    x = torch.randn(64, model.head.in_features)
     with telegrad.autograd.context() as context_id:
         hidden = x
         for stage in model.stages:
@@ -67,11 +70,13 @@ def step(model: Model) -> float:
     return loss.item()
 
 
-def work(steps: int, begun: str | None = None) -> tuple[list[torch.Tensor], dict[int, float], list[Recovery]] | None:
+def work(
+    steps: int, width: int, begun: str | None = None
+) -> tuple[list[torch.Tensor], dict[int, float], list[Recovery]] | None:
     torch.manual_seed(1)
     if telegrad.get_worker_info().name != "trainer":
         return None  # and serve the trainer until it shuts down
-    training = Training(build, every=10)
+    training = Training(partial(build, width), every=10)
     losses = {}
     for number in training.steps(steps):
         if begun is not None:
@@ -83,14 +88,12 @@ def work(steps: int, begun: str | None = None) -> tuple[list[torch.Tensor], dict
     return [*parameters, *model.head.state_dict().values()], losses, training.recoveries
 
 
-def train(
-    steps: int, kills: int, seconds: float, seed: int
-) -> tuple[list[torch.Tensor], dict[int, float], list[Recovery]]:
+def train(steps: int, width: int, kills: int, seconds: float, seed: int) -> Outcome:
     """Train while so many stages are killed, one every few seconds."""
     chance = random.Random(seed)
     with (
         tempfile.TemporaryDirectory() as directory,
-        launch.start(work, NAMES, args=(steps, f"{directory}/begun"), prefix=False, restart=kills) as group,
+        launch.start(work, NAMES, args=(steps, width, f"{directory}/begun"), prefix=False, restart=kills) as group,
     ):
         begun, over = Path(directory, "begun"), threading.Event()
 
@@ -115,13 +118,14 @@ def train(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--width", type=int, default=16, help="of the layers")
     parser.add_argument("--kills", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3.0, help="between two kills, on average")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    expected, losses, _ = launch.local(work, NAMES, args=(options.steps,), prefix=False)[0]
-    print(f"undisturbed: the loss fell from {losses[0]:.3f} to {losses[options.steps - 1]:.3f}", flush=True)
-    parameters, again, recoveries = train(options.steps, options.kills, options.seconds, options.seed)
+    expected, losses, _ = launch.local(work, NAMES, args=(options.steps, options.width), prefix=False)[0]
+    print(f"undisturbed: the loss went from {losses[0]:.3f} to {losses[options.steps - 1]:.3f}", flush=True)
+    parameters, again, recoveries = train(options.steps, options.width, options.kills, options.seconds, options.seed)
     for each in recoveries:
         print(
             f"{' and '.join(each.workers)} was lost in step {each.step}: went on with step {each.resumed} after "

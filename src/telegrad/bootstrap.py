@@ -81,7 +81,7 @@ def start_agent(
             prepare(agent)
         if found.exists:
             deadline = agent.runtime.now() + options.init_timeout
-            vouched = RESTART_VARIABLE in os.environ
+            vouched = _is_vouched_for(agent.me, found.records)
             agent.join(found.records, deadline=deadline, vouched=vouched, is_open=found.is_open)
         else:
             agent.start(group, is_open=found.is_open)
@@ -103,6 +103,15 @@ def _first_generation() -> int:
     if not text.isdecimal():
         raise RendezvousError(f"{RESTART_VARIABLE} must be how often the worker was started before, not {text!r}")
     return int(text) * _JOINS + next(_joins)
+
+
+def _is_vouched_for(me: WorkerRecord, members: Sequence[WorkerRecord]) -> bool:
+    """Return whether a launcher has given this worker its generation.
+
+    It has not if the one before it comes from another launcher, or was started by hand, and has a higher one.
+    """
+    known = max((record.generation for record in members if record.name == me.name), default=-1)
+    return RESTART_VARIABLE in os.environ and me.generation > known
 
 
 def _awaited_replacement() -> float:

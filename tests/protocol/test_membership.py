@@ -97,6 +97,16 @@ def test_anybody_with_a_new_name_and_id_joins_an_open_group() -> None:
         membership.admit(Identity("d", 2, 0, 0), 1.0)
 
 
+def test_a_worker_returns_to_an_open_group_that_it_has_left() -> None:
+    membership = group(2, is_open=True)
+    with pytest.raises(NotAdmitted, match="another process is worker 'b'"):
+        membership.admit(identity("b", 5), 1.0)
+    membership.gone("b", 0, State.LEFT, 2.0)
+    assert membership.admit(identity("b", 5), 3.0) is Admission.REPLACES
+    with pytest.raises(NotAdmitted, match="another process is worker 'b'"):
+        membership.admit(identity("b", 6), 4.0)
+
+
 # -- votes --------------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +121,15 @@ def test_a_lost_worker_may_be_replaced_by_the_first_who_asks() -> None:
     assert membership.known_generation(identity("b", 5)) == 0
     assert membership.vote(identity("b", 6, 2), 3.0 + HOLD) == ""
     assert membership.vote(identity("b", 5, 1), 4.0 + HOLD) == "it has voted for another process in generation 2"
+
+
+def test_a_replacement_that_is_lost_at_once_is_replaced_at_once() -> None:
+    membership = group(3)
+    lose(membership, "b")
+    assert membership.vote(identity("b", 5, 1), 2.0) == ""
+    assert membership.admit(identity("b", 5, 1), 2.1) is Admission.REPLACES
+    lose(membership, "b", 2.2)
+    assert membership.vote(identity("b", 6, 2), 2.3) == ""
 
 
 def test_there_is_no_vote_for_what_is_not_lost_or_not_there() -> None:

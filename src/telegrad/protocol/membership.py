@@ -11,12 +11,12 @@ reason alone. So the generation must be unique, and there are two ways to get on
   at most one can replace a worker. It is the side with the quorum.
 
 A member votes for a newcomer only if it holds the worker that the newcomer would replace for lost, or if that one has
-left. After a vote it votes for no other newcomer of that name for a while (`HOLD`), so that one of two can succeed. The
-vote of a member that was replaced is not forgotten: its replacement does not vote until a quorum has told it what they
-have voted for (`merge`).
+left. After a vote it votes for no other newcomer of that name for a while (`HOLD`), unless that one has become a member
+and is gone again, so that one of two can succeed. The vote of a member that was replaced is not forgotten: its
+replacement does not vote until a quorum has told it what they have voted for (`merge`).
 
-In an *open* group, workers with new names join without votes. Two sides of a partition may both admit a worker with the
-same new name; each then refuses the other's.
+In an *open* group, workers with new names join without votes, and so do those with the names of workers that have left.
+Two sides of a partition may both admit such a worker; each then refuses the other's.
 
 Time is passed in, and nothing here does I/O.
 """
@@ -163,6 +163,9 @@ class Membership:
             return Admission.KNOWN
         if name == self.me.name:
             raise NotAdmitted("name", f"worker {name!r} is this worker")
+        if self.is_open and member.state is State.LEFT and generation >= known.generation:
+            self._members[name] = Member(identity, State.ALIVE, now)
+            return Admission.REPLACES
         if generation < known.generation:
             raise NotAdmitted(
                 "incarnation", f"this incarnation of worker {name!r} was replaced by a later one: restart it"
@@ -194,7 +197,7 @@ class Membership:
         if vote is not None and vote.incarnation != incarnation:
             if generation <= vote.generation:
                 return f"it has voted for another process in generation {vote.generation}"
-            if now < vote.at + HOLD:
+            if now < vote.at + HOLD and member.identity.generation < vote.generation:
                 return f"it has just voted for another process that wants to be worker {name!r}"
         self._votes[name] = Vote(generation, incarnation, now)
         return ""
