@@ -146,13 +146,21 @@ class Simulation:
         settings: AgentSettings | None = None,
     ) -> None:
         self.scheduler = Scheduler(seed)
-        self.network = SimNetwork(self.scheduler, faults or Faults())
+        self.network = self.make_network(faults or Faults())
         self.random = self.scheduler.random
         self._names = list(workers)
-        self._resumable = resumable
+        self.resumable = resumable
         self._settings = settings
         self.agents: dict[str, Agent] = {}
         self._ran = False
+
+    def make_network(self, faults: Faults) -> SimNetwork:
+        """Return the network of the simulation. Overridden where it has more faults."""
+        return SimNetwork(self.scheduler, faults)
+
+    def make_transport(self, address: str) -> MemoryTransport:
+        """Return the transport of the worker at `address`."""
+        return MemoryTransport(self.network, resumable=self.resumable, origin=address)
 
     def __getitem__(self, name: str) -> Agent:
         return self.agents[name]
@@ -188,7 +196,7 @@ class Simulation:
 
     def _make(self, name: str) -> Agent:
         address = f"memory://{name}"
-        transport = MemoryTransport(self.network, resumable=self._resumable, origin=address)
+        transport = self.make_transport(address)
         agent = Agent(
             name,
             self._names.index(name),
@@ -216,7 +224,8 @@ class Simulation:
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
-        SimRuntime(self.scheduler, "").event().wait(self.scheduler.now + seconds)
+        scheduler = self.scheduler
+        SimRuntime(scheduler, "").event().wait(scheduler.time_of(scheduler.current.node) + seconds)
 
     def kill(self, name: str) -> None:
         """Kill a worker as ``kill -9`` does."""

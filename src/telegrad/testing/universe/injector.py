@@ -1,0 +1,142 @@
+"""Carries out the faults of a plan, at their times."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+from telegrad.testing.simulation import Faults
+from telegrad.testing.universe.actions import Program
+from telegrad.testing.universe.plan import FOREVER, Action, Fault
+from telegrad.testing.universe.services import Services
+from telegrad.testing.universe.world import World
+
+NOISE = (
+    Faults(drop=0.02, duplicate=0.05, cut=0.01),
+    Faults(duplicate=0.3),
+    Faults(cut=0.05),
+    Faults(drop=0.05),
+)
+HARSH_NOISE = Faults(drop=0.15, duplicate=0.2, cut=0.1)
+
+
+class Injector:
+    """The faults of one universe, as events that one thread carries out."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sim = world.sim
+        self._network = world.sim.network
+        self._calm = world.sim.network.faults
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, bool, Callable[[], None]]] = []  # time, order, whether one begins
+        self.is_over = False
+        """Whether the programs have ended: nothing more begins, but what has begun ends."""
+        for fault in world.plan.faults:
+            self._at(fault.at, lambda fault=fault: self._begin(fault), begins=True)
+
+    def _at(self, when: float, event: Callable[[], None], *, begins: bool = False) -> None:
+        heapq.heappush(self._events, (when, next(self._order), begins, event))
+
+    def run(self) -> None:
+        """Wait for each event, and carry it out."""
+        while self._events:
+            when, _, begins, event = heapq.heappop(self._events)
+            if begins and self.is_over:
+                continue
+            if when > self._sim.scheduler.now:
+                self._sim.sleep(when - self._sim.scheduler.now)
+            if not (begins and self.is_over):
+                event()
+
+    def _end_later(self, fault: Fault, end: Callable[[], None]) -> None:
+        if fault.seconds < FOREVER:
+
+            def run() -> None:
+                self._world.story.add("", "ends: %s", fault)
+                end()
+
+            self._at(self._sim.scheduler.now + fault.seconds, run)
+
+    def _begin(self, fault: Fault) -> None:
+        world, sim, network = self._world, self._sim, self._network
+        if not set(fault.workers) <= world.live().keys():
+            return
+        world.story.add("", "begins: %s", fault)
+        world.counts[f"fault {fault.kind}"] += 1
+        world.suspect(fault)
+        now = sim.scheduler.now
+        one, other = (*fault.workers, "", "")[:2]
+        match fault.kind:
+            case "noise":
+                noise = sim.random.choice(NOISE)
+                network.faults = Faults(
+                    drop=noise.drop,
+                    duplicate=noise.duplicate,
+                    cut=noise.cut,
+                    longest_delay=self._calm.longest_delay * sim.random.choice((1, 4)),
+                )
+                self._end_later(fault, self._calm_down)
+            case "harsh noise":
+                network.faults, network.hits_handshakes = HARSH_NOISE, True
+                self._end_later(fault, self._calm_down)
+            case "cut":
+                for link in list(network.between(one, other)):
+                    network.cut(link, "the connection was cut")
+            case "half open":
+                for link in list(network.between(one, other)):
+                    end = link if sim.random.random() < 0.5 else link.other
+                    network.cut_half_open(end, fault.seconds)
+            case "stall":
+                network.block(one, other, accepts=True)
+                self._end_later(fault, lambda: network.unblock(one, other))
+            case "one-way":
+                network.block(one, other)
+                self._end_later(fault, lambda: network.unblock(one, other))
+            case "partition":
+                for pair in ((one, other), (other, one)):
+                    network.block(*pair)
+                    self._end_later(fault, lambda pair=pair: network.unblock(*pair))
+            case "slow":
+                sim.scheduler.slow(one, now + fault.seconds, 0.0, min(0.2, fault.seconds / 4))
+            case "freeze":
+                sim.scheduler.freeze(one, now + fault.seconds)
+            case "jump":
+                sim.scheduler.jump(one, fault.seconds)
+            case "leave":
+                world.gone.add(one)
+                world.spawn(one, lambda: self._leave(one))
+            case "kill" | "restart":
+                self._kill(one)
+                if fault.kind == "restart":
+                    self._end_later(fault, lambda: self._restart(one))
+            case _:
+                raise AssertionError(f"unknown fault {fault}")
+
+    def _calm_down(self) -> None:
+        self._network.faults, self._network.hits_handshakes = self._calm, False
+
+    def calm_down(self) -> None:
+        """End the noise, when the programs have ended."""
+        self._calm_down()
+
+    def _kill(self, name: str) -> None:
+        self._world.gone.add(name)
+        self._world.bury(name, self._sim[name])
+        self._sim.kill(name)
+
+    def _leave(self, name: str) -> None:
+        agent = self._sim[name]
+        agent.shutdown(graceful=False)
+        self._world.story.add(name, "has left")
+
+    def _restart(self, name: str) -> None:
+        world = self._world
+        agent = self._sim.restart(name)
+        Services(world, agent)
+        world.gone.discard(name)
+        world.replaced.add(name)
+        others = [other for other in world.live() if other != name]
+        actions = [Action(kind, (self._sim.random.choice(others),)) for kind in ("call", "create", "fetch") if others]
+        world.threads.append(world.spawn(name, lambda: Program(world, name, 9).run(tuple(actions))))
