@@ -296,7 +296,7 @@ class Scheduler:
         for thread in self.threads.values():
             frame = frames.get(thread.thread.ident or 0)
             if frame is not None and not thread.killed:
-                where = "".join(traceback.format_stack(frame)[-8:])
+                where = "".join(traceback.format_stack(frame)[-10:-2])
                 lines.append(f"-- {thread.node}:{thread.name}\n{where}")
         return "\n".join(lines)
 

@@ -42,6 +42,8 @@ def objection(
         return next(filter(None, found), "") if found else "WorkersFailed without errors"
     if isinstance(error, NotInitialized):
         return "" if here in world.suspects else f"{here} had not left the group"
+    if here in world.gone:
+        return ""  # it left
     may_lose = bool(world.suspects) or world.anyone
     if isinstance(error, WorkerLost):
         if error.worker not in world.plan.workers:

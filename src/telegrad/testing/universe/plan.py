@@ -31,8 +31,8 @@ _ACTIONS = {
     "sleep": 1,
 }
 _MILD = ("noise", "cut", "half open", "stall", "slow", "freeze", "jump", "one-way", "partition")
-_SEVERE = (*_MILD, "kill", "kill", "kill", "restart", "restart", "leave", "harsh noise")
-_ON_ONE_HOST = ("kill", "kill", "restart", "leave", "slow", "freeze", "jump", "stall")
+_SEVERE = (*_MILD, "kill", "kill", "kill", "leave", "harsh noise")
+_ON_ONE_HOST = ("kill", "kill", "leave", "slow", "freeze", "jump", "stall")
 
 
 @dataclass(frozen=True)

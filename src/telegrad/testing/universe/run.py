@@ -54,19 +54,21 @@ def run_plan(plan: Plan) -> Report:
     sim = UniverseSimulation(plan.seed, plan.workers, faults=faults, resumable=plan.resumable, settings=settings)
     sim.network.reorders = plan.reorders
     world = World(plan, sim)
-    # When garbage is collected must not depend on what ran before.
+    # When garbage is collected must not depend on what ran before. Frozen objects make a collection fast.
     was_enabled = gc.isenabled()
     gc.disable()
+    gc.freeze()
     try:
         with sim:
-            sim.run(partial(_Run(world).main))
+            sim.run(_Run(world).main)
     except SimulationStuck as stuck:
-        world.violated(str(stuck))
+        world.violations.append(str(stuck))
     except AssertionError as error:
-        world.violated(f"{error}: {error.__cause__!r}")
+        world.violations.append(f"{error}: {error.__cause__!r}")
     finally:
         world.end()
         gc.collect()
+        gc.unfreeze()
         if was_enabled:
             gc.enable()
     if world.violations:
@@ -91,6 +93,13 @@ class _Run:
         self._world = world
 
     def main(self) -> None:
+        """Run the programs and the faults, and check what they leave."""
+        try:
+            self._main()
+        finally:
+            self._world.is_over = True
+
+    def _main(self) -> None:
         world, plan = self._world, self._world.plan
         for agent in world.sim.agents.values():
             Services(world, agent)
@@ -122,7 +131,6 @@ class _Run:
             world.threads.append(world.spawn(worker, stop))
         self._join("shutdowns")
         if not world.violations:
-            world.sim.sleep(0.0)
             check_threads(world)
 
     def _join(self, what: str) -> None:
