@@ -63,14 +63,13 @@ def make_agent(name: str, number: int, transport: str, directory: str, settings:
     )
     Autograd(agent)
     RRefManager(agent)
-    agent.peers.allow_join = True
     return agent
 
 
 def _serve(transport: str, directory: str) -> None:
     """Be worker a until standard input ends."""
     agent = make_agent("a", 0, transport, directory)
-    agent.start([agent.me])
+    agent.start([agent.me], is_open=True)
     print(msgspec.json.encode(agent.me).decode(), flush=True)
     sys.stdin.read()
     agent.close()

@@ -59,7 +59,16 @@ def acceptor(
         accepted.append(hello)
         return (0, 0)
 
-    return Acceptor(me, key, _nonce(number), check=accepted.append, resume=resume, link=link), accepted
+    acceptor = Acceptor(
+        me,
+        key,
+        _nonce(number),
+        check=accepted.append,
+        resume=resume,
+        known_generation=lambda hello: hello.generation - 1,
+        link=link,
+    )
+    return acceptor, accepted
 
 
 def opener(

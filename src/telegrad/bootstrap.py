@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,8 +15,9 @@ from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
 from telegrad.calls.registry import Registry
 from telegrad.connection.group_keys import GroupKeys, derive_keys
+from telegrad.connection.joining import probe
 from telegrad.connection.token_source import find_token
-from telegrad.connection.worker_record import WorkerRecord, modes_differ
+from telegrad.connection.worker_record import FoundGroup, WorkerRecord, modes_differ
 from telegrad.errors import RendezvousError, TelegradError, TokenError
 from telegrad.options import Options
 from telegrad.rref.manager import RRefManager
@@ -38,7 +41,13 @@ _NEEDS_TOKEN = "Run `telegrad token` once and set TELEGRAD_TOKEN to its output o
 
 
 ListenIfNeeded = Callable[[Sequence[WorkerRecord]], None]
-ExchangeRecords = Callable[[WorkerRecord, GroupKeys | None, ListenIfNeeded], Sequence[WorkerRecord]]
+Probe = Callable[[WorkerRecord], str]
+"""Returns whether a worker is "alive", "leaving" or "gone"."""
+ExchangeRecords = Callable[[WorkerRecord, GroupKeys | None, ListenIfNeeded, Probe], FoundGroup]
+RESTART_VARIABLE = "TELEGRAD_RESTART"
+_JOINS = 65536  # more often no process joins groups between two restarts
+_PROBE_TIMEOUT = 2.0
+_joins = itertools.count()
 
 
 def start_agent(
@@ -53,26 +62,47 @@ def start_agent(
 ) -> Agent:
     """Create an agent and join a group.
 
-    `exchange_records` receives this worker's record, the group's keys, and a function that opens the TCP port if the
-    group needs it. It returns the records of all workers. `store_address` is the host and port of the rendezvous store,
-    if it has any. `prepare` is called with the agent before it serves calls. `registry` is what other workers may call
-    in registered mode. `device_index` is the accelerator that is current on the agent's threads; None: the first one.
+    `exchange_records` receives this worker's record, the group's keys, a function that opens the TCP port if the group
+    needs it, and one that tells whether a worker is there. It returns the group. `store_address` is the host and port
+    of the rendezvous store, if it has any. `prepare` is called with the agent before it serves calls. `registry` is
+    what other workers may call in registered mode. `device_index` is the accelerator that is current on the agent's
+    threads; None: the first one.
     """
     token, allowed = check_token(options)
     agent = _make_agent(name, rank, token, allowed, options, store_address, registry)
     agent.executor.threads.device_index = device_index
     try:
-        group = exchange_records(agent.me, agent.local.keys, partial(_listen_if_needed, agent))
+        found = exchange_records(agent.me, agent.local.keys, partial(_listen_if_needed, agent), partial(_probe, agent))
+        group = [*found.records, agent.me] if found.exists else found.records
         _check_modes(agent.me, group)
         _check_reachable(agent.me, group, token)
         check_device_maps(agent.me, agent.settings.device_maps, group)
         if prepare is not None:
             prepare(agent)
-        agent.start(group)
+        if found.exists:
+            deadline = agent.runtime.now() + options.init_timeout
+            vouched = RESTART_VARIABLE in os.environ
+            agent.join(found.records, deadline=deadline, vouched=vouched, is_open=found.is_open)
+        else:
+            agent.start(group, is_open=found.is_open)
     except BaseException:
         agent.close()
         raise
     return agent
+
+
+def _probe(agent: Agent, target: WorkerRecord) -> str:
+    return probe(agent.peers, agent.me, target, agent.runtime.now() + _PROBE_TIMEOUT)
+
+
+def _first_generation() -> int:
+    """Return the generation that the launcher of this worker gives it, or 0."""
+    text = os.environ.get(RESTART_VARIABLE, "")
+    if not text:
+        return 0
+    if not text.isdecimal():
+        raise RendezvousError(f"{RESTART_VARIABLE} must be how often the worker was started before, not {text!r}")
+    return int(text) * _JOINS + next(_joins)
 
 
 def _listen_if_needed(agent: Agent, group: Sequence[WorkerRecord]) -> None:
@@ -132,6 +162,7 @@ def _make_agent(
             host=host,
             main=_main_program(),
             incarnation=incarnation,
+            generation=_first_generation(),
             settings=options.settings(),
             registry=registry,
         )

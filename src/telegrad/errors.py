@@ -194,6 +194,10 @@ class UnauthenticatedRecord(RendezvousError, AuthenticationError):
     """An entry in the rendezvous store was not written with the token of this group."""
 
 
+class NotAMember(RendezvousError):
+    """The worker cannot join a group that exists, because the members do not agree to it."""
+
+
 class RendezvousTimeout(RendezvousError, TimeoutError):
     """Not all workers joined in time. The message lists which did and which did not."""
 

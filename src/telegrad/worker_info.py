@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from telegrad.connection.worker_record import check_name
 from telegrad.errors import InvalidName
@@ -34,3 +34,15 @@ class Traffic(NamedTuple):
 
     sent: int
     received: int
+
+
+class WorkerStatus(NamedTuple):
+    """What this worker knows about a member of its group."""
+
+    name: str
+    id: int
+    state: Literal["alive", "lost", "left"]
+    generation: int
+    """Grows whenever the worker is replaced."""
+    age: float
+    """For how many seconds it has been in this state."""

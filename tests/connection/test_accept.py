@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from telegrad.connection import accept
+from telegrad.connection import accept, pending_connection
 from telegrad.connection.accept import PendingConnections
 from telegrad.connection.connector import send_greeting
 from telegrad.connection.eviction import CROWDED_TIMES, FLOODED_TIMES, GREETED, MEMBER_TIME, SILENT
@@ -41,7 +41,9 @@ class FakeAgent:
         self.set_timers: list[Timer] = []
         self.transport = MemoryTransport(MemoryNetwork())
         self.poller = self.transport.poller()
-        peers: Any = SimpleNamespace(check=None, resume=None)  # no handshake succeeds here
+        peers: Any = SimpleNamespace(
+            check=None, resume=None, known_generation=lambda hello: -1
+        )  # no handshake succeeds here
         self.pending = PendingConnections(self, peers)
         listener = self.transport.listen("memory://a")
         assert isinstance(listener, MemoryListener)
@@ -385,7 +387,7 @@ def test_a_message_that_was_taken_and_not_handled_ends_the_connection(
     def no_memory(body: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(accept, "decode_handshake", no_memory)
+    monkeypatch.setattr(pending_connection, "decode_handshake", no_memory)
     link = agent.connect()
     agent.greet(link)
     agent.settle()

@@ -20,6 +20,7 @@ from telegrad.wire.handshake_messages import (
     HandshakeMessage,
     Hello,
     Proof,
+    Purpose,
     Reject,
     Welcome,
     decode_handshake,
@@ -60,6 +61,8 @@ class Handshake:
     callbacks: list[str] = field(default_factory=list)
     check_fails: Exception | None = None
     resume_fails: Exception | None = None
+    purpose: Purpose = Purpose.SESSION
+    known_generation: int = -1
 
     def __post_init__(self) -> None:
         self.opener = Opener(
@@ -73,6 +76,7 @@ class Handshake:
             received=(5, 6),
             fresh=False,
             link=self.channels[0],
+            purpose=self.purpose,
         )
         self.acceptor = Acceptor(
             self.acceptor_is,
@@ -80,6 +84,7 @@ class Handshake:
             self.nonces[1],
             check=self._check,
             resume=self._resume,
+            known_generation=lambda hello: self.known_generation,
             link=self.channels[1],
         )
 
@@ -219,9 +224,17 @@ def test_a_guessed_proof_is_not_answered() -> None:
 def test_an_opener_detects_a_listener_with_another_token(token: bytes | None) -> None:
     # The stranger accepts any Hello, since it cannot check it, and answers with what it can make.
     hello = Handshake().hello()
-    stranger = Acceptor(BOB, key_of(token), NONCES[1], check=print, resume=lambda hello: (0, 0), link=Channel())
+    stranger = Acceptor(
+        BOB,
+        key_of(token),
+        NONCES[1],
+        check=print,
+        resume=lambda hello: (0, 0),
+        known_generation=lambda hello: -1,
+        link=Channel(),
+    )
     stranger.hello = hello
-    challenge = stranger._transcript.prove("listener", Challenge("bob", 2, 222, "any", NONCES[1], b""))
+    challenge = stranger._transcript.prove("listener", Challenge("bob", 2, 222, "any", -1, NONCES[1], b""))
     with pytest.raises(AuthenticationError, match="the listener could not prove that it is worker 'bob' of this group"):
         Handshake().opener.receive(challenge)
 
@@ -379,7 +392,7 @@ def test_an_opener_does_not_accept_a_listener_with_another_mode() -> None:
     handshake.acceptor._me = msgspec.structs.replace(BOB, accept="registered")
     hello = handshake.opener.start()
     assert handshake.acceptor._transcript.check("opener", hello)
-    challenge = Challenge("bob", 2, 222, "registered", NONCES[1], b"")
+    challenge = Challenge("bob", 2, 222, "registered", -1, NONCES[1], b"")
     with pytest.raises(Rejected, match="accept='registered'") as caught:
         handshake.opener.receive(handshake.acceptor._transcript.prove("listener", challenge))
     assert caught.value.greeting is not None
@@ -431,7 +444,7 @@ def test_an_opener_detects_that_it_reached_another_worker(there: WorkerRecord) -
     handshake = Handshake()
     hello = handshake.opener.start()
     assert handshake.acceptor._transcript.check("opener", hello)
-    challenge = Challenge(there.name, there.id, there.incarnation, "any", NONCES[1], b"")
+    challenge = Challenge(there.name, there.id, there.incarnation, "any", -1, NONCES[1], b"")
     with pytest.raises(AnotherWorker, match=f"but worker '{there.name}' \\(id {there.id}\\) of this group"):
         handshake.opener.receive(handshake.acceptor._transcript.prove("listener", challenge))
 

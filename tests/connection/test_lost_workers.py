@@ -10,6 +10,7 @@ from tests.support.channels import FakeAgent, FakeLink, connected_channel
 
 from telegrad.connection.channel import Channel
 from telegrad.connection.lost_workers import LostWorkers
+from telegrad.connection.members import Members
 from telegrad.connection.peers import Peer
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.testing.group import local_group
@@ -31,6 +32,8 @@ class Group:
             self.peer.incoming = self.channel
         local: Any = self.agent
         peers: Any = self
+        self.members = Members(local)
+        self.members.form([self.agent.me, B], is_open=False)
         self.lost_workers = LostWorkers(local, peers)
         self.lost: list[tuple[str, list[Channel], str]] = []
         self.lost_workers.observe(lambda peer, channels, reason: self.lost.append((peer.record.name, channels, reason)))

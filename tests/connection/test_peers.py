@@ -15,7 +15,7 @@ from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import UnknownWorker
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import LinkClosed
-from telegrad.wire.handshake_messages import Hello
+from telegrad.wire.handshake_messages import Hello, Purpose
 
 A = WorkerRecord("a", 0, 1, (), host="here")
 B = WorkerRecord("b", 1, 2, ("tcp://127.0.0.1:1",))
@@ -58,6 +58,8 @@ def hello(record: WorkerRecord, **changes: object) -> Hello:
         name=record.name,
         id=record.id,
         incarnation=record.incarnation,
+        generation=record.generation,
+        purpose=Purpose.SESSION,
         addresses=record.addresses,
         host=record.host,
         main=record.main,
@@ -99,26 +101,60 @@ def test_a_known_incarnation_may_connect(peers: Peers, agent: PeersAgent) -> Non
 
 
 def test_a_new_incarnation_replaces_the_old_one_which_is_lost(peers: Peers, agent: PeersAgent) -> None:
-    peers.check(hello(B, incarnation=9, addresses=("tcp://127.0.0.1:2",)))
+    peers.check(hello(B, incarnation=9, generation=1, addresses=("tcp://127.0.0.1:2",)))
     assert agent.events == [("peer lost", 2, "it was restarted")]
     record = peers.find("b").record
     assert (record.incarnation, record.addresses) == (9, ("tcp://127.0.0.1:2",))
 
 
 def test_an_incarnation_that_was_replaced_may_not_return(peers: Peers) -> None:
-    for incarnation in (9, 10):
-        peers.check(hello(B, incarnation=incarnation))
-    for incarnation in (2, 9):
+    for generation, incarnation in enumerate((9, 10), start=1):
+        peers.check(hello(B, incarnation=incarnation, generation=generation))
+    for generation, incarnation in enumerate((2, 9)):
         with pytest.raises(Rejected, match="'b' was replaced by a later one: restart it") as caught:
-            peers.check(hello(B, incarnation=incarnation))
+            peers.check(hello(B, incarnation=incarnation, generation=generation))
         assert caught.value.code == "incarnation"
     assert peers.find("b").record.incarnation == 10
 
 
-def test_the_memory_of_replaced_incarnations_is_bounded(peers: Peers) -> None:
-    for incarnation in range(100, 300):
-        peers.check(hello(B, incarnation=incarnation))
-    assert peers.find("b").predecessors == tuple(range(235, 299))
+def test_two_processes_of_one_name_and_generation_cannot_both_be_members(peers: Peers) -> None:
+    with pytest.raises(Rejected, match="another process is worker 'b' of this group: give each worker its own name"):
+        peers.check(hello(B, incarnation=9))
+    assert peers.find("b").record is B
+
+
+def test_a_question_changes_nothing(peers: Peers, agent: PeersAgent) -> None:
+    peers.check(hello(B, incarnation=9, purpose=Purpose.PROBE))
+    with pytest.raises(Rejected, match="another process is worker 'b', and it is alive") as caught:
+        peers.check(hello(B, incarnation=9, generation=1, purpose=Purpose.VOTE))
+    assert caught.value.code == "vote"
+    assert peers.find("b").record is B
+    assert agent.events == []
+
+
+def test_a_lost_worker_gets_a_vote_for_its_replacement(peers: Peers) -> None:
+    peers.lost_workers.peer_lost(peers.find("b"), "it was silent")
+    newcomer = hello(B, incarnation=9, generation=1, purpose=Purpose.VOTE)
+    assert peers.known_generation(newcomer) == 0
+    peers.check(newcomer)
+    peers.check(newcomer)
+    assert peers.known_generation(hello(B, incarnation=10)) == 1
+
+
+@pytest.mark.parametrize("purpose", [Purpose.PROBE, Purpose.VOTE])
+def test_a_worker_that_is_leaving_says_so(peers: Peers, agent: PeersAgent, purpose: Purpose) -> None:
+    agent.leaving = True
+    with pytest.raises(Rejected, match="is leaving the group") as caught:
+        peers.check(hello(B, incarnation=9, generation=1, purpose=purpose))
+    assert caught.value.code == "leaving"
+
+
+def test_what_another_member_says_is_learned(peers: Peers, agent: PeersAgent) -> None:
+    assert not peers.learn(msgspec.structs.replace(B, incarnation=5))
+    later = msgspec.structs.replace(B, incarnation=5, generation=2)
+    assert peers.learn(later)
+    assert peers.find("b").record is later
+    assert agent.events == [("peer lost", 2, "it was restarted")]
 
 
 def test_an_incarnation_that_was_given_up_may_not_return(peers: Peers) -> None:
@@ -144,7 +180,7 @@ def test_other_identities_are_rejected(peers: Peers, changes: dict[str, object],
 
 
 def test_unknown_workers_may_join_if_allowed(peers: Peers) -> None:
-    peers.allow_join = True
+    peers.set_group([A, B], is_open=True)
     peers.check(hello(B, name="c", id=2, host="there", accept="registered"))
     joined = peers.find("c").record
     assert (joined.id, joined.host, joined.accept, joined.addresses) == (2, "there", "registered", B.addresses)
@@ -177,7 +213,7 @@ def test_a_connection_that_the_opener_gave_up_replaces_no_later_one(peers: Peers
 
 def test_a_new_incarnation_counts_its_connections_anew(peers: Peers) -> None:
     peers.resume(LINK, hello(B, attempt=5))
-    restarted = hello(B, incarnation=9, attempt=1, session=78)
+    restarted = hello(B, incarnation=9, generation=1, attempt=1, session=78)
     peers.check(restarted)
     assert peers.resume(LINK, restarted) == (0, 0)
 

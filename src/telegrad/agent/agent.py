@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from msgspec.structs import replace as replace_fields
+
 from telegrad.agent.shutdown import Shutdown
 from telegrad.calls.admission import Admission
 from telegrad.calls.call import Call
@@ -25,8 +27,10 @@ from telegrad.calls.plain_exceptions import PLAIN
 from telegrad.calls.registry import Registry
 from telegrad.calls.server import Server
 from telegrad.calls.undelivered import Undeliverable
+from telegrad.connection import joining
 from telegrad.connection.accept import PendingConnections
 from telegrad.connection.group_keys import derive_keys
+from telegrad.connection.joining import Joining
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
@@ -66,6 +70,7 @@ class Agent:
         host: str = "",
         main: str = "",
         incarnation: int | None = None,
+        generation: int = 0,
         settings: AgentSettings | None = None,
         registry: Registry | None = None,
         devices: DeviceCounts | None = None,
@@ -101,6 +106,8 @@ class Agent:
         self.peers.lost_workers.observe(dispatcher.peer_lost)
         self.peers.lost_workers.observe(self.collectives.peer_lost)
         self.register(SERVICE[1:], self.collectives.arrive, deferred=True)
+        self.joining = Joining(local, self.peers, self.call)
+        self.register(joining.SERVICE[1:], self.joining.describe)
         self.autograd: Autograd = cast("Autograd", _NotAdded(name, "distributed autograd"))
         """Distributed autograd, once `telegrad.bootstrap` has added it."""
         self.references: RRefManager = cast("RRefManager", _NotAdded(name, "references"))
@@ -119,6 +126,7 @@ class Agent:
             name=name,
             id=worker_id,
             incarnation=runtime.random_bits(63) if incarnation is None else incarnation,
+            generation=generation,
             addresses=tuple(listener.address for listener in self.listeners),
             host=host,
             main=main,
@@ -128,9 +136,30 @@ class Agent:
         )
         _forget_in_children(self)
 
-    def start(self, group: Iterable[WorkerRecord]) -> None:
-        """Start serving in a group of these workers, which include this one."""
-        self.peers.set_group(group)
+    def start(self, group: Iterable[WorkerRecord], *, is_open: bool = False) -> None:
+        """Start serving in a new group of these workers, which include this one."""
+        self.peers.set_group(group, is_open=is_open)
+        self._serve()
+
+    def join(
+        self, members: Iterable[WorkerRecord], *, deadline: float, vouched: bool = False, is_open: bool = False
+    ) -> None:
+        """Join a group that exists, and return when all members that can be reached know this worker.
+
+        `members` may include an earlier incarnation of this worker, whose place it then takes. `vouched` says that an
+        authority has given this worker its generation. Otherwise members vote, until `deadline`.
+        """
+        members = list(members)
+        others = [record for record in members if record.name != self.me.name]
+        self.peers.members.form([self.me, *others], is_open=is_open)
+        self._serve()
+        if not vouched and not (is_open and len(others) == len(members)):
+            generation = self.joining.get_votes(members, deadline)
+            self.me = self.local.me = replace_fields(self.me, generation=generation)
+        self.peers.set_group([*others, self.me], is_open=is_open)
+        self.joining.introduce()
+
+    def _serve(self) -> None:
         for listener in self.listeners:
             if listener.is_open:
                 self.pending.watch(listener)

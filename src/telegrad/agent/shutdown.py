@@ -205,6 +205,7 @@ class Shutdown:
 
     def _close(self) -> None:
         agent = self._agent
+        agent.peers.members.wake_all()
         self.close_listeners()
         # An interrupt ends the waits; the rest is done nevertheless.
         try:

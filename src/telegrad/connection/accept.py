@@ -19,17 +19,15 @@ import resource
 import threading
 from functools import partial
 
-from telegrad.connection.connector import send_greeting
-from telegrad.connection.eviction import GREETED, SILENT, UNREAD, WAITING, EvictionOrder, source_of
-from telegrad.connection.handshake import NONCE_SIZE, Acceptor, Rejected
+from telegrad.connection.eviction import GREETED, UNREAD, WAITING, EvictionOrder
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
-from telegrad.connection.refusal_log import INTERVAL, Refusal, RefusalLog
+from telegrad.connection.pending_connection import PendingConnection
+from telegrad.connection.refusal_log import INTERVAL, RefusalLog
 from telegrad.connection.serving_order import ServingOrder
-from telegrad.errors import AuthenticationError, ProtocolError, UnknownWorker, is_shortage
-from telegrad.execution.timers import RETRY_DELAY, Timer
-from telegrad.transport.base import Link, LinkClosed, Listener, Ready
-from telegrad.wire.handshake_messages import decode_handshake
+from telegrad.errors import is_shortage
+from telegrad.execution.timers import Timer
+from telegrad.transport.base import Listener
 
 _log = logging.getLogger("telegrad")
 
@@ -281,120 +279,3 @@ def _places() -> int:
     """Return how many connections may be in their handshake: no more than a quarter of the files that may be open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_PENDING if files == resource.RLIM_INFINITY else min(MAX_PENDING, max(1, files // 4))
-
-
-class PendingConnection:
-    """An incoming connection, until its handshake is over."""
-
-    def __init__(self, connections: PendingConnections, local: LocalWorker, peers: Peers, link: Link) -> None:
-        self._connections = connections
-        self._local = local
-        self._peers = peers
-        self.link = link
-        self.source = source_of(link.peer)
-        self.stage = SILENT
-        self.is_queued = False
-        self.accepted_at = local.runtime.now()
-        self._acceptor: Acceptor | None = None  # made when something has arrived: most strangers send nothing
-        link.owner = self
-
-    def on_ready(self, ready: int) -> None:
-        """Take note that there is something to read, or room to write. Called by the poller."""
-        if ready & Ready.WRITE:
-            self.link.flush()
-        if ready & Ready.READ:
-            self._connections.enqueue(self)
-        else:
-            self._local.poller.arm(self.link, read=True)
-
-    def advance(self) -> None:
-        """Continue the handshake with what has arrived."""
-        acceptor = self._acceptor
-        taken = False  # a message was taken off the link, and not handled yet
-        try:
-            if acceptor is None:
-                acceptor = self._acceptor = self._make_acceptor()
-            for frame in self.link.receive():
-                taken = True
-                response = acceptor.receive(decode_handshake(frame.body))
-                send_greeting(self.link, response)
-                if acceptor.proof is not None:
-                    self._admit(acceptor)
-                    return
-                taken = False
-            self._connections.served(self, acceptor.hello is not None or self.link.has_preamble)
-            self._local.poller.arm(self.link, read=True)
-        except Rejected as error:
-            if error.greeting is not None:
-                send_greeting(self.link, error.greeting)
-            self._refuse(Refusal.OTHER, str(error))
-        except LinkClosed as error:
-            self._refuse(Refusal.LEFT, str(error))
-        except AuthenticationError as error:  # it does not know our token, or found that it is not its own
-            self._refuse(Refusal.TOKEN, str(error))
-        except UnknownWorker as error:
-            self._refuse(Refusal.OTHER, str(error))
-        except ProtocolError as error:
-            self._refuse(Refusal.NOT_TELEGRAD, str(error))
-        except Exception as error:  # noqa: BLE001 - this worker failed, not the peer
-            if is_shortage(error) and not taken:  # the link still has what the peer sent, so retry
-                retry_at = self._local.runtime.now() + RETRY_DELAY
-                self._local.executor.timers.at(retry_at, partial(self.on_ready, Ready.READ))
-            else:  # the peer sees the connection end and retries
-                self._refuse(Refusal.OTHER, f"this worker failed: {error!r}")
-
-    def _make_acceptor(self) -> Acceptor:
-        local, peers, link = self._local, self._peers, self.link
-        return Acceptor(
-            local.me,
-            local.keys.handshake if local.keys is not None else None,
-            local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
-            check=peers.check,
-            resume=lambda hello: peers.resume(link, hello),
-            link=link,
-        )
-
-    def _admit(self, acceptor: Acceptor) -> None:
-        """Hand the authenticated connection over to its channel."""
-        hello = acceptor.hello
-        assert hello is not None
-        self._connections.discard(self)
-        channel = self._peers.find(hello.name).incoming
-        if channel is None or channel.session_id != hello.session:  # superseded by a newer connection
-            self.link.close()
-            return
-        try:
-            channel.attach(self.link, hello.received)
-        except ProtocolError as error:
-            self.link.close()
-            with channel.lock:
-                channel.session.mark_lost(str(error))
-            self._peers.lost_workers.channel_lost(channel, str(error))
-            return
-        except BaseException:
-            self.link.close()
-            raise
-        channel.receiver.on_ready(Ready.READ)  # read what arrived together with the proof
-
-    def _refuse(self, kind: Refusal, reason: str) -> None:
-        hello = self._acceptor.hello if self._acceptor is not None else None
-        who = f"worker {hello.name!r}" if hello is not None else "an unknown peer"
-        try:
-            self._connections.refusals.add(kind, self.source, f"{who} ({self.link.peer})", reason)
-        finally:
-            self.close()
-
-    def time_out(self) -> None:
-        """Close the connection, because its time is over."""
-        self._refuse(Refusal.LATE, f"no proof within {self._local.settings.connect_timeout:g} s")
-
-    def evict(self) -> None:
-        """Close the connection to make room for others."""
-        self.link.abort()
-        self._refuse(Refusal.EVICTED, "too many connections are in their handshake, and this one made room")
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connections.discard(self)
-        self.link.owner = None  # breaks a reference cycle that would keep the link's buffers until the next collection
-        self.link.close()

@@ -34,7 +34,7 @@ from telegrad.protocol.session_events import SessionState
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.waiting import Event
 from telegrad.wire.frames import Frame, Kind
-from telegrad.wire.handshake_messages import HandshakeMessage, decode_handshake
+from telegrad.wire.handshake_messages import HandshakeMessage, Purpose, decode_handshake
 
 if TYPE_CHECKING:
     from telegrad.connection.peers import Peer, Peers
@@ -208,6 +208,45 @@ class Connector:
             fresh=fresh,
             link=link,
         )
+        return self._exchange(link, opener, deadline)
+
+    def ask(self, me: WorkerRecord, target: WorkerRecord, purpose: Purpose, deadline: float) -> None:
+        """Perform a handshake that is not for a session. Returns if the target has answered with a Welcome.
+
+        `me` is what this worker says that it is. Raises what `Transport.connect` and `Opener.receive` raise, or
+        TimeoutError.
+        """
+        local = self._local
+        transport, address = self._route_to(target)
+        local.executor.block()
+        try:
+            link = transport.connect(address, deadline)
+        finally:
+            local.executor.unblock()
+        self.connecting.append(link)
+        try:
+            local.poller.add(link, read=False, once=True)
+            opener = Opener(
+                me,
+                target,
+                local.keys.handshake if local.keys is not None else None,
+                local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
+                dialled=address,
+                attempt=next(self._attempts),
+                session=0,
+                received=(0, 0),
+                fresh=True,
+                link=link,
+                purpose=purpose,
+            )
+            self._exchange(link, opener, deadline)
+        finally:
+            self.connecting.remove(link)
+            link.close()
+
+    def _exchange(self, link: Link, opener: Opener, deadline: float) -> tuple[int, int]:
+        """Exchange greetings until the handshake is over, and return what the peer has received of the session."""
+        local = self._local
         send_greeting(link, opener.start())
         while True:
             ready = local.executor.wait_for_link(link, deadline)

@@ -48,7 +48,7 @@ from telegrad.connection.group_keys import authenticate
 from telegrad.connection.worker_record import WorkerRecord, modes_differ
 from telegrad.errors import AuthenticationError, ProtocolError, WorkerLost
 from telegrad.wire.frames import VERSION
-from telegrad.wire.handshake_messages import Challenge, HandshakeMessage, Hello, Proof, Reject, Welcome
+from telegrad.wire.handshake_messages import Challenge, HandshakeMessage, Hello, Proof, Purpose, Reject, Welcome
 
 NONCE_SIZE = 32
 _MAX_REASON = 400  # characters of a reason that is sent: a handshake message is small
@@ -66,7 +66,20 @@ class Rejected(AuthenticationError):
 
 
 class Refused(AuthenticationError):
-    """The peer, which has proved itself, refuses this worker."""
+    """The peer, which has proved itself, refuses this worker, and says why."""
+
+    def __init__(self, message: str, code: str, reason: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+
+class StaleGeneration(AuthenticationError):
+    """The peer, which has proved itself, knows a generation that is not lower than the one that this worker wants."""
+
+    def __init__(self, known: int) -> None:
+        super().__init__(f"generation {known} exists")
+        self.known = known
 
 
 class AnotherWorker(AuthenticationError):
@@ -149,6 +162,7 @@ class Opener(_Side):
         received: tuple[int, int],
         fresh: bool,
         link: HandshakeLink,
+        purpose: Purpose = Purpose.SESSION,
     ) -> None:
         super().__init__(me, "opener", key, link)
         self._target = target
@@ -156,6 +170,8 @@ class Opener(_Side):
             name=me.name,
             id=me.id,
             incarnation=me.incarnation,
+            generation=me.generation,
+            purpose=purpose,
             addresses=me.addresses,
             host=me.host,
             main=me.main,
@@ -210,6 +226,8 @@ class Opener(_Side):
             raise
         if challenge.incarnation != target.incarnation:
             raise WorkerLost(f"worker {target.name!r} was restarted", worker=target.name)
+        if self._hello.purpose is Purpose.VOTE and challenge.known_generation >= self._hello.generation:
+            raise StaleGeneration(challenge.known_generation)
 
     def _refusal(self, greeting: Reject) -> Exception:
         target, reason = self._target, shortened(greeting.reason, _MAX_REASON)
@@ -218,7 +236,7 @@ class Opener(_Side):
         if greeting.code == "incarnation" or greeting.code == "session":
             text = f"worker {target.name!r} cannot resume our session: {reason}"
             return WorkerLost(text, worker=target.name)
-        return Refused(f"worker {target.name!r} refused our connection: {reason}")
+        return Refused(f"worker {target.name!r} refused our connection: {reason}", greeting.code, reason)
 
     def _another(self, greeting: Challenge | Reject) -> AnotherWorker:
         return AnotherWorker(
@@ -230,8 +248,9 @@ class Opener(_Side):
 class Acceptor(_Side):
     """The side that accepts a connection.
 
-    Both callbacks run after the opener has proved itself. `check` raises Rejected if the opener's identity is not
-    acceptable. `resume` returns what has been received of its session, and raises Rejected if that is unknown.
+    The callbacks run after the opener has proved itself. `known_generation` returns the highest generation in which
+    others with the opener's name are known. `check` raises Rejected if the opener's identity is not acceptable.
+    `resume` returns what has been received of its session, and raises Rejected if that is unknown.
     """
 
     def __init__(
@@ -242,6 +261,7 @@ class Acceptor(_Side):
         *,
         check: Callable[[Hello], None],
         resume: Callable[[Hello], tuple[int, int]],
+        known_generation: Callable[[Hello], int],
         link: HandshakeLink,
     ) -> None:
         super().__init__(me, "listener", key, link)
@@ -249,6 +269,7 @@ class Acceptor(_Side):
         self._nonce = nonce
         self._check = check
         self._resume = resume
+        self._known_generation = known_generation
         self.hello: Hello | None = None
         """The opener's Hello, once one has come whose proof is right. It may be a recorded one until `proof` is set."""
         self.proof: Proof | None = None
@@ -284,7 +305,8 @@ class Acceptor(_Side):
             )
         self._check_peer(hello)
         return self._transcript.prove(
-            "listener", Challenge(me.name, me.id, me.incarnation, me.accept, self._nonce, b"")
+            "listener",
+            Challenge(me.name, me.id, me.incarnation, me.accept, self._known_generation(hello), self._nonce, b""),
         )
 
     def _take_proof(self, greeting: HandshakeMessage, hello: Hello) -> HandshakeMessage:
@@ -299,7 +321,8 @@ class Acceptor(_Side):
         # Only now: an unauthenticated peer must not affect the worker that it claims to be.
         self._check(hello)
         self.proof = greeting
-        return self._transcript.prove("listener", Welcome(self._resume(hello), b""))
+        received = self._resume(hello) if hello.purpose is Purpose.SESSION else (0, 0)
+        return self._transcript.prove("listener", Welcome(received, b""))
 
     def _unproved(self, hello: Hello) -> str:
         claim = f"it claims to be worker {hello.name[:127]!r}"

@@ -78,6 +78,7 @@ class LostWorkers:
                 observer(peer, channels, reason)
             except Exception:  # noqa: BLE001 - a bug in telegrad, and the other observers must hear of the loss
                 _log.exception("worker %r failed to handle the loss of %r", local.name, peer.record.name)
+        self._peers.members.gone(peer.record, reason, left=left)
         local.buffers.trim()  # those that its messages were received in may be hundreds of megabytes
         if not left and not self._remove_traces(peer):
             local.executor.timers.at(peer.dying_until, lambda: self._remove_traces(peer))

@@ -10,13 +10,13 @@ from telegrad.connection.connector import Connector, Opening
 from telegrad.connection.handshake import Rejected
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.lost_workers import LostWorkers
+from telegrad.connection.members import Members, identity_of
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
 from telegrad.errors import UnknownWorker
+from telegrad.protocol.membership import Admission, NotAdmitted
 from telegrad.transport.base import Link, LinkClosed, Transport
 from telegrad.wire.frames import Frame, Message
-from telegrad.wire.handshake_messages import Hello
-
-_MAX_PREDECESSORS = 64  # incarnations of a worker that are remembered: more than any worker is restarted in a minute
+from telegrad.wire.handshake_messages import Hello, Purpose
 
 
 def _record_of(hello: Hello) -> WorkerRecord:
@@ -25,6 +25,7 @@ def _record_of(hello: Hello) -> WorkerRecord:
         hello.id,
         hello.incarnation,
         hello.addresses,
+        generation=hello.generation,
         host=hello.host,
         main=hello.main,
         tls=hello.tls,
@@ -44,8 +45,6 @@ class Peer:
         """Whether the worker is gone after an orderly shutdown."""
         self.dying_until = 0.0
         """If the worker was lost: until when its process may still be exiting, and listening."""
-        self.predecessors: tuple[int, ...] = ()
-        """The incarnations that this one and those before it replaced."""
         self.lock = threading.Lock()  # protects outgoing, incoming, opening and last_attempt
         self.outgoing: Channel | None = None
         self.incoming: Channel | None = None
@@ -71,23 +70,40 @@ class Peers:
         self._transports = {transport.scheme: transport for transport in transports}
         self.make_channel: type[Channel] = Channel
         """Replaced by a subclass where `telegrad.testing.faults` delays or drops messages."""
-        self.allow_join = False
-        """Whether unknown workers that know the group token may join."""
         self.connector = Connector(local, self, self._transports)
         self.lost_workers = LostWorkers(local, self)
         self.deliver: Callable[[Channel, Message], None]
         """Takes the messages that arrive on the channels; set by the agent, as is the next."""
         self.undelivered: Callable[[Channel, Frame, Message | None, Exception], bool]
         """Reports a message that this worker cannot take; False if nobody can be told."""
+        self.members = Members(local)
         self._lock = threading.Lock()  # protects the two below
         self._by_name: dict[str, Peer] = {}
         self._by_id: dict[int, Peer] = {}
 
-    def set_group(self, records: Iterable[WorkerRecord]) -> None:
-        """Add the workers of the group."""
+    def set_group(self, records: Iterable[WorkerRecord], *, is_open: bool = False) -> None:
+        """Add the workers of the group; `is_open` says that others may join it later."""
+        records = list(records)
+        self.members.form(records, is_open=is_open)
         with self._lock:
             for record in records:
                 self._add(record)
+
+    def learn(self, record: WorkerRecord) -> bool:
+        """Take over what another member says about a worker. Returns whether that was new."""
+        if not self.members.learn(record):
+            return False
+        self._register(record)
+        return True
+
+    def _register(self, record: WorkerRecord) -> None:
+        """Add a worker, in place of an incarnation that it replaces."""
+        with self._lock:
+            before = self._by_name.get(record.name)
+            self._add(record)
+        if before is not None:
+            self.lost_workers.peer_lost(before, "it was restarted")
+        self.members.announce(record.name)
 
     def _add(self, record: WorkerRecord) -> Peer:
         peer = Peer(record)
@@ -129,42 +145,46 @@ class Peers:
 
     # -- incoming connections ---------------------------------------------------------------------------------
 
+    def known_generation(self, hello: Hello) -> int:
+        """Return the highest generation in which others of the opener's name are known; -1 if there is none."""
+        return self.members.known_generation(identity_of(hello))
+
     def check(self, hello: Hello) -> None:
         """Check the identity of an authenticated opener, and register a new incarnation of a worker.
 
-        A new incarnation takes the place of one that still seems alive: a worker that was restarted must not have to
-        wait until every other one has noticed its death. So a member that claims to be a new incarnation of another
-        takes its place. A shared token cannot prevent that, because all who know it are equal; certificates can (see
-        `telegrad.connection.handshake`). An incarnation that was replaced never returns, so two processes that both
-        run as one worker cannot replace each other in turn.
+        A worker that a launcher has started again takes the place of one that still seems alive: it need not wait until
+        every other one has noticed its death. So a member that claims a later generation of another takes its place. A
+        shared token cannot prevent that, because all who know it are equal; certificates can (see
+        `telegrad.connection.handshake`).
         """
         try:
             check_name(hello.name)
             check_id(hello.id)
         except ValueError as error:
             raise Rejected("name", str(error)) from error
-        with self._lock:
-            known = self._by_name.get(hello.name)
-            if known is not None and known.record.id == hello.id and known.record.incarnation == hello.incarnation:
-                if known.gone and not known.left:
-                    raise Rejected(
-                        "incarnation", f"this incarnation of worker {hello.name!r} was given up: {known.gone}"
-                    )
-                return
-            if self.allow_join and known is None and hello.id not in self._by_id:
-                self._add(_record_of(hello))
-                return
-            if known is None or known.record.id != hello.id:
-                raise Rejected("name", f"there is no worker {hello.name!r} with id {hello.id} in this group")
-            if hello.name == self._local.me.name:
-                raise Rejected("name", f"worker {hello.name!r} is this worker")
-            if hello.incarnation in known.predecessors:
-                raise Rejected(
-                    "incarnation", f"this incarnation of worker {hello.name!r} was replaced by a later one: restart it"
-                )
-            predecessors = (*known.predecessors, known.record.incarnation)
-            self._add(_record_of(hello)).predecessors = predecessors[-_MAX_PREDECESSORS:]
-        self.lost_workers.peer_lost(known, "it was restarted")
+        if hello.purpose is not Purpose.SESSION:
+            self._check_question(hello)
+            return
+        try:
+            admission = self.members.admit(identity_of(hello))
+        except NotAdmitted as error:
+            raise Rejected(error.code, str(error)) from error
+        if admission is not Admission.KNOWN:
+            self._register(_record_of(hello))
+            return
+        known = self.find(hello.name)
+        if known.gone and not known.left:
+            raise Rejected("incarnation", f"this incarnation of worker {hello.name!r} was given up: {known.gone}")
+
+    def _check_question(self, hello: Hello) -> None:
+        """Answer an opener that wants a vote, or to know whether this worker is there and stays."""
+        local = self._local
+        if local.leaving or local.closed:
+            raise Rejected("leaving", f"worker {local.name!r} is leaving the group")
+        if hello.purpose is Purpose.VOTE:
+            reason = self.members.vote(identity_of(hello))
+            if reason:
+                raise Rejected("vote", reason)
 
     def resume(self, link: Link, hello: Hello) -> tuple[int, int]:
         """Return what has been received of the session that an authenticated opener wants to resume or start.

@@ -7,6 +7,8 @@ worker still has to prove its identity in the handshake.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,8 +35,21 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     """Whether the worker encrypts tcp connections."""
     accept: str = "any"
     """Which calls the worker accepts, and so how values travel; see `telegrad.settings.AgentSettings.accept`."""
+    generation: int = 0
+    """How often the worker was replaced, or a number that grows as fast; see `telegrad.protocol.membership`."""
     devices: tuple[tuple[str, int], ...] = ()
     """The worker's accelerators: types, and how many there are of each."""
+
+
+class FoundGroup(NamedTuple):
+    """The group that a worker has found at rendezvous."""
+
+    records: Sequence[WorkerRecord]
+    """The records of all members, in a new group including this worker's."""
+    exists: bool = False
+    """Whether the group was formed before this worker came, which has to join it then."""
+    is_open: bool = False
+    """Whether workers with other names may join later."""
 
 
 def check_name(name: str) -> str:

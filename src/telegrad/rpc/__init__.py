@@ -23,10 +23,11 @@ from telegrad.rpc.api import (
     traffic,
 )
 from telegrad.rpc.exposing import expose
+from telegrad.rpc.membership import on_worker_lost, wait_for_worker, workers
 from telegrad.rpc.signals import wrap_signal_handler
 from telegrad.rref.handle import RRef
 from telegrad.worker_devices import devices
-from telegrad.worker_info import Traffic, WorkerInfo
+from telegrad.worker_info import Traffic, WorkerInfo, WorkerStatus
 
 __all__ = [
     "Future",
@@ -35,6 +36,7 @@ __all__ = [
     "RRef",
     "Traffic",
     "WorkerInfo",
+    "WorkerStatus",
     "all_gather",
     "barrier",
     "current_call",
@@ -47,6 +49,7 @@ __all__ = [
     "get_worker_infos",
     "init_rpc",
     "is_available",
+    "on_worker_lost",
     "register",
     "remote",
     "rpc_async",
@@ -55,5 +58,7 @@ __all__ = [
     "set_default_agent",
     "shutdown",
     "traffic",
+    "wait_for_worker",
+    "workers",
     "wrap_signal_handler",
 ]

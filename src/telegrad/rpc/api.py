@@ -16,10 +16,10 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # publi
 from telegrad import worker_devices
 from telegrad.agent.agent import Agent
 from telegrad.backward.graph_breaks import keep_uncompiled
-from telegrad.bootstrap import ExchangeRecords, ListenIfNeeded, check_token, start_agent
+from telegrad.bootstrap import ExchangeRecords, ListenIfNeeded, Probe, check_token, start_agent
 from telegrad.calls.call import Served, current_served
 from telegrad.connection.group_keys import GroupKeys
-from telegrad.connection.worker_record import WorkerRecord, check_name
+from telegrad.connection.worker_record import FoundGroup, WorkerRecord, check_name
 from telegrad.default_agent import acting_as as acting_as  # documented as telegrad.rpc.api.acting_as
 from telegrad.default_agent import default_agent, process_agent, set_default_agent, unset_default_agent
 from telegrad.errors import TelegradError
@@ -79,9 +79,9 @@ def init_rpc(
     prefixed = PrefixStore(f"telegrad/{next(_init_counter)}", store)
 
     def exchange_records(
-        me: WorkerRecord, keys: GroupKeys | None, listen_if_needed: ListenIfNeeded
-    ) -> list[WorkerRecord]:
-        return assemble(prefixed, me, keys, world_size, options.init_timeout, listen_if_needed)
+        me: WorkerRecord, keys: GroupKeys | None, listen_if_needed: ListenIfNeeded, probe: Probe
+    ) -> FoundGroup:
+        return FoundGroup(assemble(prefixed, me, keys, world_size, options.init_timeout, listen_if_needed))
 
     join(f"worker{rank}" if name is None else name, rank, exchange_records, options, address, device_by_local_rank=True)
 

@@ -26,6 +26,8 @@ from telegrad.transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from telegrad.wire.frames import Frame
 
 TOKEN = b"the token of the simulated group"
+JOIN_TIMEOUT = 60.0
+"""Seconds that a restarted worker waits for votes."""
 
 
 @dataclass
@@ -152,6 +154,8 @@ class Simulation:
         self.resumable = resumable
         self._settings = settings
         self.agents: dict[str, Agent] = {}
+        self._records: dict[str, WorkerRecord] = {}  # the latest of each worker
+        self._starts = dict.fromkeys(self._names, 0)
         self._ran = False
 
     def make_network(self, faults: Faults) -> SimNetwork:
@@ -182,6 +186,7 @@ class Simulation:
             for name in self._names:
                 self.agents[name] = self._make(name)
             records = [agent.me for agent in self.agents.values()]
+            self._records = {record.name: record for record in records}
             for agent in self.agents.values():
                 agent.start(records)
             result = program()
@@ -194,7 +199,7 @@ class Simulation:
             raise AssertionError(f"thread {thread.node}:{thread.name} failed") from error
         return result
 
-    def _make(self, name: str) -> Agent:
+    def _make(self, name: str, generation: int = 0) -> Agent:
         address = f"memory://{name}"
         transport = self.make_transport(address)
         agent = Agent(
@@ -205,6 +210,7 @@ class Simulation:
             runtime=SimRuntime(self.scheduler, name),
             token=TOKEN,
             main="simulation",
+            generation=generation,
             settings=self._settings,
             registry=default_registry,
         )
@@ -233,11 +239,17 @@ class Simulation:
         self.scheduler.kill(name)
         self.network.silence(agent.me.addresses[0])
 
-    def restart(self, name: str) -> Agent:
-        """Start a killed worker again, with a new incarnation."""
+    def restart(self, name: str, *, vouched: bool = True) -> Agent:
+        """Start a killed worker again, with a new incarnation, and return when all members know it.
+
+        If it is not `vouched` for, as it would be by a launcher, it needs the votes of a quorum.
+        """
         self.network.dead.discard(f"memory://{name}")
-        agent = self._make(name)
-        others: list[WorkerRecord] = [other.me for other in self.agents.values()]
+        self._starts[name] += 1
+        agent = self._make(name, generation=self._starts[name] if vouched else 0)
+        members = [self._records[other] for other in self._names]
+        self._records[name] = agent.me
         self.agents[name] = agent
-        agent.start([*others, agent.me])
+        agent.join(members, deadline=self.scheduler.now + JOIN_TIMEOUT, vouched=vouched)
+        self._records[name] = agent.me
         return agent

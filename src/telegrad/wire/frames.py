@@ -32,7 +32,7 @@ from typing import NamedTuple
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
 
 MAGIC = b"tg"
-VERSION = 7
+VERSION = 8
 HEADER = struct.Struct("<2sBBIQQQ")
 HEADER_SIZE = HEADER.size
 unpack_header = HEADER.unpack_from

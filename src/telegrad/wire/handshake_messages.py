@@ -5,9 +5,21 @@ The `proof` of a message covers all its other fields, and all messages before it
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import msgspec
 
 from telegrad.errors import ProtocolError
+
+
+class Purpose(IntEnum):
+    """What a connection is opened for."""
+
+    SESSION = 0
+    VOTE = 1
+    """To get the listener's vote for the opener, which wants to take the place of a worker. It ends with a Welcome."""
+    PROBE = 2
+    """To see whether the listener is there, and stays. It ends with a Welcome."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11, forbid_unknown_fields=True):
@@ -16,6 +28,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11, forbid_unknown
     name: str
     id: int
     incarnation: int
+    generation: int
+    """The opener's; see `telegrad.protocol.membership`. With the purpose VOTE, the one that it wants."""
+    purpose: Purpose
     addresses: tuple[str, ...]
     host: str
     main: str
@@ -48,6 +63,8 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag=12, forbid_unk
     id: int
     incarnation: int
     accept: str
+    known_generation: int
+    """The highest generation of the opener's name that the listener knows of; -1 if it does not know the name."""
     nonce: bytes
     proof: bytes
 

@@ -46,7 +46,7 @@ STRANGERS: dict[str, Answer] = {
     "session": greeting(Reject("b", 1, 7, "session", "I forgot", bytes(32))),
     "name": greeting(Reject("c", 2, 7, "name", "line1\nworker 'a' lost worker 'b'", b"")),
     "welcome": greeting(Welcome((0, 0), b"")),
-    "challenge": greeting(Challenge("b", 1, 7, "any", os.urandom(32), os.urandom(32))),
+    "challenge": greeting(Challenge("b", 1, 7, "any", -1, os.urandom(32), os.urandom(32))),
     "version": saying(HEADER.pack(MAGIC, VERSION - 1, Kind.HANDSHAKE, 0, 0, 0, 0)),
     "garbage": saying(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
     "frame": saying(pack_header(Kind.MESSAGE, 16, 1, 0, 0) + bytes(16)),

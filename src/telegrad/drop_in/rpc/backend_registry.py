@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.agent.agent import Agent
+from telegrad.connection.worker_record import FoundGroup
 from telegrad.drop_in.rpc import api
 from telegrad.drop_in.rpc._utils import _group_membership_management, _update_group_membership
 from telegrad.drop_in.rpc.agents import TensorPipeAgent, get_current_agent, reset_current_agent, set_current_agent
@@ -152,7 +153,7 @@ def start(
             join(
                 name,
                 rank,
-                lambda me, keys, listen_if_needed: assemble(store, me, keys, size, timeout, listen_if_needed),
+                lambda me, keys, listen, probe: FoundGroup(assemble(store, me, keys, size, timeout, listen)),
                 options,
                 address,
                 prepare,

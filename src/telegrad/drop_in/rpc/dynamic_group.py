@@ -20,9 +20,9 @@ from functools import partial
 from typing import Any
 
 from telegrad.agent.agent import Agent
-from telegrad.bootstrap import ListenIfNeeded, check_token
+from telegrad.bootstrap import ListenIfNeeded, Probe, check_token
 from telegrad.connection.group_keys import GroupKeys, derive_keys
-from telegrad.connection.worker_record import MAX_NAME, WorkerRecord
+from telegrad.connection.worker_record import MAX_NAME, FoundGroup, WorkerRecord
 from telegrad.drop_in.rpc.device_maps import Config, check_device_maps, device_config
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, WorkerLost
 from telegrad.rendezvous_records import MAX_RECORD, Records, check_record
@@ -53,7 +53,6 @@ def join_dynamic_group(
     """Join as worker `name`, and return when every member knows this worker."""
 
     def prepare_open(agent: Agent) -> None:
-        agent.peers.allow_join = True
         prepare(agent)
 
     token, _ = check_token(options)
@@ -71,10 +70,14 @@ def join_dynamic_group(
 
 
 def _join_members(
-    members: list[WorkerRecord], me: WorkerRecord, keys: GroupKeys | None, listen_if_needed: ListenIfNeeded
-) -> list[WorkerRecord]:
+    members: list[WorkerRecord],
+    me: WorkerRecord,
+    keys: GroupKeys | None,
+    listen_if_needed: ListenIfNeeded,
+    probe: Probe,
+) -> FoundGroup:
     listen_if_needed(())  # whoever joins later may be on another host
-    return [*members, me]
+    return FoundGroup([*members, me], is_open=True)
 
 
 def leave_dynamic_group(store: Any, agent: Agent, timeout: float) -> None:

@@ -1,0 +1,62 @@
+"""Who is in the group, and who is there again: functions that act on the default agent of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from telegrad.agent.agent import Agent
+from telegrad.connection.worker_record import check_name
+from telegrad.default_agent import default_agent
+from telegrad.errors import DeadlineExceeded, NotInitialized
+from telegrad.protocol.membership import Member, State
+from telegrad.worker_info import WorkerStatus
+
+_STATES: dict[State, Literal["alive", "lost", "left"]] = {
+    State.ALIVE: "alive",
+    State.LOST: "lost",
+    State.LEFT: "left",
+}
+
+
+def workers() -> list[WorkerStatus]:
+    """Return all workers of the group with what this one holds them for, ordered by id."""
+    agent = default_agent()
+    return [_status(agent, member) for member in agent.peers.members.all()]
+
+
+def _status(agent: Agent, member: Member) -> WorkerStatus:
+    name, worker_id, _, generation = member.identity
+    return WorkerStatus(name, worker_id, _STATES[member.state], generation, agent.runtime.now() - member.since)
+
+
+def wait_for_worker(name: str, timeout: float | None = None) -> WorkerStatus:
+    """Wait until the worker with that name is alive: until it has joined, or was replaced after it was lost.
+
+    Raises DeadlineExceeded after `timeout` seconds (None: no limit).
+    """
+    agent = default_agent()
+    if not agent.peers.members.is_open:
+        agent.peers.find(name)  # raises an error that lists the workers
+    begin = agent.runtime.now()
+    there = agent.peers.members.wait_for(check_name(name), None if timeout is None else begin + timeout)
+    member = agent.peers.members.find(name)
+    if not there or member is None:
+        if agent.closed:
+            raise NotInitialized(f"worker {agent.me.name!r} waited for worker {name!r}, but {agent.closed}")
+        raise DeadlineExceeded(
+            f"worker {name!r} was not there after {timeout:g} s: start it again, or see its output for why it does not "
+            "join",
+            worker=name,
+            elapsed=agent.runtime.now() - begin,
+        )
+    return _status(agent, member)
+
+
+def on_worker_lost(callback: Callable[[WorkerStatus, str], None]) -> Callable[[], None]:
+    """Call ``callback(status, reason)`` on a worker thread whenever a worker is lost. Returns a function to end that.
+
+    It is not called for workers that leave in order, nor while this worker itself is leaving.
+    """
+    agent = default_agent()
+    return agent.peers.members.on_lost(lambda member, reason: callback(_status(agent, member), reason))
