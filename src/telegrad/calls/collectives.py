@@ -30,7 +30,7 @@ SERVICE = "@telegrad.gather"
 SHUTDOWN = "shutdown"
 """The topic of the rounds of a graceful shutdown."""
 _PROBE_AFTER = 1.0  # seconds after which missing members are probed
-_PROBE = 10.0
+_PROBE = 60.0  # seconds for that: more than a session tries, so that an unreachable member is lost in the end
 _LONGEST = 1e9  # seconds
 
 Respond = Callable[[object, Exception | None], None]

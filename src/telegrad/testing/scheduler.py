@@ -218,6 +218,7 @@ class Scheduler:
                 thread.killed = True
         self.runnable = [thread for thread in self.runnable if not thread.killed]
         self._lags.pop(node, None)
+        self._ahead.pop(node, None)
 
     def failed(self, thread: SimThread, error: BaseException) -> None:
         """Record that a thread ended with an exception."""

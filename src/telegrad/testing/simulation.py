@@ -239,14 +239,19 @@ class Simulation:
         self.scheduler.kill(name)
         self.network.silence(agent.me.addresses[0])
 
-    def restart(self, name: str, *, vouched: bool = True) -> Agent:
+    def restart(
+        self, name: str, *, vouched: bool = True, prepare: Callable[[Agent], object] | None = None
+    ) -> Agent:
         """Start a killed worker again, with a new incarnation, and return when all members know it.
 
-        If it is not `vouched` for, as it would be by a launcher, it needs the votes of a quorum.
+        If it is not `vouched` for, as it would be by a launcher, it needs the votes of a quorum. `prepare` is called
+        with the agent before it serves calls.
         """
         self.network.dead.discard(f"memory://{name}")
         self._starts[name] += 1
         agent = self._make(name, generation=self._starts[name] if vouched else 0)
+        if prepare is not None:
+            prepare(agent)
         members = [self._records[other] for other in self._names]
         self._records[name] = agent.me
         self.agents[name] = agent

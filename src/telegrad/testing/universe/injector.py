@@ -5,7 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 
+from telegrad.default_agent import acting_as
+from telegrad.errors import NotAMember
 from telegrad.testing.simulation import Faults
 from telegrad.testing.universe.actions import Program
 from telegrad.testing.universe.plan import FOREVER, Action, Fault
@@ -107,10 +111,11 @@ class Injector:
             case "leave":
                 world.gone.add(one)
                 world.spawn(one, lambda: self._leave(one))
-            case "kill" | "restart":
+            case "kill" | "restart" | "rejoin":
                 self._kill(one)
-                if fault.kind == "restart":
-                    self._end_later(fault, lambda: self._restart(one))
+                if fault.kind != "kill":
+                    vouched = fault.kind == "restart"
+                    self._end_later(fault, lambda: self._restart(one, vouched))
             case _:
                 raise AssertionError(f"unknown fault {fault}")
 
@@ -131,12 +136,29 @@ class Injector:
         agent.shutdown(graceful=False)
         self._world.story.add(name, "has left")
 
-    def _restart(self, name: str) -> None:
+    def _restart(self, name: str, vouched: bool) -> None:
+        """Start a worker again, on a thread of its own: joining may take long."""
         world = self._world
-        agent = self._sim.restart(name)
-        Services(world, agent)
-        world.gone.discard(name)
-        world.replaced.add(name)
-        others = [other for other in world.live() if other != name]
-        actions = [Action(kind, (self._sim.random.choice(others),)) for kind in ("call", "create", "fetch") if others]
-        world.threads.append(world.spawn(name, lambda: Program(world, name, 9).run(tuple(actions))))
+        if name in world.live():
+            return
+
+        def run() -> None:
+            try:
+                agent = self._sim.restart(name, vouched=vouched, prepare=partial(Services, world))
+            except NotAMember as error:
+                world.story.add(name, "is not admitted: %s", str(error))
+                world.counts["not admitted"] += 1
+                self._sim[name].close()
+                return
+            world.gone.discard(name)
+            world.replaced.add(name)
+            world.story.add(name, "is there again, in generation %s", agent.me.generation)
+            world.counts["voted" if not vouched else "vouched"] += 1
+            others = [other for other in world.live() if other != name]
+            kinds = ("call", "create", "fetch") if others else ()
+            actions = [Action(kind, (self._sim.random.choice(others),)) for kind in kinds]
+            with acting_as(agent):
+                Program(world, name, 9).run(tuple(actions))
+
+        context = copy_context()
+        world.threads.append(self._sim.scheduler.start(name, "restart", lambda: context.run(run)))

@@ -31,8 +31,8 @@ _ACTIONS = {
     "sleep": 1,
 }
 _MILD = ("noise", "cut", "half open", "stall", "slow", "freeze", "jump", "one-way", "partition")
-_SEVERE = (*_MILD, "kill", "kill", "kill", "leave", "harsh noise")
-_ON_ONE_HOST = ("kill", "kill", "leave", "slow", "freeze", "jump", "stall")
+_SEVERE = (*_MILD, "kill", "kill", "restart", "restart", "rejoin", "leave", "harsh noise")
+_ON_ONE_HOST = ("kill", "restart", "rejoin", "leave", "slow", "freeze", "jump", "stall")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Fault:
     @property
     def may_lose(self) -> bool:
         """Whether a worker may be lost because of it."""
-        return self.kind in ("kill", "restart", "leave", "harsh noise") or self.seconds > LOSING
+        return self.kind in ("kill", "restart", "rejoin", "leave", "harsh noise") or self.seconds > LOSING
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _draw_faults(draw: random.Random, workers: tuple[str, ...], kinds: tuple[str
     killed = 0
     for _ in range(draw.choice((1, 1, 1, 2, 2, 3, 5))):
         kind = draw.choice(kinds)
-        if kind in ("kill", "restart", "leave"):
+        if kind in ("kill", "restart", "rejoin", "leave"):
             killed += 1
             if killed >= max(2, len(workers) - 1):
                 continue
@@ -174,7 +174,7 @@ def _draw_faults(draw: random.Random, workers: tuple[str, ...], kinds: tuple[str
         if kind in ("noise", "harsh noise"):
             chosen: tuple[str, ...] = ()
             seconds = draw.choice((0.1, 1.0, 10.0))
-        elif kind in ("kill", "leave", "restart", "slow", "freeze", "jump"):
+        elif kind in ("kill", "leave", "restart", "rejoin", "slow", "freeze", "jump"):
             chosen = (draw.choice(workers),)
         else:
             chosen = tuple(draw.sample(workers, 2))
@@ -185,7 +185,7 @@ def _draw_faults(draw: random.Random, workers: tuple[str, ...], kinds: tuple[str
                 seconds = FOREVER
         if kind == "half open":
             seconds = min(seconds, 5.0)
-        if kind == "restart":
+        if kind in ("restart", "rejoin"):
             seconds = draw.choice((0.0, 0.01, 0.5, 5.0, 50.0))
         faults.append(Fault(at, kind, chosen, seconds))
     return faults
