@@ -48,14 +48,14 @@ class Program:
             if values != {member: member for member in members}:
                 self._world.violated(f"a gather of {members} on {self._worker} returned {values}")
 
-        self._attempt(f"gather of {' '.join(members)}", gather, Action("gather"), may_be_late=self._world.disturbed)
+        self._attempt(f"gather of {' '.join(members)}", gather, Action("gather"))
 
     def shut_down(self, timeout: float) -> None:
         """Leave the group with everybody else."""
         agent = default_agent()
         self._attempt("shutdown", lambda: agent.shutdown(timeout=timeout), Action("shutdown"))
 
-    def _attempt(self, what: str, carry_out: Callable[[], None], action: Action, may_be_late: bool = False) -> None:
+    def _attempt(self, what: str, carry_out: Callable[[], None], action: Action) -> None:
         world = self._world
         world.story.add(self._worker, "begins %s", what)
         self._using = None
@@ -66,7 +66,7 @@ class Program:
                 world,
                 error,
                 here=self._worker,
-                may_be_late=may_be_late or bool(action.timeout),
+                may_be_late=bool(action.timeout) or (world.disturbed and action.kind == "gather"),
                 may_be_cancelled=action.kind == "calls" and action.flag,
                 lineage=world.lineage[self._using] if self._using is not None else (),
             )

@@ -167,15 +167,15 @@ class _Run:
                 if error.args[0] not in world.suspects:
                     raise
                 return
-            if isinstance(got.error, TelegradError):
+            want = run_locally(program)
+            refused = bool(refusal(got, want))
+            if want.error is None and isinstance(got.error, TelegradError) and not refused:
                 world.story.add(names[0], "fails program: %s", str(got.error))
                 world.counts["failed programs"] += 1
-                reason = objection(world, got.error, here=names[0])
-                if reason and not refusal(got, run_locally(program)):
+                if reason := objection(world, got.error, here=names[0]):
                     world.violated(f"the autograd program raised {got.error!r}\n  but {reason}")
                 return
-            want = run_locally(program)
-            apart = bool(refusal(got, want)) or not world.suspects.isdisjoint(names)
+            apart = refused or not world.suspects.isdisjoint(names)
             for difference in differences(got, want, program, until_error=apart):
                 world.violated(f"the autograd program differs from one process: {difference}\n{program}")
             world.counts["programs"] += 1
