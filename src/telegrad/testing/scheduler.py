@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import random
 import selectors
 import sys
@@ -163,7 +164,11 @@ class Scheduler:
     def set_alarm(self, thread: SimThread, deadline: float, action: Callable[[], None]) -> None:
         """Run `action` at `deadline`, by the clock of the thread's worker, even if that clock jumps."""
         thread.alarm = deadline, action
-        thread.alarm_timer = self.at(deadline - self._ahead.get(thread.node, 0.0), action)
+        ahead = self._ahead.get(thread.node, 0.0)
+        when = deadline - ahead
+        while when + ahead < deadline:  # rounded down: the thread would find that it is too early, again and again
+            when = math.nextafter(when, math.inf)
+        thread.alarm_timer = self.at(when, action)
 
     # -- threads ----------------------------------------------------------------------------------------------
 

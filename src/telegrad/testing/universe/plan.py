@@ -13,6 +13,8 @@ FOREVER = 1e9
 """Seconds: a fault of this length does not end."""
 LOSING = 20.0
 """Seconds: a worker that is cut off or stopped for longer may be lost. Sessions allow 30; other faults take some."""
+LOSING_JUMP = 8.0
+"""Seconds: a clock that jumps by more may end a handshake, which takes 10. Over unix sockets that looks like death."""
 
 _NUMBERS_OF_WORKERS = (2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 7, 8, 10, 12)
 _ACTIONS = {
@@ -73,7 +75,9 @@ class Fault:
     @property
     def may_lose(self) -> bool:
         """Whether a worker may be lost because of it."""
-        return self.kind in ("kill", "restart", "rejoin", "leave", "harsh noise") or self.seconds > LOSING
+        if self.kind in ("kill", "restart", "rejoin", "leave", "harsh noise"):
+            return True
+        return self.seconds > (LOSING_JUMP if self.kind == "jump" else LOSING)
 
 
 @dataclass(frozen=True)
