@@ -169,7 +169,11 @@ class Program:
             self._check_value(value, handle.to_here(timeout=0))
             self._world.counts["fetched"] += 1
         elif action.kind == "share" and action.flag:
-            self._check_value(value, rpc.rpc_sync(route[0], "@use", (key, value, handle), timeout=0))
+            future = rpc.rpc_async(route[0], "@use", (key, value, handle), timeout=0)
+            if action.count > 2:  # dropped at once: the message is in flight, and must keep the value alive
+                self._mine.remove((value, handle))
+                del handle
+            self._check_value(value, future.wait())
             world.has_returned(key)
         elif action.kind == "share":
             rpc.rpc_sync(route[0], "@keep", (key, value, handle), timeout=0)
