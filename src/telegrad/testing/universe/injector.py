@@ -9,7 +9,7 @@ from contextvars import copy_context
 from functools import partial
 
 from telegrad.default_agent import acting_as
-from telegrad.errors import NotAMember
+from telegrad.errors import TelegradError
 from telegrad.testing.simulation import Faults
 from telegrad.testing.universe.actions import Program
 from telegrad.testing.universe.plan import FOREVER, Action, Fault
@@ -145,8 +145,8 @@ class Injector:
         def run() -> None:
             try:
                 agent = self._sim.restart(name, vouched=vouched, prepare=partial(Services, world))
-            except NotAMember as error:
-                world.story.add(name, "is not admitted: %s", str(error))
+            except TelegradError as error:
+                world.story.add(name, "cannot join: %s: %s", type(error).__name__, str(error))
                 world.counts["not admitted"] += 1
                 self._sim[name].close()
                 return
