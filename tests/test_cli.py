@@ -51,6 +51,8 @@ def test_help_of_run_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
         (["--names", "a,b", "-n", "3", __file__], "-n requests 3 workers, but --names has 2 names"),
         (["-n", "2", "--grace", "-1", __file__], "--grace must be a number of seconds"),
         (["-n", "2", "--devices-per-worker", "0", __file__], "devices per worker must be at least 1, not 0"),
+        (["-n", "2", "--restart", "-1", __file__], "the number of restarts must be at least 0, not -1"),
+        (["-n", "2", "--restart-window", "0", __file__], "must be a number of seconds above 0, not 0"),
         ([__file__], "specify the workers to start"),
     ],
 )
@@ -75,6 +77,16 @@ def test_run_passes_names_and_arguments_on(tmp_path: Path, capfd: pytest.Capture
     ]
     assert main(["run", "-n", "1", "--no-prefix", str(script)]) == 0
     assert capfd.readouterr().out == "worker0 []\n"
+
+
+def test_run_starts_workers_again_and_keeps_going(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; sys.exit(int(os.environ['RANK']) * 3)")
+    options = ["--restart", "1", "--restart-window", "7", "--keep-going"]
+    assert main(["run", "-n", "2", *options, str(script)]) == 3
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        "telegrad run: worker1 failed with exit code 3 (after 1 restart within 7 s); 1 worker finished"
+    )
 
 
 @pytest.mark.parametrize("command", ["token", "--version"])

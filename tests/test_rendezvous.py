@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,9 +18,10 @@ import pytest
 from tests.support.stores import reserved_port, tcp_client, tcp_server
 from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store
 
+from telegrad import rendezvous_store
 from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout
+from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, StoreLost
 from telegrad.rendezvous import _Rendezvous, assemble
 from telegrad.rendezvous_records import MAX_RECORD, Confirmation, Records, Registration, digest_of
 from telegrad.wire.frames import VERSION
@@ -124,20 +126,21 @@ def test_nobody_returns_before_all_listen_in_a_group_that_needs_it(connect: Open
     assert seen == {0: 3, 1: 3, 2: 3}
 
 
-def test_a_worker_that_never_listens_is_named(connect: OpenStore) -> None:
+@pytest.mark.parametrize("kind", [RendezvousError, OSError])
+def test_nobody_waits_for_a_worker_that_cannot_listen(connect: OpenStore, kind: type[Exception]) -> None:
     stores = [connect(), connect()]
 
-    def dies(records: Sequence[WorkerRecord]) -> None:
-        raise RendezvousError("this worker cannot listen")
+    def fails(records: Sequence[WorkerRecord]) -> None:
+        raise kind("no port is free")
 
-    first, second = together(
-        lambda: assemble(stores[0], record(0), KEYS, 2, 1.0),
-        lambda: assemble(stores[1], record(1), KEYS, 2, 1.0, dies),
-    )
-    assert isinstance(first, RendezvousTimeout)
-    assert "some ended before the group was complete" in str(first)
-    assert "rank 1" in str(first)
-    assert "cannot listen" in str(second)
+    def second() -> list[WorkerRecord]:
+        with pytest.raises(kind, match="^no port is free$"):
+            assemble(stores[1], record(1), KEYS, 2, LONG, fails)
+        return []
+
+    first, _ = together(lambda: assemble(stores[0], record(0), KEYS, 2, LONG), second)
+    assert isinstance(first, RendezvousError)
+    assert re.search(r"worker 'w1' \(rank 1\) failed in init_rpc: (OSError: )?no port is free", str(first))
 
 
 def test_a_full_disk_is_an_error_with_the_path_and_a_remedy(tmp_path: Path) -> None:
@@ -196,6 +199,17 @@ def test_a_duplicate_name_is_an_error_for_every_worker(connect: OpenStore) -> No
         assert isinstance(error, DuplicateWorker)
         for part in ("called 'twin'", "rank 0", "rank 2"):
             assert part in str(error)
+
+
+def test_a_worker_that_waits_says_for_whom(
+    connect: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rendezvous_store, "_FIRST_LOG", 0.05)
+    together(*(joining(connect(), record(rank), 8, timeout=0.5) for rank in (0, 1, 3, 4, 6, 7)))
+    lines = [one.getMessage() for one in caplog.records if "'w0'" in one.getMessage()]
+    assert 2 <= len(lines) <= 4, "not ever more rarely"
+    assert lines[-1].startswith("worker 'w0' (rank 0) has waited 0 s for ranks 2, 5 of 8 workers")
+    assert {one.levelname for one in caplog.records} == {"WARNING"}
 
 
 def test_a_timeout_lists_missing_and_present_workers(connect: OpenStore) -> None:
@@ -332,7 +346,8 @@ def test_a_worker_that_ends_after_the_last_confirmation_does_not_fail_the_group(
     store = HashStore()
     assert together(*(joining(store, record(rank), 2) for rank in range(2))) == [[record(0), record(1)]] * 2
     store.delete_key("outcome")  # as if the worker that sets it had died before
-    assert _Rendezvous(store, record(1), KEYS, 2, 0.0, lambda records: None)._timed_out().status == "complete"
+    mine = Registration(record(1), 2, os.getpid(), socket.gethostname())
+    assert _Rendezvous(store, mine, Records(KEYS, store), 0.0)._timed_out() == ("complete", "")
 
 
 def test_a_lost_store_is_an_error_that_names_its_host() -> None:
@@ -345,7 +360,7 @@ def test_a_lost_store_is_an_error_that_names_its_host() -> None:
     del server
     worker.join()
     (error,) = outcomes
-    assert type(error) is RendezvousError
+    assert isinstance(error, StoreLost)
     assert "'w1' (rank 1) lost the rendezvous store" in str(error)
 
 
@@ -371,7 +386,7 @@ import os, sys
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.rendezvous import assemble
 from telegrad.rendezvous_store import open_store
-store, rank, world_size, _ = open_store(None, -1, None, 60.0)
+store, rank, world_size, *_ = open_store(None, -1, None, 60.0)
 me = WorkerRecord(name=f"w{rank}", id=rank, incarnation=rank, addresses=())
 found = assemble(store, me, None, world_size, 60.0)
 print([worker.name for worker in found], flush=True)

@@ -12,6 +12,7 @@ from tests.support.full_file_system import full_file_system
 from tests.support.stores import reserved_port, tcp_server
 from torch.distributed import Store, TCPStore
 
+from telegrad import rendezvous_store
 from telegrad.errors import RendezvousError, RendezvousTimeout
 from telegrad.rendezvous_store import open_store
 
@@ -27,20 +28,28 @@ def port() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TELEGRAD_INIT_METHOD",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_tcp_opens_a_store_and_rank_0_does_not_wait_for_others(port: int) -> None:
-    store, rank, world_size, address = open_store(f"tcp://127.0.0.1:{port}", 0, 2, LONG)
-    assert (rank, world_size, address) == (0, 2, ("127.0.0.1", port))
-    other = open_store(f"tcp://127.0.0.1:{port}", 1, 2, LONG)[0]
+    store, *rest = open_store(f"tcp://127.0.0.1:{port}", 0, 2, LONG)
+    assert rest == [0, 2, ("127.0.0.1", port), True]
+    other, *rest = open_store(f"tcp://127.0.0.1:{port}", 1, 2, LONG)
+    assert rest == [1, 2, ("127.0.0.1", port), False]
     other.set("key", "value")
     assert store.get("key") == b"value"
 
 
 def test_port_0_is_replaced_by_the_chosen_port() -> None:
-    store, _, _, address = open_store("tcp://127.0.0.1:0", 0, 1, LONG)
+    store, _, _, address, _ = open_store("tcp://127.0.0.1:0", 0, 1, LONG)
     assert isinstance(store, TCPStore)
     assert address == ("127.0.0.1", store.port)
     assert store.port != 0
@@ -49,7 +58,7 @@ def test_port_0_is_replaced_by_the_chosen_port() -> None:
 def test_env_is_the_default_and_provides_rank_and_world_size(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
         monkeypatch.setenv(name, value)
-    assert open_store(None, -1, None, LONG)[1:] == (0, 3, ("127.0.0.1", port))
+    assert open_store(None, -1, None, LONG)[1:] == (0, 3, ("127.0.0.1", port), True)
 
 
 def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,14 +72,16 @@ def test_under_torchrun_rank_0_uses_the_store_of_the_launcher(monkeypatch: pytes
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(launcher.port))
-    open_store("env://", 0, 1, LONG)[0].set("key", "value")
+    opened = open_store("env://", 0, 1, LONG)
+    assert not opened.is_host
+    opened.store.set("key", "value")
     assert launcher.get("key") == b"value"
 
 
 def test_a_file_store_has_no_address(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
-    store, rank, world_size, address = open_store(url, 1, 2, LONG)
-    assert (rank, world_size, address) == (1, 2, None)
+    store, *rest = open_store(url, 1, 2, LONG)
+    assert rest == [1, 2, None, False]
     store.set("key", "value")
     assert open_store(url, 0, 2, LONG)[0].get("key") == b"value"
 
@@ -86,7 +97,7 @@ def test_rank_and_world_size_may_be_in_the_url(tmp_path: Path) -> None:
     [
         ("env://", 0, 1, "MASTER_ADDR and MASTER_PORT must be set"),
         (None, -1, 1, "rank is unknown: pass rank= to init_rpc, or set RANK"),
-        (None, 0, None, "world_size is unknown: .*set WORLD_SIZE"),
+        ("tcp://127.0.0.1:0", 70000, None, "invalid rank 70000: the ranks of an open group are 0 to 65535"),
         ("tcp://127.0.0.1", 0, 1, "must contain host and port"),
         ("tcp://127.0.0.1:port", 0, 1, "is not a URL"),
         ("127.0.0.1", 0, 1, "must begin with"),
@@ -151,3 +162,47 @@ def test_a_rendezvous_file_on_a_full_file_system_is_a_sentence(tmp_path: Path, n
     with full_file_system(tmp_path / "full") as directory:
         with pytest.raises(RendezvousError, match=f"no space is left for the rendezvous file {directory}/{name};"):
             open_store(f"file://{directory}/{name}", 0, 1, 20.0)
+
+
+@pytest.mark.parametrize("given", [None, 0])
+def test_without_a_world_size_the_group_is_open(tmp_path: Path, given: int | None) -> None:
+    assert open_store(f"file://{tmp_path}/store", -1, given, LONG)[1:] == (-1, 0, None, False)
+    assert open_store(f"file://{tmp_path}/store", 3, given, LONG)[1:] == (3, 0, None, False)
+
+
+def test_a_file_remains_for_the_next_group(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    open_store(url, 0, 1, LONG).store.set("key", "value")
+    assert open_store(url, 0, 1, LONG).store.get("key") == b"value"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_unknown_host_is_named_after_a_few_seconds(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    monkeypatch.setattr(rendezvous_store, "_UNKNOWN_HOST_LIMIT", 0.05)
+    with pytest.raises(RendezvousError, match=r"the host name 'no-such-host\.invalid' is unknown .*MASTER_ADDR"):
+        open_store("tcp://no-such-host.invalid:29500", rank, 2, LONG)
+
+
+@pytest.mark.parametrize("init_method", ["env://", "file:///launcher/store"])
+def test_more_workers_than_the_launcher_has_started_are_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch, init_method: str, tmp_path: Path
+) -> None:
+    init_method = init_method.replace("/launcher", str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TELEGRAD_INIT_METHOD", f"file://{tmp_path}/store")
+    with pytest.raises(RendezvousError, match="called for 3 workers, but the launcher has started 2"):
+        open_store(init_method, 0, 3, LONG)
+    own = open_store(f"file://{tmp_path}/own", 0, 3, LONG)  # a rendezvous that the launcher knows nothing of
+    assert own.world_size == 3
+
+
+def test_a_worker_that_waits_for_the_store_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, port: int
+) -> None:
+    monkeypatch.setattr(rendezvous_store, "_FIRST_LOG", 0.05)
+    with pytest.raises(RendezvousTimeout):
+        open_store(f"tcp://127.0.0.1:{port}", 1, 2, 0.3)
+    lines = [record.getMessage() for record in caplog.records]
+    assert 2 <= len(lines) <= 4, "not ever more rarely"
+    assert f"the worker with rank 1 has waited 0 s for the rendezvous store at 127.0.0.1:{port}, which rank" in lines[0]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         barrier,
         expose,
         get_worker_info,
+        idempotent,
         init_rpc,
         register,
         remote,
@@ -42,6 +43,7 @@ __all__ = [
     "barrier",
     "expose",
     "get_worker_info",
+    "idempotent",
     "init_rpc",
     "register",
     "remote",
@@ -51,7 +53,7 @@ __all__ = [
 ]
 
 
-_SUBMODULES = frozenset(("autograd", "errors", "launch", "nn", "optim", "rpc", "testing"))
+_SUBMODULES = frozenset(("autograd", "errors", "launch", "nn", "optim", "recovery", "rpc", "testing"))
 
 
 def __getattr__(name: str) -> Any:

@@ -42,7 +42,7 @@ _NEEDS_TOKEN = "Run `telegrad token` once and set TELEGRAD_TOKEN to its output o
 
 ListenIfNeeded = Callable[[Sequence[WorkerRecord]], None]
 Probe = Callable[[WorkerRecord], str]
-"""Returns whether a worker is "alive", "leaving" or "gone"."""
+"""Returns whether a worker is "alive", "leaving", "gone", or "silent": it does not answer."""
 ExchangeRecords = Callable[[WorkerRecord, GroupKeys | None, ListenIfNeeded, Probe], FoundGroup]
 RESTART_VARIABLE = "TELEGRAD_RESTART"
 _JOINS = 65536  # more often no process joins groups between two restarts

@@ -18,12 +18,17 @@ examples:
   telegrad run -n 4 train.py --epochs 3     four workers: worker0 to worker3
   telegrad run --names ps,trainer0 main.py  two workers with these names
   telegrad run -n 2 -m package.module       a module instead of a file
+  telegrad run -n 4 --restart 3 train.py    start a worker that dies again
 
 All arguments after the script's name are passed to the script. Its standard input is empty. The environment
 contains each worker's name and rank and the rendezvous address, so init_rpc() needs no arguments.
 
 The exit code is 0 if every worker exited with 0. Otherwise it is the exit code of the worker that failed
 first, or 128 + N if signal N killed it. Ctrl-C interrupts every worker. A second Ctrl-C kills them.
+
+With --restart N, a worker that is killed or exits with a code other than 0 is started again: after 0.1
+seconds, then after twice as long each time, up to 10 seconds. When it dies after N restarts within
+--restart-window seconds, it has failed. TELEGRAD_RESTART is 0 at its first start, 1 at the next, and so on.
 """
 
 
@@ -45,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="start a script as several workers on this machine",
-        description="Start a script as several workers on this machine. When one fails, all are stopped.",
+        description="Start a script as several workers on this machine. When one fails, all are stopped, "
+        "unless --restart or --keep-going says otherwise.",
         epilog=_RUN_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,6 +67,23 @@ def _parser() -> argparse.ArgumentParser:
         default=5.0,
         metavar="SECONDS",
         help="time that a worker has to stop before it is killed (default: 5)",
+    )
+    run.add_argument(
+        "--restart",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start a worker that dies again, at most N times within the window (default: 0)",
+    )
+    run.add_argument(
+        "--restart-window",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="time within which restarts of a worker are counted (default: 300)",
+    )
+    run.add_argument(
+        "--keep-going", action="store_true", help="when a worker fails, let the others finish instead of stopping them"
     )
     run.add_argument(
         "--devices-per-worker",
@@ -86,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     from telegrad.drop_in.subprocesses import install_in_subprocesses
     from telegrad.launch.local_rendezvous import device_shares
+    from telegrad.launch.restarts import RestartPolicy
     from telegrad.launch.run import run
 
     try:
@@ -94,6 +118,7 @@ def _run(options: argparse.Namespace) -> int:
             raise ValueError(f"file not found: {options.script!r}")
         if options.grace < 0:
             raise ValueError(f"--grace must be a number of seconds, at least 0, not {options.grace:g}")
+        restarts = RestartPolicy(options.restart, options.restart_window)
         device_shares(len(names), options.devices_per_worker)  # raises if there are too few
     except ValueError as error:
         print(f"telegrad run: {error}", file=sys.stderr)
@@ -108,6 +133,8 @@ def _run(options: argparse.Namespace) -> int:
             prefix=not options.no_prefix,
             grace=options.grace,
             devices_per_worker=options.devices_per_worker,
+            restarts=restarts,
+            keep_going=options.keep_going,
         )
     except BrokenPipeError:
         # The reader of our output is gone, as in `telegrad run ... | head`. The workers have been stopped. Exit without

@@ -14,6 +14,7 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   ├── ResourceExhausted       a worker ran out of memory, threads or file descriptors
     │   ├── RemoteError             the callee raised an exception that cannot be rebuilt here
     │   └── BackwardError           a backward pass failed; the cause says where and why
+    ├── GroupsDiffer                the workers of a collective know different groups; call it again
     ├── WorkersFailed               an operation on several workers failed on more than one
     ├── ReferenceGone               an RRef was released, or its value is gone
     ├── ReferencesHeld              RRefs were held at shutdown, and the options make that an error
@@ -28,7 +29,8 @@ All of them are RuntimeErrors, because programs written for PyTorch's RPC catch 
     │   ├── DuplicateWorker         two workers have the same name or rank
     │   ├── UnauthenticatedRecord   the store has an entry that was not written with this group's token (also an
     │   │                           AuthenticationError)
-    │   └── RendezvousTimeout       not all workers joined in time (also a TimeoutError)
+    │   ├── RendezvousTimeout       not all workers joined in time (also a TimeoutError)
+    │   └── StoreLost               the process that hosts the rendezvous store is gone
     ├── launch.WorkerFailed         a process started by launch failed
     └── launch.GroupTimeout         the processes did not end in time (also a TimeoutError)
 """
@@ -131,6 +133,10 @@ class BackwardError(CallError):
     """A backward pass failed on a worker. The text keeps PyTorch's "Error on Node N:"."""
 
 
+class GroupsDiffer(TelegradError):
+    """The workers of a collective know different groups, because one joined meanwhile. They may call it again."""
+
+
 class WorkersFailed(TelegradError):
     """An operation on several workers failed on more than one. ``errors`` has the exceptions by worker."""
 
@@ -200,6 +206,14 @@ class NotAMember(RendezvousError):
 
 class RendezvousTimeout(RendezvousError, TimeoutError):
     """Not all workers joined in time. The message lists which did and which did not."""
+
+
+class RecoveryFailed(TelegradError):
+    """A training that lost a worker cannot go on."""
+
+
+class StoreLost(RendezvousError):
+    """The rendezvous store is gone: the process that hosts it, usually rank 0, has exited or cannot be reached."""
 
 
 def _rebuild_call_error(cls: type[CallError], message: str, attributes: dict[str, object]) -> CallError:

@@ -39,6 +39,7 @@ _PROTECTED = (
     "telegrad.torch_private",
     "telegrad.transport.",
     "telegrad.waiting",
+    "telegrad.waiting_report",
     "telegrad.wire.",
     "telegrad.worker_info",
 )

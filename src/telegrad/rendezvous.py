@@ -1,6 +1,6 @@
-"""Exchanges the records of all workers of a group through one of torch's stores.
+"""Exchanges the records of all workers of a new group through one of torch's stores.
 
-The rules:
+This is one *epoch* of a store. `telegrad.rendezvous_epochs` decides which epoch a worker takes part in. The rules:
 
 1. A worker *registers* its name, then its rank. Each registration is one compare-and-set, so one of two conflicting
    workers sees the other. The rank comes last: once every rank is registered, all conflicts have been found.
@@ -8,10 +8,11 @@ The rules:
    them: it writes their digest.
 3. The group has one *outcome*, again a compare-and-set. A worker that sees every confirmation sets "complete", and one
    that sees a conflict or times out sets the reason. The first outcome holds for everybody, so either all workers
-   continue or none does. A worker that arrives later fails alone.
+   continue or none does. A worker that arrives later fails alone. A worker that fails for a reason of its own sets that
+   as the outcome, so nobody waits for it. "Superseded" is not an error: all meet again in another epoch.
 4. When the group is complete, each worker checks that all confirmations have the digest of what it has read itself.
-5. A worker that has read the outcome signs off and does not use the store again. Rank 0, whose process may host the
-   store, waits until all have signed off.
+5. A worker that has read the outcome signs off. Rank 0, whose process may host the store and exit right after this,
+   waits until all have signed off.
 
 The store is not trusted. In a group with a token, every entry is authenticated (`telegrad.rendezvous_records`), so a
 store, or whoever can write into it, can delete entries and repeat old ones, but make none. Repeating does not help:
@@ -32,33 +33,74 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NoReturn
 
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, UnauthenticatedRecord
+from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, StoreLost, UnauthenticatedRecord
 from telegrad.rendezvous_records import Confirmation, Outcome, Records, Registration, check_record, digest_of
-from telegrad.rendezvous_store import MAX_TIMEOUT, check_rank, pause
+from telegrad.rendezvous_store import MAX_TIMEOUT, WaitLog, check_rank, pause
 
 FAILURE_LINGER = 2.0
 """Seconds for which rank 0 keeps the store open for others after a failure, even if the timeout has passed."""
+_SIGN_OFF_LIMIT = 10.0  # seconds for which rank 0 waits for workers that have read the outcome
 
 _MAX_LISTED = 32
 """How many workers an error names, so that it fits into the store and on a screen."""
 
+_MAX_TEXT = 2000  # characters of an error of another kind that the others get
 _FULL_DISK = ("No space left on device", "Disk quota exceeded")
 _FIRST = "first"
 _REGISTERED = "registered"  # every rank is
 _OUTCOME = "outcome"
 
+
+class Superseded(RendezvousError):
+    """The workers of this epoch are to meet again in another one."""
+
+
 _ERRORS: dict[str, type[RendezvousError]] = {
     "duplicate": DuplicateWorker,
     "timeout": RendezvousTimeout,
     "error": RendezvousError,
+    "superseded": Superseded,
 }
+
+
+Status = Literal["complete", "duplicate", "timeout", "error", "superseded"]
+
+
+def read_outcome(store: Store, records: Records) -> Outcome:
+    """Return the outcome of an epoch that has one."""
+    return records.decode(_OUTCOME, store.get(_OUTCOME), Outcome, "the result of the rendezvous")
+
+
+def has_outcome(store: Store) -> bool:
+    """Return whether an epoch has an outcome."""
+    return store.check([_OUTCOME])
+
+
+def set_outcome(store: Store, records: Records, status: Status, message: str = "") -> Outcome:
+    """Set the outcome of an epoch unless it has one, and return what it is then."""
+    mine = records.encode(_OUTCOME, Outcome(status, message, time.time()))
+    data = store.compare_set(_OUTCOME, "", mine)
+    return records.decode(_OUTCOME, data, Outcome, "the result of the rendezvous")
+
+
+def report_failure(store: Store, records: Records, who: str, error: BaseException) -> None:
+    """Set an error of this worker as the outcome of an epoch, so that the others do not wait for it."""
+    lines = str(error).splitlines() or [""]
+    kind = "" if isinstance(error, RendezvousError) else f"{type(error).__name__}: "
+    set_outcome(store, records, "error", f"{who} failed in init_rpc: {kind}{lines[0][:_MAX_TEXT]}")
+
+
+def raise_outcome(outcome: Outcome) -> NoReturn:
+    """Raise the error that all workers of an epoch get."""
+    raise _ERRORS[outcome.status](outcome.message)
 
 
 def assemble(
@@ -68,17 +110,45 @@ def assemble(
     world_size: int,
     timeout: float,
     listen_if_needed: Callable[[Sequence[WorkerRecord]], None] = lambda records: None,
+    *,
+    epoch: str = "",
+    restart: int = -1,
+    is_stale: Callable[[Registration], bool] = lambda registration: False,
 ) -> list[WorkerRecord]:
     """Register `me`, wait until all workers have registered, and return the records of all by id.
 
     `listen_if_needed` is called with the records before this worker confirms them. So when the group is complete, it
     has returned on all workers: nobody connects to a worker that does not listen yet.
 
-    Every group needs its own store or PrefixStore. Raises DuplicateWorker, RendezvousTimeout, UnauthenticatedRecord or
-    RendezvousError. If the group cannot be completed, all waiting workers raise the same error.
+    Every group needs its own store or PrefixStore. Raises DuplicateWorker, RendezvousTimeout, UnauthenticatedRecord,
+    StoreLost or RendezvousError. If the group cannot be completed, all waiting workers raise the same error.
+
+    `epoch` is the name of the epoch, which all entries are bound to. `restart` is that of `Registration`. `is_stale`
+    says of a worker with this name or rank whether it is dead: then all raise Superseded instead of DuplicateWorker.
     """
     check_rank(me.id, world_size)
-    return _Rendezvous(store, me, keys, world_size, timeout, listen_if_needed).run()
+    with store_errors(store, f"worker {me.name!r} (rank {me.id})"):
+        mine = Registration(me, world_size, os.getpid(), socket.gethostname(), restart)
+        return _Rendezvous(store, mine, Records(keys, store, epoch), timeout, listen_if_needed, is_stale).run()
+
+
+@contextmanager
+def store_errors(store: Store, who: str) -> Iterator[None]:
+    """Raise the errors of torch's stores inside the block as those of telegrad."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__module__.startswith("telegrad"):
+            raise
+        if any(words in str(error) for words in _FULL_DISK):
+            raise RendezvousError(
+                f"{who} cannot write to the rendezvous store{_path_of(store)}: {error}. Remove files there, or choose "
+                "an init_method on another file system"
+            ) from error
+        raise StoreLost(
+            f"{who} lost the rendezvous store before the group was complete: {error}. The process that hosts the "
+            "store, usually rank 0, has probably exited: check its output"
+        ) from error
 
 
 class _Rendezvous:
@@ -87,51 +157,44 @@ class _Rendezvous:
     def __init__(
         self,
         store: Store,
-        me: WorkerRecord,
-        keys: GroupKeys | None,
-        world_size: int,
+        mine: Registration,
+        records: Records,
         timeout: float,
-        listen_if_needed: Callable[[Sequence[WorkerRecord]], None],
+        listen_if_needed: Callable[[Sequence[WorkerRecord]], None] = lambda records: None,
+        is_stale: Callable[[Registration], bool] = lambda registration: False,
     ) -> None:
         self._store = store
         self._listen_if_needed = listen_if_needed
-        self._records = Records(keys, store)
-        self._me = me
-        self._mine = Registration(me, world_size, os.getpid(), socket.gethostname())
-        self._ranks = range(world_size)
+        self._is_stale = is_stale
+        self._records = records
+        self._mine = mine
+        self._me = me = mine.record
+        self._ranks = range(mine.world_size)
         self._records.encode(_rank_key(me.id), self._mine)  # raises if it is too large
         check_record(me, me.id)
         self._start = time.monotonic()
         self._deadline = self._start + min(timeout, MAX_TIMEOUT)
+        self._who = f"worker {me.name!r} (rank {me.id})"
+        self._waits = WaitLog(self._who)
 
     def run(self) -> list[WorkerRecord]:
         """Perform the rendezvous, and return the records of all workers."""
         store, me = self._store, self._me
         registered = False
         try:
-            try:
-                self._register()
-                registered = True
-                registrations = self._complete()
-            except RendezvousError as error:
-                if isinstance(error, UnauthenticatedRecord):  # workers with another token will not wait then
-                    self._set_outcome(Outcome("error", str(error)))
-                present = [rank for rank in self._ranks if store.check([_rank_key(rank)])]
-                _sign_off(store, me.id, registered, present, time.monotonic() + FAILURE_LINGER)
-                raise
-            _sign_off(store, me.id, registered, self._ranks, self._deadline)
-        except RuntimeError as error:
-            if isinstance(error, RendezvousError):
-                raise
-            if any(words in str(error) for words in _FULL_DISK):
-                raise RendezvousError(
-                    f"worker {me.name!r} (rank {me.id}) cannot write to the rendezvous store{_path_of(store)}: {error}."
-                    " Remove files there, or choose an init_method on another file system"
-                ) from error
-            raise RendezvousError(
-                f"worker {me.name!r} (rank {me.id}) lost the rendezvous store before the group was complete: {error}. "
-                "The process that hosts the store, usually rank 0, has probably exited: check its output"
-            ) from error
+            self._register()
+            registered = True
+            registrations = self._complete()
+        except RendezvousError as error:
+            # Unless there is one, so that the others do not wait. Workers with another token cannot read it, and fail.
+            report_failure(store, self._records, self._who, error)
+            present = [rank for rank in self._ranks if store.check([_rank_key(rank)])]
+            _sign_off(store, me.id, registered, present, time.monotonic() + FAILURE_LINGER)
+            raise
+        except BaseException as error:
+            report_failure(store, self._records, self._who, error)
+            raise
+        _sign_off(store, me.id, registered, self._ranks, min(self._deadline, time.monotonic() + _SIGN_OFF_LIMIT))
         return [registration.record for registration in registrations]
 
     # -- registering ------------------------------------------------------------------------------------------
@@ -141,14 +204,17 @@ class _Rendezvous:
         mine, record = self._mine, self._mine.record
         first = self._compare_set(_FIRST, "the record of the worker that came first")
         if first.world_size != mine.world_size:
+            self._check_stale(first)
             message = f"the world sizes differ: {first} was started for {first.world_size} workers, but {mine} for "
             self._fail("error", f"{message}{mine.world_size}. Pass the same world size to all workers")
         holder = self._compare_set(f"name/{record.name}", f"the record of worker {record.name!r}")
         if holder.record.id != record.id:
+            self._check_stale(holder)
             message = f"two workers are called {record.name!r}: {holder} and {mine}. Give each worker its own name"
             self._fail("duplicate", message)
         holder = self._compare_set(_rank_key(record.id), f"the record of rank {record.id}")
         if holder != mine:
+            self._check_stale(holder)
             message = f"two workers have rank {record.id}: {holder} and {mine}. Give each worker its own rank"
             self._fail("duplicate", message + _leftover_hint(self._store))
 
@@ -157,12 +223,16 @@ class _Rendezvous:
         data = self._store.compare_set(name, "", self._records.encode(name, self._mine))
         return self._records.decode(name, data, Registration, what)
 
-    def _set_outcome(self, outcome: Outcome) -> None:
-        self._store.compare_set(_OUTCOME, "", self._records.encode(_OUTCOME, outcome))
+    def _check_stale(self, holder: Registration) -> None:
+        """If a worker that is in the way of this one is dead, let all meet again without it."""
+        if self._is_stale(holder):
+            message = f"{holder} registered here and ended, and {self._mine} was started instead"
+            set_outcome(self._store, self._records, "superseded", message)
+            raise Superseded(message)
 
     def _fail(self, status: Literal["duplicate", "error"], message: str) -> NoReturn:
         """Set the outcome of the group unless it has one, and raise this one in any case."""
-        self._set_outcome(Outcome(status, message))
+        set_outcome(self._store, self._records, status, message)
         raise _ERRORS[status](message)
 
     # -- waiting ----------------------------------------------------------------------------------------------
@@ -179,12 +249,13 @@ class _Rendezvous:
             if registrations is None and store.check([_REGISTERED]):
                 registrations = self._confirm()
             elif time.monotonic() >= self._deadline:
-                self._set_outcome(self._timed_out())
+                set_outcome(store, self._records, *self._timed_out())
             else:
+                self._waits.log_if_due(self._waited_for)
                 pause(self._start, self._deadline)
-        outcome = self._records.decode(_OUTCOME, store.get(_OUTCOME), Outcome, "the result of the rendezvous")
+        outcome = read_outcome(store, self._records)
         if outcome.status != "complete":
-            raise _ERRORS[outcome.status](outcome.message)
+            raise_outcome(outcome)
         if registrations is None:
             raise UnauthenticatedRecord(
                 f"the rendezvous store says that the group is complete, but worker {self._me.name!r} (rank "
@@ -207,7 +278,7 @@ class _Rendezvous:
         name = _confirmation_key(me.id)
         store.set(name, self._records.encode(name, Confirmation(digest_of(registrations))))
         if store.check([_confirmation_key(rank) for rank in self._ranks]):
-            self._set_outcome(Outcome("complete"))
+            set_outcome(store, self._records, "complete")
         return registrations
 
     def _require(self, key: Callable[[int], str]) -> None:
@@ -240,7 +311,13 @@ class _Rendezvous:
             registrations.append(registration)
         return registrations
 
-    def _timed_out(self) -> Outcome:
+    def _waited_for(self) -> str:
+        """Return whom this worker waits for, for the log."""
+        key = _confirmation_key if self._store.check([_REGISTERED]) else _rank_key
+        missing = [rank for rank in self._ranks if not self._store.check([key(rank)])]
+        return f"{_list_ranks(missing)} of {len(self._ranks)} workers to join the group" if missing else ""
+
+    def _timed_out(self) -> tuple[Status, str]:
         store, waited, size = self._store, time.monotonic() - self._start, len(self._ranks)
         present = [rank for rank in self._ranks if store.check([_rank_key(rank)])]
         missing = sorted(set(self._ranks) - set(present))
@@ -248,8 +325,8 @@ class _Rendezvous:
             silent = [rank for rank in self._ranks if not store.check([_confirmation_key(rank)])]
             if not silent:
                 # The last worker died between its confirmation and the outcome. Calls to it will fail.
-                return Outcome("complete")
-            return Outcome(
+                return "complete", ""
+            return (
                 "timeout",
                 f"all {size} workers registered, but some ended before the group was complete, within {waited:.3g} s: "
                 f"{_list_ranks(silent)}. Check their output",
@@ -257,7 +334,7 @@ class _Rendezvous:
         listed = [registration.record for registration in self._read_registrations(present[:_MAX_LISTED])]
         names = ", ".join(f"{record.name!r} (rank {record.id})" for record in listed)
         more = f" and {len(present) - _MAX_LISTED} more" if len(present) > _MAX_LISTED else ""
-        return Outcome(
+        return (
             "timeout",
             f"{len(missing)} of {size} workers did not join within {waited:.3g} s: {_list_ranks(missing)}. "
             f"Workers that joined: {names}{more}. Check the output of the missing ones, or raise the timeout",

@@ -1,9 +1,9 @@
 """The entries of the rendezvous store, and their authentication.
 
 An entry is text: the protocol version, a MAC, and JSON. The MAC is an HMAC-SHA256 under the group's store key over the
-version, the entry's name in the store, and the JSON. So nobody without the token can write or change an entry, or move
-one to another name. What can be replayed, and why that does not help, is told in `telegrad.rendezvous`. Without a token
-there is no MAC.
+version, the entry's name in the store (with its epoch, if it belongs to one), and the JSON. So nobody without the token
+can write or change an entry, or move one to another name or epoch. What can be replayed, and why that does not help, is
+told in `telegrad.rendezvous` and `telegrad.rendezvous_epochs`. Without a token there is no MAC.
 
 Everything that is read from the store is plain data, limited in size, and checked.
 """
@@ -30,6 +30,8 @@ from telegrad.transport.addresses import parse_address
 from telegrad.wire.frames import VERSION
 
 MAX_RECORD = 64 * 1024
+MAX_LIST = 1024 * MAX_RECORD
+"""Bytes of an entry that lists the members of an open group."""
 _NO_MAC = "-"
 
 Entry = TypeVar("Entry")
@@ -40,11 +42,18 @@ class Registration(msgspec.Struct, frozen=True):
 
     record: WorkerRecord
     world_size: int
+    """0 in an open group."""
     pid: int
+    """0 if another worker wrote this entry."""
     machine: str
+    restart: int = -1
+    """How often its launcher has started the worker before; -1 without a launcher that starts workers again."""
+    left: bool = False
+    """Whether the worker has left an open group. Its name and its id stay its own."""
 
     def __str__(self) -> str:
-        return f"worker {self.record.name!r} (rank {self.record.id}, pid {self.pid} on {self.machine})"
+        process = f", pid {self.pid} on {self.machine}" if self.pid else ""
+        return f"worker {self.record.name!r} (rank {self.record.id}{process})"
 
 
 class Confirmation(msgspec.Struct, frozen=True):
@@ -55,10 +64,35 @@ class Confirmation(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Whether the group is complete, or why not."""
+    """Whether the group is complete, or why not. After "superseded", the workers meet again in another epoch."""
 
-    status: Literal["complete", "duplicate", "timeout", "error"]
+    status: Literal["complete", "duplicate", "timeout", "error", "superseded"]
     message: str = ""
+    time: float = 0.0
+    """When it was decided, in seconds since 1970 on the clock of the worker that decided it."""
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """One attempt to form a group, and the group that it formed."""
+
+    number: int
+    group: int
+    """A random number that identifies the group, in another store too."""
+    world_size: int
+    """0: an open group."""
+    members: tuple[Registration, ...] = ()
+    """The members of an open group."""
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of its entries in the store."""
+        return f"{self.number}-{self.group:016x}"
+
+
+class Departure(msgspec.Struct, frozen=True):
+    """A member has left its group, or is about to."""
+
+    incarnation: int
 
 
 def digest_of(registrations: Sequence[Registration]) -> str:
@@ -80,9 +114,10 @@ def describe_store(store: Store) -> str:
 class Records:
     """Reads and writes the entries of one store with the key of one group."""
 
-    def __init__(self, keys: GroupKeys | None, store: Store) -> None:
+    def __init__(self, keys: GroupKeys | None, store: Store, epoch: str = "") -> None:
         self._key = keys.store if keys is not None else None
         self._where = describe_store(store)
+        self._epoch = f"{epoch}/" if epoch else ""
 
     def encode(self, name: str, entry: object, limit: int = MAX_RECORD) -> str:
         """Return the text of an entry that will be stored as `name`."""
@@ -114,7 +149,7 @@ class Records:
     def _mac(self, name: str, json: str) -> str:
         if self._key is None:
             return _NO_MAC
-        return authenticate(self._key, "telegrad rendezvous", VERSION, name, json).hex()
+        return authenticate(self._key, "telegrad rendezvous", VERSION, self._epoch + name, json).hex()
 
     def _unauthenticated(self, what: str, mac: str, json: str) -> str:
         remedy = "Start every worker with the same TELEGRAD_TOKEN"
@@ -138,6 +173,16 @@ def _claimed_author(json: str) -> str:
     except (msgspec.DecodeError, RecursionError):
         return ""
     return f" (it says: by {claimed})" if claimed.isprintable() and len(claimed) < 400 else ""
+
+
+def claimed_epoch(data: bytes) -> str:
+    """Return the prefix of an epoch according to its entry, which is not authenticated; empty if it is not readable."""
+    json = data.decode(errors="replace").partition(" ")[2].partition(" ")[2]
+    try:
+        epoch = msgspec.json.decode(json, type=Epoch)
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    return epoch.prefix if 0 <= epoch.group < 2**63 and 0 <= epoch.number < 2**63 else ""
 
 
 def check_record(record: WorkerRecord, rank: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import NoReturn
+from functools import partial
+from typing import NamedTuple, NoReturn
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
@@ -16,36 +19,58 @@ from telegrad.connection.worker_record import MAX_ID
 from telegrad.errors import RendezvousError, RendezvousTimeout
 from telegrad.interrupts import interruptible
 
+_log = logging.getLogger("telegrad")
+
 _MAX_PAUSE = 0.1
+_FIRST_LOG = 3.0  # seconds of waiting after which it is logged for the first time
+_UNKNOWN_HOST_LIMIT = 5.0  # seconds for which a host name may be unknown: name servers have moments of weakness
 _MIN_FREE = 4096  # bytes that a rendezvous file needs at least
 MAX_TIMEOUT = 10.0 * 365 * 86400
 
 
-def open_store(
-    init_method: str | None, rank: int, world_size: int | None, timeout: float
-) -> tuple[Store, int, int, tuple[str, int] | None]:
-    """Return the group's store, this worker's rank, the world size, and the store's host and port if it has any.
+class OpenedStore(NamedTuple):
+    """The store of a group, and what this worker knows of its place in the group."""
+
+    store: Store
+    rank: int
+    """-1 in an open group: any free one."""
+    world_size: int
+    """0: the group is open."""
+    address: tuple[str, int] | None
+    """Host and port of the store if it has any."""
+    is_host: bool
+    """Whether this process hosts the store."""
+
+
+def open_store(init_method: str | None, rank: int, world_size: int | None, timeout: float) -> OpenedStore:
+    """Open the group's store, and find out this worker's rank and the world size.
 
     `init_method` is a URL in the format of torch.distributed, ``env://`` by default. A rank of -1 and a world size of
-    None or -1 are read from the URL, or else from RANK and WORLD_SIZE. This does not wait for the other workers:
+    None or -1 are read from the URL, or else from RANK and WORLD_SIZE. If there is no world size anywhere, or it is 0,
+    the group is open, and the rank may remain -1. This does not wait for the other workers:
     `telegrad.rendezvous.assemble` does, and names the missing ones.
     """
     deadline = time.monotonic() + min(timeout, MAX_TIMEOUT)
     url = _split(init_method or "env://")
     query = dict(parse_qsl(url.query))
-    rank = _number("rank", rank, query.pop("rank", None), "RANK")
-    world_size = _number(
-        "world_size", -1 if world_size is None else world_size, query.pop("world_size", None), "WORLD_SIZE"
-    )
-    check_rank(rank, world_size)
+    world_size = _world_size(world_size, query.pop("world_size", None), init_method)
+    rank = _number("rank", rank, query.pop("rank", None), "RANK", None if world_size else -1)
+    if world_size:
+        check_rank(rank, world_size)
+    elif not -1 <= rank <= MAX_ID:
+        raise RendezvousError(f"invalid rank {rank}: the ranks of an open group are 0 to {MAX_ID}")
     address = _store_address(url)
+    is_host = False
     if address is not None:
-        # A world size of -1 tells the handlers of tcp:// and env:// not to wait until all have connected.
-        query.update(rank=str(rank), world_size="-1")
-        if rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            _wait_for_server(*address, deadline, timeout)
+        is_host = rank == 0 and not launcher_hosts()
+        # A world size of -1 tells the handlers of tcp:// and env:// not to wait until all have connected. Rank 0 hosts.
+        query.update(rank="0" if rank == 0 else "1", world_size="-1")
+        _check_host(address[0], min(deadline, time.monotonic() + _UNKNOWN_HOST_LIMIT))
+        if not is_host:
+            _wait_for_server(*address, deadline, timeout, rank)
     else:
-        query.update(rank=str(rank), world_size=str(world_size))
+        # Torch would delete the file after so many workers, when others may already use it for their next group.
+        query.update(rank="0", world_size="-1")
     left = timedelta(seconds=max(deadline - time.monotonic(), 1.0))
     try:
         store = next(rendezvous(urlunsplit(url._replace(query=urlencode(query))), timeout=left))[0]
@@ -53,7 +78,43 @@ def open_store(
         _raise_explained(error, init_method or "env://", address, timeout)
     if address is not None and isinstance(store, TCPStore):
         address = (address[0], store.port)
-    return store, rank, world_size, address
+    return OpenedStore(store, rank, world_size, address, is_host)
+
+
+def launcher_hosts() -> bool:
+    """Return whether the launcher hosts TCP stores, not rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _world_size(given: int | None, in_url: str | None, init_method: str | None) -> int:
+    """Return the world size, 0 for an open group. Raises if the launcher has started fewer workers."""
+    size = _number("world_size", -1 if given is None else given, in_url, "WORLD_SIZE", 0)
+    started = os.environ.get("WORLD_SIZE", "")
+    local = init_method is not None and init_method == os.environ.get("TELEGRAD_INIT_METHOD")
+    by_launcher = local or (launcher_hosts() and (init_method or "env://").startswith("env://"))
+    if by_launcher and started.isdecimal() and size > int(started):
+        raise RendezvousError(
+            f"init_rpc was called for {size} workers, but the launcher has started {started}: start as many as the "
+            "program needs, or leave out world_size"
+        )
+    return size
+
+
+class WaitLog:
+    """Logs what a worker waits for: after 3 s, and then ever more rarely."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._start = time.monotonic()
+        self._next = _FIRST_LOG
+
+    def log_if_due(self, what: Callable[[], str]) -> None:
+        """Log the wait if it is time to. `what` returns what the worker waits for; empty: nothing to log."""
+        waited = time.monotonic() - self._start
+        if waited >= self._next:
+            self._next = 2 * waited
+            if text := what():
+                _log.warning("%s has waited %.0f s for %s", self._who, waited, text)
 
 
 def store_address(init_method: str) -> tuple[str, int] | None:
@@ -103,12 +164,14 @@ def _is_full(path: str) -> bool:
     return has_no_inode or status.f_bavail * status.f_frsize < _MIN_FREE
 
 
-def _number(what: str, given: int, in_url: str | None, variable: str) -> int:
+def _number(what: str, given: int, in_url: str | None, variable: str, default: int | None) -> int:
     if in_url is not None and given != -1 and str(given) != in_url:
         raise RendezvousError(f"the {what} argument is {given}, but the init_method says {in_url}; pass only one")
     if given != -1:
         return given
     text = os.environ.get(variable) if in_url is None else in_url
+    if not text and default is not None:
+        return default
     if not text:
         raise RendezvousError(f"the {what} is unknown: pass {what}= to init_rpc, or set {variable}")
     try:
@@ -140,18 +203,38 @@ def _store_address(url: SplitResult) -> tuple[str, int] | None:
 
 
 @interruptible
-def _wait_for_server(host: str, port: int, deadline: float, timeout: float) -> None:
+def _check_host(host: str, deadline: float) -> None:
+    """Raise an error if nobody knows the address of the store's host."""
+    start = time.monotonic()
+    while True:
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as error:
+            if time.monotonic() >= deadline or isinstance(error, UnicodeError):
+                raise RendezvousError(
+                    f"the host name {host!r} is unknown ({error}): check MASTER_ADDR or the init_method, which must "
+                    "name the machine of rank 0"
+                ) from error
+            pause(start, deadline)
+        else:
+            return
+
+
+@interruptible
+def _wait_for_server(host: str, port: int, deadline: float, timeout: float, rank: int) -> None:
     """Return once something listens at the store's address.
 
     Torch's own client would wait too, but it logs a stack trace for every second that rank 0 is late.
     """
     start = time.monotonic()
+    log = WaitLog(f"the worker with rank {rank}" if rank >= 0 else "this worker")
     while True:
         try:
             socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), 0.05)).close()
         except (OSError, UnicodeError) as error:
             if time.monotonic() >= deadline:
                 raise _unreachable(host, port, timeout, error) from error
+            log.log_if_due(partial("the rendezvous store at {}:{}, which rank 0 hosts ({})".format, host, port, error))
             pause(start, deadline)
         else:
             return

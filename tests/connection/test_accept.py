@@ -12,7 +12,7 @@ import pytest
 
 from telegrad.connection import accept, pending_connection
 from telegrad.connection.accept import PendingConnections
-from telegrad.connection.connector import send_greeting
+from telegrad.connection.dialer import send_greeting
 from telegrad.connection.eviction import CROWDED_TIMES, FLOODED_TIMES, GREETED, MEMBER_TIME, SILENT
 from telegrad.connection.group_keys import derive_keys
 from telegrad.connection.handshake import NONCE_SIZE, Opener
@@ -41,9 +41,8 @@ class FakeAgent:
         self.set_timers: list[Timer] = []
         self.transport = MemoryTransport(MemoryNetwork())
         self.poller = self.transport.poller()
-        peers: Any = SimpleNamespace(
-            check=None, resume=None, known_generation=lambda hello: -1
-        )  # no handshake succeeds here
+        # No handshake succeeds here.
+        peers: Any = SimpleNamespace(check=None, resume=None, known_generation=lambda hello: -1)
         self.pending = PendingConnections(self, peers)
         listener = self.transport.listen("memory://a")
         assert isinstance(listener, MemoryListener)

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telegrad.connection.group_keys import derive_keys
-from telegrad.connection.handshake import NONCE_SIZE, Acceptor, AnotherWorker, Opener, Refused, Rejected
+from telegrad.connection.handshake import (
+    NONCE_SIZE,
+    Acceptor,
+    AnotherWorker,
+    Opener,
+    Refused,
+    Rejected,
+    StaleGeneration,
+)
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, ProtocolError, TelegradError, WorkerLost
 from telegrad.wire.frames import HANDSHAKE_LIMITS
@@ -631,3 +639,18 @@ def test_errors_contain_neither_token_nor_keys_nor_proofs() -> None:
                 assert repr(secret)[2:-1] not in text
                 assert secret.hex() not in text
                 assert secret.decode("latin1") not in text
+
+
+@pytest.mark.parametrize("purpose", [Purpose.VOTE, Purpose.PROBE])
+def test_a_question_is_answered_without_a_session(purpose: Purpose) -> None:
+    handshake = Handshake(purpose=purpose)
+    assert handshake.run() == (0, 0)
+    assert handshake.callbacks == ["check"]
+
+
+def test_a_newcomer_learns_the_generation_that_it_has_to_exceed() -> None:
+    handshake = Handshake(purpose=Purpose.VOTE, known_generation=4)
+    with pytest.raises(StaleGeneration, match="generation 4 exists") as caught:
+        handshake.run()
+    assert caught.value.known == 4
+    assert handshake.callbacks == []

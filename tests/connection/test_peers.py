@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,10 @@ class PeersAgent(FakeAgent):
         self.keys = None
         self.settings = AgentSettings()
         self.buffers: Any = SimpleNamespace(take=lambda size: memoryview(bytearray(size)), trim=lambda: None)
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Record that something was to be done later."""
+        self.events.append(("submitted",))
 
     def observe(self, peers: Peers) -> None:
         """Record the workers that are declared lost."""
@@ -129,7 +134,7 @@ def test_a_question_changes_nothing(peers: Peers, agent: PeersAgent) -> None:
         peers.check(hello(B, incarnation=9, generation=1, purpose=Purpose.VOTE))
     assert caught.value.code == "vote"
     assert peers.find("b").record is B
-    assert agent.events == []
+    assert agent.events == [("submitted",)]  # it connects to b, to see whether that is alive
 
 
 def test_a_lost_worker_gets_a_vote_for_its_replacement(peers: Peers) -> None:
@@ -143,7 +148,7 @@ def test_a_lost_worker_gets_a_vote_for_its_replacement(peers: Peers) -> None:
 
 @pytest.mark.parametrize("purpose", [Purpose.PROBE, Purpose.VOTE])
 def test_a_worker_that_is_leaving_says_so(peers: Peers, agent: PeersAgent, purpose: Purpose) -> None:
-    agent.leaving = True
+    agent.departing = True
     with pytest.raises(Rejected, match="is leaving the group") as caught:
         peers.check(hello(B, incarnation=9, generation=1, purpose=purpose))
     assert caught.value.code == "leaving"

@@ -9,6 +9,7 @@ import pytest
 from tests.support.processes import LivenessPipe
 
 Write = Callable[[str], list[str]]
+Launch = Callable[[list[str]], subprocess.Popen[str]]
 NAMES = ["worker0", "worker1"]
 
 # Not pause: a signal may arrive between the interpreter's last check and the system call, which would then sleep.
@@ -45,22 +46,30 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def launch() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Return a function that starts `telegrad run` as a separate process."""
+def launch_command() -> Iterator[Launch]:
+    """Return a function that starts Python with these arguments as a separate process."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*arguments: str) -> subprocess.Popen[str]:
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "telegrad.cli", "run", *arguments],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+    def begin(arguments: list[str]) -> subprocess.Popen[str]:
+        command = [sys.executable, *arguments]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
     yield begin
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def launch(launch_command: Launch) -> Callable[..., subprocess.Popen[str]]:
+    """Return a function that starts `telegrad run` as a separate process."""
+    return lambda *arguments: launch_command(["-m", "telegrad.cli", "run", *arguments])
+
+
+@pytest.fixture
+def launch_python(
+    launch_command: Launch,
+) -> Callable[[str], subprocess.Popen[str]]:
+    """Return a function that starts a Python program, given as text, as a separate process."""
+    return lambda program: launch_command(["-c", program])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -352,5 +353,5 @@ if sys.argv[1] == "kill":
     assert program.returncode == code
     liveness.wait_for_end()
     if how == "kill":
-        os.rmdir(directory)  # No process was left to remove it.
+        shutil.rmtree(directory)  # No process was left to remove it.
     assert not os.path.exists(directory)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
+import struct
 import tempfile
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from tests.support.processes import ResourceSnapshot
-from torch.distributed import TCPStore
+from torch.distributed import Store, TCPStore
 
-from telegrad.launch.local_rendezvous import LocalRendezvous, worker_names
+from telegrad.errors import TelegradError
+from telegrad.launch.local_rendezvous import HOST, LocalRendezvous, worker_names
+from telegrad.rendezvous_store import open_store
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,48 @@ def test_a_client_reaches_the_store_at_the_address_in_the_environment() -> None:
         client = TCPStore(variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), timeout=timedelta(seconds=60))
         client.set("key", "value")
         assert client.get("key") == b"value"
+
+
+def open_and_write(url: str, name: str, value: str) -> Store:
+    store = open_store(url, 0, 2, 60)[0]
+    store.set(name, value)
+    return store
+
+
+@pytest.mark.parametrize("outlives_workers", [False, True])
+def test_the_store_remains_when_all_workers_have_closed_it(
+    outlives_workers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalRendezvous(["a", "b"], outlives_workers=outlives_workers) as rendezvous:
+        variables = rendezvous.environment(0)
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", variables["TORCHELASTIC_USE_AGENT_STORE"])
+        url = variables["TELEGRAD_INIT_METHOD"]
+        workers = [open_and_write(url, name, "entry") for name in "ab"]
+        workers.clear()
+        again = open_store(url, 0, 2, 60)[0]
+        assert [again.get(name) for name in "ab"] == [b"entry", b"entry"]
+
+
+def test_a_store_that_outlives_workers_survives_one_that_dies_while_it_writes() -> None:
+    with LocalRendezvous(["a", "b"], outlives_workers=True) as rendezvous:
+        client = TCPStore(HOST, rendezvous.port, timeout=timedelta(seconds=60))
+        client.set("key", "value")
+        with socket.create_connection((HOST, rendezvous.port)) as dying:
+            # A client's greeting, then a part of the request to set a key: its kind, and the length of the key.
+            dying.sendall(struct.pack("=BI", 0, 0x3C85F7CE) + struct.pack("=BQ", 1, 100) + b"ke")
+        again = TCPStore(HOST, rendezvous.port, timeout=timedelta(seconds=60))
+        assert again.get("key") == b"value"
+        again.set("other", "x")
+        assert client.get("other") == b"x"
+
+
+def test_without_room_for_the_file_an_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> None:
+        raise RuntimeError("write: No space left on device")
+
+    monkeypatch.setattr("torch.distributed.FileStore", fail)
+    with pytest.raises(TelegradError, match=r"cannot make the rendezvous file .*/store of the group: .*No space left"):
+        LocalRendezvous(["a"])
 
 
 def test_the_directory_is_private_and_short_and_removed_at_the_end() -> None:

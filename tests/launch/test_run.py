@@ -92,6 +92,33 @@ def test_the_exit_code_is_128_plus_the_number_of_a_fatal_signal(
     assert "telegrad run: worker0 was killed by SIGKILL; 1 running worker stopped" in capfd.readouterr().err
 
 
+def test_a_worker_killed_by_kill_9_is_started_again(
+    write: Write, tmp_path: Path, launch: Callable[..., subprocess.Popen[str]]
+) -> None:
+    pids = tmp_path / "pids"
+    os.mkfifo(pids)
+    command = write(
+        f"""
+with open({str(tmp_path / "starts")!r}, "a") as starts:
+    print(os.environ["TELEGRAD_RESTART"], rank, file=starts)
+if rank == 1 and os.environ["TELEGRAD_RESTART"] != "2":
+    with open({str(pids)!r}, "w") as pipe:
+        print(os.getpid(), file=pipe)
+    signal.pause()
+"""
+    )
+    launcher = launch("-n", "2", "--restart", "2", "--restart-window", "60", *command)
+    for _ in range(2):
+        os.kill(int(pids.read_text()), signal.SIGKILL)
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0
+    assert sorted((tmp_path / "starts").read_text().splitlines()) == ["0 0", "0 1", "1 1", "2 1"]
+    assert err.splitlines() == [
+        f"telegrad run: worker1 was killed by SIGKILL; started again ({number} of 2 restarts within 60 s)"
+        for number in (1, 2)
+    ]
+
+
 def test_no_threads_descriptors_or_handlers_are_leaked(write: Write) -> None:
     command = write("sys.exit(rank)")
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]

@@ -27,6 +27,9 @@ NO_COUNTERPART = {
 """Test files without a module of that name, with the reason."""
 
 TESTED_ELSEWHERE = {
+    "tests/connection/test_accept.py: a connection in its handshake is one of many": [
+        "connection/pending_connection.py"
+    ],
     "tests/behaviour/autograd: every pass runs all of them, and they make no sense without torch's engine": [
         "backward/accumulate.py",
         "backward/driver.py",

@@ -65,6 +65,7 @@ class FakeAgent:
         self.name = self.me.name
         self.closed = ""
         self.leaving = False
+        self.departing = False
         self.limits = Limits()
         self.accounts = PeerAccounts(self.name, AgentSettings(), self.runtime)
         self.device_maps: dict[str, DevicePairs] = {}

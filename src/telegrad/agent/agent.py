@@ -267,11 +267,18 @@ class Agent:
         self.server.register(name, function, deferred=deferred)
 
     def gather(
-        self, value: object = None, workers: Sequence[str] | None = None, *, timeout: float | None = None
+        self,
+        value: object = None,
+        workers: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        what: str = "all_gather()",
     ) -> dict[str, Any]:
-        """Contribute a value and return those of all `workers` (default: all), which must all call this."""
-        timeout = self.settings.rpc_timeout if timeout is None else timeout
-        return self.collectives.gather(value, workers, timeout=timeout)
+        """Contribute a value and return those of all `workers` (default: all), which must all call this.
+
+        `timeout` is in seconds; None and 0 mean no limit. `what` is the function that logs say the worker waits in.
+        """
+        return self.collectives.gather(value, workers, timeout=timeout, what=what)
 
     # -- shutdown ---------------------------------------------------------------------------------------------
 

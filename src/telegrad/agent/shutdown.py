@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from telegrad.calls.collectives import SERVICE, SHUTDOWN
+from telegrad.calls.collectives import SERVICE
 from telegrad.calls.exit_cause import cause_of, error_in_flight
 from telegrad.connection.channel import Channel
 from telegrad.errors import DeadlineExceeded, ProtocolError, ReferencesHeld, TelegradError
+from telegrad.execution.reported_wait import ReportedWait
 from telegrad.interrupts import shielded
 from telegrad.waiting import Event
+from telegrad.waiting_report import WaitingReport, seconds
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -22,6 +24,7 @@ _log = logging.getLogger("telegrad")
 
 _FLUSH = 1.0  # seconds that the last frames may take to leave
 _MAX_ROUNDS = 60  # rounds in which references may settle: a count, so that all workers stop in the same round
+_REPORT = 30.0  # seconds after which a shutdown says whom it waits for: a worker that only serves is always in one
 _PAUSE = 0.1  # maximum seconds between rounds
 
 
@@ -64,6 +67,10 @@ def _counts(counts: Mapping[int, int]) -> dict[int, int]:
     return {int(worker): int(count) for worker, count in counts.items()}
 
 
+def _do_nothing() -> None:
+    """Stand for a callback that is not set."""
+
+
 class Shutdown:
     """Shuts one agent down."""
 
@@ -72,6 +79,10 @@ class Shutdown:
         self._local = agent.local
         self.references: RRefManager | None = None
         """The references of this worker, which are counted and released at the end."""
+        self.on_leave: Callable[[], None] = _do_nothing
+        """Called when the worker begins to leave, and possibly again."""
+        self.on_closed: Callable[[], None] = _do_nothing
+        """Called when everything is closed."""
         self._lock = threading.Lock()  # protects _closing and the agent's closed
         self._closing: Event | None = None
         self._drained: Event | None = None
@@ -128,8 +139,10 @@ class Shutdown:
             return
         held: list[str] = []
         try:
+            self.on_leave()
             if graceful and not self._local.closed:
-                held = self._drain(timeout)
+                held = self._drain_own(timeout) if self._agent.peers.members.is_open else self._drain(timeout)
+            self._local.departing = True
         except BaseException as error:
             self.note_cause(error)
             raise
@@ -141,6 +154,27 @@ class Shutdown:
                 raise ReferencesHeld(f"{text}. Release or delete them before shutdown")
             _log.info(text)
 
+    def _drain_own(self, timeout: float) -> list[str]:
+        """Wait until this worker has no call in flight, which is enough to leave an open group."""
+        deadline = self._agent.runtime.now() + timeout if timeout else None
+        self._wait_until_idle(deadline, timeout, WaitingReport(self._agent.runtime.now(), _REPORT))
+        return self.references.held() if self.references is not None else []
+
+    def _wait_until_idle(self, deadline: float | None, timeout: float, schedule: WaitingReport) -> None:
+        agent = self._agent
+        while self.activity():
+            drained = self._drained = agent.runtime.event()
+            self._local.on_idle = self.activity_ended
+            with ReportedWait(agent.runtime, agent.executor, self._report_activity, schedule):
+                in_time = not self.activity() or agent.executor.wait(drained, deadline)
+            if not in_time:
+                raise DeadlineExceeded(
+                    f"worker {agent.me.name!r} shut down after {timeout:g} s with calls in flight: "
+                    + "; ".join(self.activity()),
+                    worker=agent.me.name,
+                    elapsed=timeout,
+                )
+
     def _drain(self, timeout: float) -> list[str]:
         """Wait until no worker has a call in flight, twice in a row, with no call made in between.
 
@@ -148,25 +182,17 @@ class Shutdown:
         """
         agent, now = self._agent, self._agent.runtime.now
         deadline = now() + timeout if timeout else None
+        schedule = WaitingReport(now(), _REPORT)
         before, unsettled, missed = -1, 0, 0
         while True:
-            while self.activity():
-                drained = self._drained = agent.runtime.event()
-                self._local.on_idle = self.activity_ended
-                if self.activity() and not agent.executor.wait(drained, deadline):
-                    raise DeadlineExceeded(
-                        f"worker {agent.me.name!r} shut down after {timeout:g} s with calls in flight: "
-                        + "; ".join(self.activity()),
-                        worker=agent.me.name,
-                        elapsed=timeout,
-                    )
+            self._wait_until_idle(deadline, timeout, schedule)
             left = None if deadline is None else max(0.01, deadline - now())
             # Before the others can learn that all calls have ended, and leave: what they hold would be released. And
             # the traffic first: what arrives between the two is then neither settled nor held.
             traffic = self.references.message_counts() if self.references is not None else _NO_MESSAGES
             held = self.references.held() if self.references is not None else []
             mine = agent.me.id, bool(self.activity()), agent.client.made, tuple(traffic)
-            values = _rounds(agent.collectives.gather(mine, timeout=left, topic=SHUTDOWN))
+            values = _rounds(agent.collectives.shutdown_round(mine, left, schedule))
             if not values:  # the others are in a later round, or one of them claims to be
                 before, missed = -1, missed + 1
                 if deadline is not None and now() >= deadline:
@@ -189,6 +215,11 @@ class Shutdown:
                 agent.runtime.event().wait(now() + min(_PAUSE, 0.002 * unsettled))
             before = made
 
+    def _report_activity(self, elapsed: float) -> None:
+        calls = "; ".join(self.activity())
+        if calls:
+            _log.warning("worker %r has waited %s in shutdown() for: %s", self._agent.me.name, seconds(elapsed), calls)
+
     def close(self, *, in_order: bool = False) -> None:
         """See `Agent.close`."""
         if not in_order:
@@ -209,6 +240,7 @@ class Shutdown:
         self.close_listeners()
         # An interrupt ends the waits; the rest is done nevertheless.
         try:
+            self.on_leave()
             if self._cause:
                 self._connect_to_all()
             channels = [channel for peer in agent.peers.all() for channel in peer.channels()]
@@ -228,6 +260,7 @@ class Shutdown:
                 self._stop_at_once()
                 raise
             finally:
+                self.on_closed()
                 agent.poller.close()
                 self._remove_traces()
 

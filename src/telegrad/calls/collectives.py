@@ -1,12 +1,14 @@
 """Collectives: the barrier, all_gather, and the rounds of a graceful shutdown.
 
-The member with the lowest id is the root. Each member calls it with its value, and it answers all of them when the last
-value has arrived.
+The member with the lowest id is the root (`telegrad.calls.collective_root`). Each member calls it with its value, and
+it answers all of them when the last value has arrived. Whoever waits for long asks the root for whom, and logs it.
 
 A shutdown goes on without workers that are gone, in rounds with the same numbers on all workers. If the root itself
 leaves, the members ask the next one for the same round. The root may have answered some of them, who then are in the
 next round. So a root that is asked for a round when another worker has begun a later one answers that the round is
 over: nobody will complete it, and whoever asked goes on to the next round, too. A root that is closing answers nobody.
+If a worker with a lower id takes the place of one that was lost, it becomes the root: the one before sends the members
+away, and they ask again.
 """
 
 from __future__ import annotations
@@ -18,36 +20,25 @@ from functools import partial
 from typing import Any
 
 from telegrad.calls.call import current_served
+from telegrad.calls.collective_root import SHUTDOWN, Arrival, CollectiveRoot, Respond, Round, View
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peer, Peers
-from telegrad.errors import DeadlineExceeded, NotInitialized, ProtocolError, TelegradError, WorkerLost
-from telegrad.execution.timers import Timer
+from telegrad.errors import NotInitialized, ProtocolError, TelegradError, WorkerLost
+from telegrad.execution.reported_wait import ReportedWait
+from telegrad.waiting_report import WaitingReport, seconds, workers
 
 _log = logging.getLogger("telegrad")
 
 SERVICE = "@telegrad.gather"
-SHUTDOWN = "shutdown"
-"""The topic of the rounds of a graceful shutdown."""
-_PROBE_AFTER = 1.0  # seconds after which missing members are probed
-_PROBE = 60.0  # seconds for that: more than a session tries, so that an unreachable member is lost in the end
+USER = "user"
+"""The topic of the collectives of the program."""
+_ASK = 2.0  # seconds for the root to say whom it waits for
+_PAUSE = 0.1  # seconds before another worker is asked, if one is not the root
+_SLACK = 5.0  # seconds after the timeout of a collective within which the root must have answered
 _LONGEST = 1e9  # seconds
 
-Respond = Callable[[object, Exception | None], None]
 CallWorker = Callable[..., Any]
-
-
-def _key(topic: str, number: int, everybody: tuple[str, ...]) -> str:
-    return f"{topic}/{number}/{','.join(everybody)}"
-
-
-class _Collective:
-    def __init__(self, expected: set[str]) -> None:
-        self.expected = expected
-        self.values: dict[str, Any] = {}
-        self.answers: dict[str, Respond] = {}
-        self.timer: Timer | None = None
-        self.probe: Timer | None = None
 
 
 class Collectives:
@@ -57,161 +48,174 @@ class Collectives:
         self._local = local
         self._peers = peers
         self._call = call
+        self.root = CollectiveRoot(local, peers)
         self._lock = threading.Lock()  # protects the three below
-        self._rounds: dict[tuple[str, tuple[str, ...]], int] = {}
-        self._pending: dict[str, _Collective] = {}
-        self._latest: dict[tuple[str, ...], int] = {}  # the latest round of a shutdown that a worker has begun here
+        self._numbers: dict[View, int] = {}
+        self._in_flight: dict[View, set[int]] = {}
+        self._shutdown_rounds = 0
+
+    # -- members ----------------------------------------------------------------------------------------------
 
     def gather(
-        self, value: object, names: Sequence[str] | None = None, *, timeout: float | None, topic: str = "user"
+        self, value: object, names: Sequence[str] | None = None, *, timeout: float | None, what: str = "all_gather()"
     ) -> dict[str, Any]:
         """Contribute `value`, and return the values of all `names` (default: all workers), which must all call this.
 
-        With the topic "shutdown", workers that are gone are left out instead of failing the collective. The result is
-        empty if the other workers are in a later round, because the root left before it had answered everybody.
+        `timeout` is in seconds; None and 0 mean no limit. `what` is the function that logs say the worker waits in.
         """
-        members = [peer for peer in self._peers.all() if names is None or peer.record.name in names]
-        unknown = set(names or ()) - {peer.record.name for peer in members}
-        for name in unknown:
-            self._peers.find(name)  # raises the error that lists the known ones
-        mine = self._local.name
-        if mine not in {peer.record.name for peer in members}:
-            raise ValueError(f"worker {mine!r} is not among {sorted(names or ())}, so it cannot take part")
-        everybody = tuple(peer.record.name for peer in members)
+        members = self._members(names)
+        view = tuple((peer.record.name, peer.record.generation, peer.record.incarnation) for peer in members)
+        root = members[0].record.name
         with self._lock:
-            number = self._rounds[topic, everybody] = self._rounds.get((topic, everybody), 0) + 1
-        key = _key(topic, number, everybody)
-        if topic != SHUTDOWN:
-            root = everybody[0]
-            values = self._call(root, SERVICE, (key, everybody, mine, value, timeout), timeout=0.0)
-            if type(values) is not dict or not values.keys() >= set(everybody):
-                raise ProtocolError(f"worker {root!r} did not send the values of all workers of a collective")
-            return {name: values[name] for name in everybody}
+            if view not in self._numbers:
+                self._forget_old_views()
+            number = self._numbers[view] = self._numbers.get(view, 0) + 1
+            in_flight = self._in_flight.setdefault(view, set())
+            in_flight.add(number)
+            oldest = min(in_flight)
+        key = Round(USER, number, view)
+        deadline = timeout + _SLACK if timeout else 0.0
+        try:
+            with self._reported(root, key, what):
+                values = self._call(root, SERVICE, (*key, value, timeout, names is None, oldest), timeout=deadline)
+        finally:
+            with self._lock:
+                in_flight.discard(number)
+                if not in_flight:
+                    del self._in_flight[view]
+        everybody = [peer.record.name for peer in members]
+        if type(values) is not dict or not values.keys() >= set(everybody):
+            raise ProtocolError(f"worker {root!r} did not send the values of all workers of a collective")
+        return {name: values[name] for name in everybody}
+
+    def _members(self, names: Sequence[str] | None) -> list[Peer]:
+        mine, peers = self._local.name, self._peers.all()
+        if names is None:
+            # In an open group workers come and go; in a fixed one, those that are gone have to be replaced.
+            return [peer for peer in peers if not (self._peers.members.is_open and peer.gone)]
+        members = [peer for peer in peers if peer.record.name in names]
+        for name in set(names) - {peer.record.name for peer in members}:
+            self._peers.find(name)  # raises the error that lists the known ones
+        if mine not in {peer.record.name for peer in members}:
+            raise ValueError(f"worker {mine!r} is not among {sorted(names)}, so it cannot take part")
+        return members
+
+    def _forget_old_views(self) -> None:
+        """Forget the numbers in views of which a member was replaced or has left: they do not return."""
+        alive = {
+            (peer.record.name, peer.record.generation, peer.record.incarnation)
+            for peer in self._peers.all()
+            if not peer.left
+        }
+        for view in [view for view in self._numbers if view not in self._in_flight and not alive.issuperset(view)]:
+            del self._numbers[view]
+
+    def shutdown_round(self, value: object, timeout: float | None, schedule: WaitingReport) -> dict[str, Any]:
+        """Contribute `value` to the next round of the shutdown, and return those of all workers that are not gone.
+
+        The result is empty if the other workers are in a later round, because the root left before it had answered
+        everybody. `schedule` is that of the reports of the whole shutdown.
+        """
+        runtime, mine = self._local.runtime, self._local.name
+        deadline = runtime.now() + timeout if timeout else None
+        with self._lock:
+            self._shutdown_rounds += 1
+            key = Round(SHUTDOWN, self._shutdown_rounds, ())
         while True:
-            present = [peer.record.name for peer in members if not peer.gone]
+            present = [peer for peer in self._peers.all() if not peer.gone]
             if not present:
                 raise NotInitialized(f"worker {mine!r} cannot take part in a shutdown: {self._local.closed}")
+            root = present[0].record.name
+            left = None if deadline is None else max(0.01, deadline - runtime.now())
             try:
-                return dict(self._call(present[0], SERVICE, (key, everybody, mine, value, timeout), timeout=0.0))
+                with self._reported(root, key, "shutdown()", schedule):
+                    values = self._call(root, SERVICE, (*key, value, left, True, key.number), timeout=0.0)
             except WorkerLost:
-                # Go on only if the root was lost: the next worker takes over.
-                if not self._peers.find(present[0]).gone:
+                # Go on only if the root was lost: the next worker takes over, or its replacement.
+                if not present[0].gone:
                     raise
+                continue
+            if type(values) is dict:
+                return values
+            if values is not None:
+                raise ProtocolError(f"worker {root!r} did not send the values of a round of the shutdown")
+            if deadline is not None and runtime.now() >= deadline:
+                return {}
+            runtime.event().wait(runtime.now() + _PAUSE)  # until this worker knows of the root, too
 
-    def arrive(
-        self, answer: Respond, key: str, everybody: tuple[str, ...], name: str, value: object, timeout: float | None
-    ) -> None:
-        """Take the value of a member, and reply when all values have arrived."""
-        self._check_arrival(key, everybody, name, timeout)
-        if key.startswith(f"{SHUTDOWN}/") and not self._begin_round(key, everybody):
-            answer({}, None)
-            return
-        with self._lock:
-            collective = self._pending.get(key)
-            if collective is None:
-                collective = self._pending[key] = _Collective(set(everybody))
-                if timeout:
-                    when = self._local.runtime.now() + timeout
-                    collective.timer = self._local.executor.timers.at(when, lambda: self._too_late(key, timeout))
-                collective.probe = self._local.executor.timers.at(
-                    self._local.runtime.now() + _PROBE_AFTER, lambda: self._probe(key)
-                )
-            collective.values[name] = value
-            collective.answers[name] = answer
-        self._look(key)
+    # -- reports ----------------------------------------------------------------------------------------------
 
-    def _begin_round(self, key: str, everybody: tuple[str, ...]) -> bool:
-        """Return whether a round of a shutdown is the latest one. If it is a new one, the round before is over."""
-        number = int(key.split("/")[1])
-        with self._lock:
-            latest = self._latest.get(everybody, 0)
-            self._latest[everybody] = max(latest, number)
-            missed = self._pending.pop(_key(SHUTDOWN, latest, everybody), None) if number > latest else None
-        if missed is not None:
-            missed.values = {}
-            self._answer(missed, None)
-        return number >= latest
+    def _reported(self, root: str, key: Round, what: str, schedule: WaitingReport | None = None) -> ReportedWait:
+        local = self._local
 
-    def _check_arrival(self, key: object, everybody: object, name: object, timeout: object) -> None:
-        """Raise unless these are what the worker `name`, which sends them, may say."""
-        served = current_served.get()
-        if served is None:
-            return  # no request: called on this worker
-        members = everybody if type(everybody) is tuple and {str}.issuperset(map(type, everybody)) else ()
-        parts = key.split("/") if type(key) is str else []
+        def report(elapsed: float) -> None:
+            local.executor.submit(partial(self._report, wait, root, key, what, elapsed))
+
+        wait = ReportedWait(local.runtime, local.executor, report, schedule)
+        return wait
+
+    def _report(self, wait: ReportedWait, root: str, key: Round, what: str, elapsed: float) -> None:
+        """Log whom a collective waits for, on a worker thread."""
+        waits_for = f"worker {root!r}, which collects the values and does not answer"
+        try:
+            missing = self.root.missing(key) if root == self._local.name else self._ask(root, key)
+        except TelegradError as error:
+            _log.debug("worker %r cannot ask worker %r whom a collective waits for: %s", self._local.name, root, error)
+        else:
+            if not missing:  # it has just ended
+                return
+            waits_for = workers(missing)
+            if key.topic == SHUTDOWN:
+                waits_for += f", which {'has' if len(missing) == 1 else 'have'} not called it or still run calls"
+        if not wait.over:
+            _log.warning("worker %r has waited %s in %s for %s", self._local.name, seconds(elapsed), what, waits_for)
+
+    def _ask(self, root: str, key: Round) -> list[str]:
+        missing = self._call(root, SERVICE, tuple(key), timeout=_ASK)
         known = {peer.record.name for peer in self._peers.all()}
+        if not isinstance(missing, list) or not known.issuperset(map(str, missing)):
+            raise ProtocolError(f"worker {root!r} does not say which workers a collective waits for")
+        return missing
+
+    # -- the root ---------------------------------------------------------------------------------------------
+
+    def arrive(self, answer: Respond, topic: object, number: object, view: object, *rest: object) -> None:
+        """Serve a member: take its value, or without one, say whom its collective waits for."""
+        served = current_served.get()
+        caller = self._local.name if served is None else served.caller
+        incarnation = self._local.me.incarnation if served is None else served.worker.incarnation
+        key = _round_of(topic, number, view)
+        if key is None or (rest and len(rest) != 4):
+            raise ProtocolError(f"worker {caller!r} sent a malformed message of a collective")
+        if not rest:
+            answer(self.root.missing(key), None)
+            return
+        value, timeout, whole, oldest = rest
         if (
-            name != served.caller
-            or name not in members
-            or not known.issuperset(members)
-            or len(parts) != 3
-            or not (parts[1].isdecimal() and len(parts[1]) < 10)
-            or parts[2] != ",".join(members)
+            (topic == USER and (caller, incarnation) not in [(name, number) for name, _, number in key.view])
             or not (timeout is None or (isinstance(timeout, int | float) and 0 <= timeout < _LONGEST))
+            or type(whole) is not bool
+            or not (type(oldest) is int and 1 <= oldest <= key.number)
+            or not (self._peers.members.is_open or self._known().issuperset(name for name, _, _ in key.view))
         ):
-            raise ProtocolError(f"worker {served.caller!r} sent a malformed message of a collective")
+            raise ProtocolError(f"worker {caller!r} sent a malformed message of a collective")
+        self.root.arrive(answer, Arrival(key, caller, value, timeout, whole, oldest))
+
+    def _known(self) -> set[str]:
+        return {peer.record.name for peer in self._peers.all()}
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the collectives that wait for a worker which is gone."""
-        with self._lock:
-            keys = list(self._pending)
-        for key in keys:
-            self._look(key)
+        self.root.group_changed()
 
-    def _look(self, key: str) -> None:
-        """Reply to all members if all values have arrived, or if one never will."""
-        if self._local.closed:  # the others find this worker gone, and ask the next root
-            return
-        gone = {peer.record.name: peer.gone for peer in self._peers.all() if peer.gone}
-        with self._lock:
-            collective = self._pending.get(key)
-            if collective is None:
-                return
-            missing = collective.expected - set(collective.values)
-            if key.startswith(f"{SHUTDOWN}/"):
-                missing -= set(gone)
-            error: Exception | None = None
-            lost = sorted(missing & set(gone))
-            if lost:
-                error = WorkerLost(
-                    f"worker {lost[0]!r} is gone ({gone[lost[0]]}), so not all workers can take part", worker=lost[0]
-                )
-            elif missing:
-                return
-            del self._pending[key]
-        self._answer(collective, error)
 
-    def _probe(self, key: str) -> None:
-        """Connect to missing members: a worker that nobody has a connection with may die unnoticed."""
-        with self._lock:
-            collective = self._pending.get(key)
-            missing = set() if collective is None else collective.expected - set(collective.values)
-        for peer in self._peers.all():
-            if peer.record.name in missing and not peer.gone and not peer.channels():
-                self._local.executor.submit(partial(self._connect, peer), urgent=True)
-
-    def _connect(self, peer: Peer) -> None:
-        try:
-            self._peers.connector.channel_to(peer, self._local.runtime.now() + _PROBE)
-        except TelegradError as error:  # if it is lost, those that wait for it have been told
-            _log.debug("cannot connect to worker %r, which has not joined the collective: %s", peer.record.name, error)
-
-    def _too_late(self, key: str, timeout: float) -> None:
-        with self._lock:
-            collective = self._pending.pop(key, None)
-        if collective is not None:
-            missing = sorted(collective.expected - set(collective.values))
-            names = ", ".join(map(repr, missing))
-            what = "has not called shutdown()" if key.startswith(f"{SHUTDOWN}/") else "did not join the collective"
-            self._answer(
-                collective,
-                DeadlineExceeded(f"after {timeout:g} s worker {names} {what}", worker=missing[0], elapsed=timeout),
-            )
-
-    def _answer(self, collective: _Collective, error: Exception | None) -> None:
-        for timer in (collective.timer, collective.probe):
-            if timer is not None:
-                self._local.executor.timers.cancel(timer)
-        # This worker last: once it has its reply it may leave, and by then the others must have theirs.
-        for name in sorted(collective.answers, key=lambda name: name == self._local.name):
-            collective.answers[name](collective.values, error)
+def _round_of(topic: object, number: object, view: object) -> Round | None:
+    """Return the collective that a member names; None if that is malformed."""
+    if topic not in (USER, SHUTDOWN) or not (type(number) is int and 1 <= number < _LONGEST):
+        return None
+    if type(view) is not tuple or bool(view) is not (topic == USER):
+        return None
+    for entry in view:
+        if type(entry) is not tuple or [type(part) for part in entry] != [str, int, int]:
+            return None
+    return Round(str(topic), number, view)

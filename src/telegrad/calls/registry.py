@@ -22,7 +22,7 @@ import torch
 from telegrad.errors import FunctionNotFound, PayloadError, ProtocolError
 from telegrad.wire.function_names import function_name
 
-SERVICES = frozenset({"@telegrad.gather", "@telegrad.to_here", "@telegrad.method"})
+SERVICES = frozenset({"@telegrad.gather", "@telegrad.members", "@telegrad.to_here", "@telegrad.method"})
 """The services of an agent that other workers may call in registered mode. Each validates its arguments."""
 RESERVED = "telegrad."
 """Names of telegrad's own functions begin with this."""
@@ -128,6 +128,11 @@ class Registry:
         if exposed is None or not exposed.admits(caller):
             raise self._not_exposed(name, caller)
         return exposed.target
+
+    def target(self, name: str) -> Callable[..., Any] | None:
+        """Return the function or class that this worker exposes with that name, for calls that it makes itself."""
+        exposed = self._exposed.get(name)
+        return None if exposed is None else exposed.target
 
     def exposed_class(self, name: object, base: type, caller: str) -> type:
         """Return the exposed class of that name, which must be a subclass of `base`."""

@@ -10,14 +10,14 @@ the peer has not proved itself is a failed attempt, whatever was answered, and s
 
 from __future__ import annotations
 
-import itertools
+import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from telegrad.connection.channel import Channel
-from telegrad.connection.handshake import NONCE_SIZE, AnotherWorker, Opener, Refused, Rejected
+from telegrad.connection.dialer import Dialer
+from telegrad.connection.handshake import AnotherWorker, Refused, Rejected
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import (
@@ -29,15 +29,17 @@ from telegrad.errors import (
     WorkerLost,
     is_shortage,
 )
+from telegrad.execution.reported_wait import ReportedWait
 from telegrad.interrupts import shielded
 from telegrad.protocol.session_events import SessionState
 from telegrad.transport.base import Link, LinkClosed, Ready, Transport
 from telegrad.waiting import Event
-from telegrad.wire.frames import Frame, Kind
-from telegrad.wire.handshake_messages import HandshakeMessage, Purpose, decode_handshake
+from telegrad.waiting_report import seconds
 
 if TYPE_CHECKING:
     from telegrad.connection.peers import Peer, Peers
+
+_log = logging.getLogger("telegrad")
 
 _RETRY_DELAY = 0.1  # seconds between two attempts to connect if the session does not say when the next is due
 _UNPROVED_LIMIT = 1.0  # seconds for which a first connection is retried although the peer does not prove itself
@@ -50,10 +52,7 @@ class Connector:
     def __init__(self, local: LocalWorker, peers: Peers, transports: Mapping[str, Transport]) -> None:
         self._local = local
         self._peers = peers
-        self._transports = transports  # by scheme
-        self._attempts = itertools.count(1)
-        self.connecting: list[Link] = []
-        """Links that are open and in their handshake."""
+        self.dialer = Dialer(local, transports)
 
     def channel_to(self, peer: Peer, deadline: float | None) -> Channel:
         """Return the channel for calls to `peer`. The first caller opens it, and the others wait for that."""
@@ -81,7 +80,7 @@ class Connector:
         channel: Channel | None = None
         connected = False
         try:
-            transport, _ = self._route_to(peer.record)
+            transport, _ = self.dialer.route_to(peer.record)
             channel = self._peers.make_channel(
                 local,
                 self._peers,
@@ -92,27 +91,9 @@ class Connector:
                 settings=local.settings.session,
                 allocate=local.buffers.take,
             )
-            attempts = UnprovedAttempts(peer.record)
-            while True:
-                now = local.runtime.now()
-                if deadline is not None and now >= deadline:
-                    raise self._deadline_exceeded(peer, attempts)
-                if peer.gone:
-                    raise WorkerLost(f"worker {peer.record.name!r} is gone: {peer.gone}", worker=peer.record.name)
-                with channel.lock:
-                    channel.session.tick(now)
-                failure = self.connect(channel, peer, fresh=True)
-                if failure is None:
-                    connected = True
-                    break
-                attempts.add(failure, local.runtime.now())
-                if channel.session.state is SessionState.LOST:
-                    reason = channel.session.lost_reason
-                    raise WorkerLost(f"worker {peer.record.name!r} is lost: {reason}", worker=peer.record.name)
-                with channel.lock:
-                    due = channel.session.next_tick()
-                pause = now + _RETRY_DELAY if due is None else due
-                local.executor.wait(local.runtime.event(), pause if deadline is None else min(pause, deadline))
+            with ReportedWait(local.runtime, local.executor, partial(self._report, peer)):
+                self._connect_first(channel, peer, deadline)
+            connected = True
         except WorkerLost as error:
             self._peers.lost_workers.peer_lost(peer, str(error))
             raise
@@ -132,13 +113,42 @@ class Connector:
         channel.receiver.on_ready(Ready.READ)  # as in `connect`, but now the worker's loss finds the channel
         return channel
 
+    def _connect_first(self, channel: Channel, peer: Peer, deadline: float | None) -> None:
+        """Try to open the first link of a channel until that succeeds or is hopeless."""
+        local, attempts = self._local, UnprovedAttempts(peer.record)
+        while True:
+            now = local.runtime.now()
+            if deadline is not None and now >= deadline:
+                raise self._deadline_exceeded(peer, attempts)
+            if peer.gone:
+                raise WorkerLost(f"worker {peer.record.name!r} is gone: {peer.gone}", worker=peer.record.name)
+            with channel.lock:
+                channel.session.tick(now)
+            failure = self.connect(channel, peer, fresh=True)
+            if failure is None:
+                return
+            attempts.add(failure, local.runtime.now())
+            if channel.session.state is SessionState.LOST:
+                reason = channel.session.lost_reason
+                raise WorkerLost(f"worker {peer.record.name!r} is lost: {reason}", worker=peer.record.name)
+            with channel.lock:
+                due = channel.session.next_tick()
+            pause = now + _RETRY_DELAY if due is None else due
+            local.executor.wait(local.runtime.event(), pause if deadline is None else min(pause, deadline))
+
+    def _report(self, peer: Peer, elapsed: float) -> None:
+        name, (_, address) = peer.record.name, self.dialer.route_to(peer.record)
+        _log.warning(
+            "worker %r has tried to reach worker %r at %s for %s", self._local.name, name, address, seconds(elapsed)
+        )
+
     def connect(self, channel: Channel, peer: Peer, *, fresh: bool = False) -> Exception | None:
         """Open a link for `channel`. If that fails, return why; the session then knows, too.
 
         Raises WorkerLost, Refused or Rejected if that was proved in the handshake, because retrying would not help.
         """
         local = self._local
-        transport, address = self._route_to(peer.record)
+        transport, address = self.dialer.route_to(peer.record)
         deadline = local.runtime.now() + local.settings.connect_timeout
         local.executor.block()
         try:
@@ -155,7 +165,7 @@ class Connector:
             return error
         finally:
             local.executor.unblock()
-        self.connecting.append(link)
+        self.dialer.connecting.append(link)
         try:
             # What the system may refuse comes first: a peer that admitted us and then sees the connection end would
             # take this worker for dead.
@@ -179,7 +189,7 @@ class Connector:
                 raise self._exhausted(peer, error) from error
             raise
         finally:
-            self.connecting.remove(link)
+            self.dialer.connecting.remove(link)
         if not fresh:  # the poller does not report the replies that arrived together with the Welcome
             channel.receiver.on_ready(Ready.READ)
         return None
@@ -195,99 +205,16 @@ class Connector:
         self, link: Link, channel: Channel, peer: Peer, deadline: float, fresh: bool, address: str
     ) -> tuple[int, int]:
         """Authenticate `link`, and return what the peer has received of the session."""
-        local = self._local
-        opener = Opener(
-            local.me,
+        opener = self.dialer.opener(
+            self._local.me,
             peer.record,
-            local.keys.handshake if local.keys is not None else None,
-            local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
-            dialled=address,
-            attempt=next(self._attempts),
+            link,
+            address,
             session=channel.session_id,
             received=channel.session.received_up_to(),
             fresh=fresh,
-            link=link,
         )
-        return self._exchange(link, opener, deadline)
-
-    def ask(self, me: WorkerRecord, target: WorkerRecord, purpose: Purpose, deadline: float) -> None:
-        """Perform a handshake that is not for a session. Returns if the target has answered with a Welcome.
-
-        `me` is what this worker says that it is. Raises what `Transport.connect` and `Opener.receive` raise, or
-        TimeoutError.
-        """
-        local = self._local
-        transport, address = self._route_to(target)
-        local.executor.block()
-        try:
-            link = transport.connect(address, deadline)
-        finally:
-            local.executor.unblock()
-        self.connecting.append(link)
-        try:
-            local.poller.add(link, read=False, once=True)
-            opener = Opener(
-                me,
-                target,
-                local.keys.handshake if local.keys is not None else None,
-                local.runtime.random_bits(8 * NONCE_SIZE).to_bytes(NONCE_SIZE, "big"),
-                dialled=address,
-                attempt=next(self._attempts),
-                session=0,
-                received=(0, 0),
-                fresh=True,
-                link=link,
-                purpose=purpose,
-            )
-            self._exchange(link, opener, deadline)
-        finally:
-            self.connecting.remove(link)
-            link.close()
-
-    def _exchange(self, link: Link, opener: Opener, deadline: float) -> tuple[int, int]:
-        """Exchange greetings until the handshake is over, and return what the peer has received of the session."""
-        local = self._local
-        send_greeting(link, opener.start())
-        while True:
-            ready = local.executor.wait_for_link(link, deadline)
-            if local.runtime.now() >= deadline and not ready & Ready.READ:
-                raise TimeoutError(f"no response within {local.settings.connect_timeout:g} s")
-            try:
-                for frame in link.receive():
-                    received = self._advance(link, opener, frame)
-                    if received is not None:
-                        return received
-            except Exception as error:
-                # Nothing was read, so retry. The peer may have admitted us, and would take this worker for dead.
-                if not is_shortage(error) or local.runtime.now() >= deadline:
-                    raise
-                local.executor.pause()
-
-    def _advance(self, link: Link, opener: Opener, frame: Frame) -> tuple[int, int] | None:
-        try:
-            response = opener.receive(decode_handshake(frame.body))
-        except Rejected as error:
-            if error.greeting is not None:
-                send_greeting(link, error.greeting)
-            raise
-        if isinstance(response, tuple):
-            return response
-        send_greeting(link, response)
-        return None
-
-    def _route_to(self, record: WorkerRecord) -> tuple[Transport, str]:
-        """Return the best transport and address that both workers have."""
-        own_host = self._local.me.host
-        for address in record.addresses:
-            scheme = address.partition("://")[0]
-            transport = self._transports.get(scheme)
-            if transport is not None and (scheme != "unix" or record.host == own_host):
-                return transport, address
-        raise WorkerLost(
-            f"worker {record.name!r} listens at {', '.join(record.addresses) or 'no address'}, none of which this "
-            f"worker can reach with its transports ({', '.join(self._transports)})",
-            worker=record.name,
-        )
+        return self.dialer.exchange(link, opener, deadline)
 
     def _exhausted(self, peer: Peer, error: BaseException) -> ResourceExhausted:
         return ResourceExhausted(
@@ -347,8 +274,3 @@ class UnprovedAttempts:
             "every worker with the same TELEGRAD_TOKEN and telegrad version, and either all with certificates of the "
             f"CA in tls_ca, or none. The log of worker {name!r} says why it refuses connections"
         ) from failure
-
-
-def send_greeting(link: Link, greeting: HandshakeMessage) -> None:
-    """Send a handshake message."""
-    link.send(Kind.HANDSHAKE, msgspec.msgpack.encode(greeting), 0, 0, 0)

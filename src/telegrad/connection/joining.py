@@ -38,11 +38,13 @@ CallWorker = Callable[..., Any]
 
 
 def probe(peers: Peers, me: WorkerRecord, target: WorkerRecord, deadline: float) -> str:
-    """Return whether a worker is there: "alive", "leaving" or "gone"."""
+    """Return whether a worker is there: "alive", "leaving", "gone", or "silent" if it does not answer in time."""
     try:
-        peers.connector.ask(me, target, Purpose.PROBE, deadline)
+        peers.connector.dialer.ask(me, target, Purpose.PROBE, deadline)
     except Refused as refused:
         return "leaving" if refused.code == "leaving" else "alive"
+    except TimeoutError:
+        return "silent"
     except (OSError, TelegradError):
         return "gone"
     return "alive"
@@ -77,15 +79,14 @@ class Joining:
         while True:
             candidate = msgspec.structs.replace(me, generation=generation)
             until = min(deadline, local.runtime.now() + _ATTEMPT)
-            answers: list[_Answer]
-            answers = self._in_parallel([partial(self._ask, candidate, record, until) for record in others])
-            reasons = {record.name: answer.reason for record, answer in zip(others, answers, strict=True)}
+            answers = self._ask_all(candidate, others, until)
+            reasons = {name: answer.reason for name, answer in answers.items()}
             voters = [name for name, reason in reasons.items() if not reason]
             if members.is_quorum(me.name, voters):
                 return generation
-            generation = max([generation, *(answer.known + 1 for answer in answers)])
+            generation = max([generation, *(answer.known + 1 for answer in answers.values())])
             now = local.runtime.now()
-            if now >= deadline:
+            if now + pause + _PAUSE >= deadline:  # there would be no time to answer
                 raise NotAMember(
                     f"worker {me.name!r} cannot take its place in the group: {_summary(len(records), voters, reasons)}"
                 )
@@ -96,19 +97,37 @@ class Joining:
                     me.name,
                     _summary(len(records), voters, reasons),
                 )
-            local.executor.wait(local.runtime.event(), min(deadline, now + pause))
+            local.executor.wait(local.runtime.event(), now + pause)
             pause = min(2 * pause, _MAX_PAUSE)
+
+    def _ask_all(self, candidate: WorkerRecord, others: Sequence[WorkerRecord], until: float) -> dict[str, _Answer]:
+        """Ask for votes, and return the answers by name.
+
+        The first member that can vote is asked alone, and the others only if it agrees. All newcomers begin with the
+        same one, so that of two that want to be the same worker, not each gets half of the votes.
+        """
+        answers: dict[str, _Answer] = {}
+        left = list(others)
+        while left:
+            first = left.pop(0)
+            answer = answers[first.name] = self._ask(candidate, first, until)
+            if answer.reason and answer.decides:
+                return answers
+            if not answer.reason:
+                break
+        rest: list[_Answer] = self._in_parallel([partial(self._ask, candidate, record, until) for record in left])
+        return {**answers, **{record.name: answer for record, answer in zip(left, rest, strict=True)}}
 
     def _ask(self, candidate: WorkerRecord, target: WorkerRecord, deadline: float) -> _Answer:
         """Ask a member for its vote."""
         try:
-            self._peers.connector.ask(candidate, target, Purpose.VOTE, deadline)
+            self._peers.connector.dialer.ask(candidate, target, Purpose.VOTE, deadline)
         except StaleGeneration as stale:
-            return _Answer(str(stale), stale.known)
+            return _Answer(str(stale), known=stale.known)
         except Refused as refused:
-            return _Answer(refused.reason)
+            return _Answer(refused.reason, decides=refused.code == "vote")
         except (OSError, TelegradError) as error:
-            return _Answer(f"it does not answer ({error})")
+            return _Answer(f"it does not answer ({error})", decides=False)
         return _Answer()
 
     def introduce(self) -> None:
@@ -164,6 +183,8 @@ class _Answer(NamedTuple):
 
     reason: str = ""
     """Why there is no vote. Empty: there is one."""
+    decides: bool = True
+    """Whether it could have voted."""
     known: int = -1
     """The generation that has to be exceeded."""
 

@@ -49,6 +49,8 @@ class LocalWorker:
         self.closed = ""
         """Why the agent cannot be used; empty while it can."""
         self.leaving = False
-        """Whether the agent is shutting down."""
+        """Whether the agent is shutting down. It may still serve others, for as long as they want."""
+        self.departing = False
+        """Whether the agent is about to close: it waits for nobody any more."""
         self.on_idle: Callable[[], None] | None = None
         """Called when a call has ended, while a shutdown waits for that."""

@@ -115,6 +115,12 @@ class Members:
         with self._lock:
             self._get().merge(votes)
 
+    @property
+    def may_vote(self) -> bool:
+        """Whether this worker may vote; see `Membership.may_vote`."""
+        with self._lock:
+            return self._get().may_vote
+
     def set_voting(self, may_vote: bool) -> None:
         """Set whether this worker may vote."""
         with self._lock:
@@ -130,7 +136,7 @@ class Members:
             member = membership.find(record.name)
             callbacks = list(self._callbacks)
         assert member is not None
-        if left or self._local.closed or self._local.leaving:
+        if left or self._local.closed or self._local.departing:
             return
         for callback in callbacks:
             self._local.executor.submit(partial(_notify, callback, member, reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 
@@ -12,11 +13,13 @@ from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.lost_workers import LostWorkers
 from telegrad.connection.members import Members, identity_of
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
-from telegrad.errors import UnknownWorker
+from telegrad.errors import TelegradError, UnknownWorker
 from telegrad.protocol.membership import Admission, NotAdmitted
 from telegrad.transport.base import Link, LinkClosed, Transport
 from telegrad.wire.frames import Frame, Message
 from telegrad.wire.handshake_messages import Hello, Purpose
+
+_log = logging.getLogger("telegrad")
 
 
 def _record_of(hello: Hello) -> WorkerRecord:
@@ -132,7 +135,7 @@ class Peers:
 
     def abandon(self) -> None:
         """Close a forked child's copies of all connections. Takes no locks: the parent may have held one."""
-        links: list[Link] = list(self.connector.connecting)
+        links: list[Link] = list(self.connector.dialer.connecting)
         for peer in list(self._by_id.values()):
             links += [channel.link for channel in peer.channels() if channel.link is not None]
         for link in links:
@@ -179,12 +182,29 @@ class Peers:
     def _check_question(self, hello: Hello) -> None:
         """Answer an opener that wants a vote, or to know whether this worker is there and stays."""
         local = self._local
-        if local.leaving or local.closed:
+        if local.departing or local.closed:
             raise Rejected("leaving", f"worker {local.name!r} is leaving the group")
         if hello.purpose is Purpose.VOTE:
+            if not self.members.may_vote:
+                raise Rejected("abstains", "it was replaced itself, and has not heard how a quorum has voted")
             reason = self.members.vote(identity_of(hello))
             if reason:
+                self._verify(hello.name)
                 raise Rejected("vote", reason)
+
+    def _verify(self, name: str) -> None:
+        """Connect to a worker that another wants to replace: without a connection, nobody here notices its death."""
+        peer = self._by_name.get(name)
+        if peer is None or peer.gone or peer.channels() or peer.opening is not None:
+            return
+
+        def connect() -> None:
+            try:
+                self.connector.channel_to(peer, self._local.runtime.now() + self._local.settings.connect_timeout)
+            except TelegradError as error:  # if it is lost, those who need it have been told
+                _log.debug("cannot connect to worker %r, which another wants to replace: %s", name, error)
+
+        self._local.executor.submit(connect)
 
     def resume(self, link: Link, hello: Hello) -> tuple[int, int]:
         """Return what has been received of the session that an authenticated opener wants to resume or start.

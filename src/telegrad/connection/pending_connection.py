@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from telegrad.connection.connector import send_greeting
+from telegrad.connection.dialer import send_greeting
 from telegrad.connection.eviction import SILENT, source_of
 from telegrad.connection.handshake import NONCE_SIZE, Acceptor, Rejected
 from telegrad.connection.local_worker import LocalWorker

@@ -23,7 +23,7 @@ import cloudpickle
 
 from telegrad.connection.token_source import DESCRIPTOR_VARIABLE, TOKEN_VARIABLE
 from telegrad.launch import worker_result
-from telegrad.launch.supervisor import PipeConsumer, Worker, kill_with_launcher, launcher_is_gone
+from telegrad.launch.worker import PipeConsumer, Worker, kill_with_launcher, launcher_is_gone, signal_name
 from telegrad.launch.worker_result import WorkerResult, write_all
 
 # The server skips a module that it cannot import; then each worker loads it.
@@ -50,6 +50,18 @@ class ForkedWorker(Worker):
     def succeeded(self) -> bool:
         """Return whether the function returned and the process exited with 0."""
         return self.exitcode == 0 and self.result.complete() and not self.result.is_error()
+
+    def describe_exit(self) -> str:
+        """Return how this worker failed, as in "raised ValueError: x"."""
+        if self.result.is_error():
+            return f"raised {self.result.raised().summary}"
+        code = self.exitcode or 0
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+        return f"{how} before its function returned"
+
+    def details(self) -> str:
+        """Return the traceback of the exception that the function raised, if it did."""
+        return self.result.raised().traceback if self.result.is_error() else ""
 
     def read_exitcode(self) -> int:
         """Return the exit code that the server sent."""
@@ -92,12 +104,23 @@ def start_server() -> None:
             os.environ[TOKEN_VARIABLE] = token
 
 
+def interpreter_state() -> dict[str, object]:
+    """Return what a worker takes over from this interpreter: where modules are found, arguments, and the directory."""
+    return {"sys_path": [entry or os.getcwd() for entry in sys.path], "sys_argv": list(sys.argv), "dir": os.getcwd()}
+
+
 def fork_worker(
-    startup: Startup, rank: int, token: int, stdout: PipeConsumer | None, stderr: PipeConsumer | None
+    startup: Startup,
+    interpreter: Mapping[str, object],
+    rank: int,
+    token: int,
+    stdout: PipeConsumer | None,
+    stderr: PipeConsumer | None,
 ) -> ForkedWorker:
     """Fork one worker from the server. Without a consumer for its output, it writes to this process's output.
 
-    `token` is a descriptor of the group's token; see `telegrad.connection.token_source`.
+    `interpreter` is an `interpreter_state`. `token` is a descriptor of the group's token; see
+    `telegrad.connection.token_source`.
     """
     pipes: dict[int, PipeConsumer] = {}
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
@@ -116,12 +139,7 @@ def fork_worker(
         # The child uses the other end of this pipe as its lifeline, so it stays open as long as the worker lives.
         ours.callback(os.close, data)
         pid = forkserver.read_signed(status)
-        preparation = {
-            "name": startup.name,
-            "sys_path": [entry or os.getcwd() for entry in sys.path],
-            "sys_argv": sys.argv,
-            "dir": os.getcwd(),
-        }
+        preparation = {"name": startup.name, **interpreter}
         # If the child dies before it has read everything, its exit code reports that.
         with contextlib.suppress(BrokenPipeError):
             write_all(data, pickle.dumps(preparation) + pickle.dumps(startup))

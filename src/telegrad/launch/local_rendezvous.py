@@ -3,6 +3,14 @@
 The launcher hosts the store on a socket that it has already bound, so no other program can take the port. The socket
 listens on the loopback address only. Torch's ``env://`` rendezvous connects to it as a client, because the environment
 says that an agent hosts the store (as under torchrun).
+
+Telegrad itself uses a file in the directory, because torch's TCPStore does a reverse name lookup for every connection,
+which takes seconds if no name server answers. Torch removes such a file when its last user closes it, even if somebody
+opens it at that moment. So the launcher is one of its users until the end.
+
+If the group is to go on when a worker dies (`outlives_workers`), telegrad uses the store of the launcher instead. Torch
+writes an entry to a file in several steps, and whoever reads the file after a worker died between two of them waits
+forever, in a loop that cannot be interrupted. The store of the launcher only loses the connection of the dead worker.
 """
 
 from __future__ import annotations
@@ -16,14 +24,19 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from telegrad.connection.token_source import DESCRIPTOR_VARIABLE, TOKEN_VARIABLE, write_to_descriptor
 from telegrad.connection.worker_record import MAX_ID, check_name
 from telegrad.errors import TelegradError
 from telegrad.transport.runtime_directory import explain
 
+if TYPE_CHECKING:
+    from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
+
 HOST = "127.0.0.1"
+RESTART_VARIABLE = "TELEGRAD_RESTART"
+"""How often the launcher had started a worker before: 0 at its first start."""
 _NOT_INHERITED = (TOKEN_VARIABLE, DESCRIPTOR_VARIABLE, "TELEGRAD_TOKEN_FILE")
 # On Linux, the path of a unix socket has at most 107 bytes. Leave more than half of them for names in the directory.
 _MAX_PARENT_LENGTH = 40
@@ -55,7 +68,9 @@ def worker_names(workers: int | Sequence[str]) -> list[str]:
 class LocalRendezvous:
     """The store, the directory and the token of one group, removed when the `with` block ends."""
 
-    def __init__(self, names: Sequence[str], devices_per_worker: int | None = None) -> None:
+    def __init__(
+        self, names: Sequence[str], devices_per_worker: int | None = None, *, outlives_workers: bool = False
+    ) -> None:
         # Imported here, so that mistakes in a command line are reported before torch is loaded.
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
@@ -70,6 +85,9 @@ class LocalRendezvous:
             self._store: TCPStore | None = TCPStore(
                 HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
+            path = f"{self.directory}/store"
+            self._file: FileStore | None = None if outlives_workers else _open_file(path)
+            self._init_method = f"tcp://{HOST}:{self.port}" if outlives_workers else f"file://{path}"
         except BaseException:
             shutil.rmtree(self.directory)
             raise
@@ -77,7 +95,7 @@ class LocalRendezvous:
     def environment(self, rank: int) -> dict[str, str]:
         """Return the environment of the worker with this rank: this process's, without its tokens, and what is new.
 
-        The token of the group is not part of it; see `token_descriptor`.
+        It lacks the token of the group (see `token_descriptor`) and `RESTART_VARIABLE`.
         """
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         return {**inherited, **self._variables(rank)}
@@ -92,8 +110,7 @@ class LocalRendezvous:
             "MASTER_ADDR": HOST,
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            # A file, because torch's TCPStore does a reverse name lookup for every connection.
-            "TELEGRAD_INIT_METHOD": f"file://{self.directory}/store",
+            "TELEGRAD_INIT_METHOD": self._init_method,
             "TELEGRAD_NAME": self.names[rank],
             "TELEGRAD_RUNTIME_DIR": self.directory,
             # Workers share the machine's cores. Like torchrun, give each one thread.
@@ -106,6 +123,7 @@ class LocalRendezvous:
         # A worker may already have removed the directory.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.directory)
+        self._file = None  # After the file is removed, so that torch need not write to it.
         os.close(self.token_descriptor)
         # Dropping the last reference ends the store's thread and closes its sockets.
         self._store = None
@@ -133,6 +151,15 @@ def _make_directory(parent: str) -> str:
         return tempfile.mkdtemp(prefix="tg-", dir=parent)
     except OSError as error:
         raise TelegradError(f"cannot make a directory for the group: {explain(error, parent)}") from error
+
+
+def _open_file(path: str) -> FileStore:
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not in __all__
+
+    try:
+        return FileStore(path)
+    except RuntimeError as error:  # as if the file system is full
+        raise TelegradError(f"cannot make the rendezvous file {path} of the group: {error}") from error
 
 
 def _short_temporary_directory() -> str:

@@ -1,7 +1,7 @@
 """`telegrad run`: starts one script several times on this machine, as the workers of one group.
 
-Each worker is a new interpreter in its own session. The launcher prints the workers' output, stops all when one fails,
-and forwards Ctrl-C to them.
+Each worker is a new interpreter in its own session. The launcher prints the workers' output, starts dead ones again
+if it is asked to, stops all when one fails for good, and forwards Ctrl-C to them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TextIO
 
 from telegrad.connection.token_source import DESCRIPTOR_VARIABLE
-from telegrad.launch.local_rendezvous import LocalRendezvous
+from telegrad.launch.local_rendezvous import RESTART_VARIABLE, LocalRendezvous
 from telegrad.launch.output import PrefixedLines, prefixes
-from telegrad.launch.supervisor import GRACE, PipeConsumer, StopRequests, Supervisor, Worker, kill_with_launcher
+from telegrad.launch.restarts import RestartPolicy
+from telegrad.launch.supervisor import GRACE, Failure, StopRequests, Supervisor
+from telegrad.launch.worker import PipeConsumer, Worker, kill_with_launcher
 
 
 class SpawnedWorker(Worker):
@@ -52,37 +55,44 @@ def run(
     prefix: bool = True,
     grace: float = GRACE,
     devices_per_worker: int | None = None,
+    restarts: RestartPolicy | None = None,
+    keep_going: bool = False,
 ) -> int:
     """Run ``python *command`` once for each name, and return the exit code of the group.
 
     It is 0 if every worker exited with 0. Otherwise it is the exit code of the worker that failed first (128 + N if
-    signal N killed it), or 128 + N if the launcher received signal N. Must be called in the main thread, because it
-    handles signals while it runs. Raises a ValueError if there are too few devices for `devices_per_worker`.
+    signal N killed it), or 128 + N if the launcher received signal N. A worker that dies is started again as far as
+    `restarts` allows, by default never. When one fails for good, the others are stopped, unless `keep_going` is true.
+    Must be called in the main thread, because it handles signals while it runs. Raises a ValueError if there are too
+    few devices for `devices_per_worker`.
     """
     requests = StopRequests()
+    outlives_workers = keep_going or (restarts is not None and restarts.limit > 0)
     try:
         with (
             _signals_request_stop(requests),
-            LocalRendezvous(names, devices_per_worker) as rendezvous,
-            Supervisor(requests, grace) as supervisor,
+            LocalRendezvous(names, devices_per_worker, outlives_workers=outlives_workers) as rendezvous,
+            Supervisor(requests, grace, restarts, keep_going=keep_going, report=_print_status) as supervisor,
         ):
             printers = [_printers(names, prefix, target) for target in (sys.stdout, sys.stderr)]
-            for rank in range(len(names)):
-                supervisor.add(_start(command, rendezvous, rank, [by_rank[rank] for by_rank in printers if by_rank]))
+            for rank, name in enumerate(names):
+                consumers = [by_rank[rank] for by_rank in printers if by_rank]
+                supervisor.start(name, partial(_start, command, rendezvous, rank, consumers))
             supervisor.run()
     finally:
         requests.close()
     if supervisor.stop_signal is not None:
         _print_status(f"stopped by {supervisor.stop_signal.name}; all workers have exited")
         return 128 + supervisor.stop_signal
-    if supervisor.first_failure is not None:
-        _print_status(_describe(supervisor.first_failure, others=len(supervisor.stopped)))
-        return _shell_code(supervisor.first_failure)
+    if supervisor.failures:
+        stopped = None if keep_going else len(supervisor.stopped)
+        _print_status(_describe(supervisor.failures, len(names), stopped))
+        return _shell_code(supervisor.failures[0].worker)
     return 0
 
 
 def _start(
-    command: Sequence[str], rendezvous: LocalRendezvous, rank: int, consumers: list[PipeConsumer]
+    command: Sequence[str], rendezvous: LocalRendezvous, rank: int, consumers: list[PipeConsumer], restart: int
 ) -> SpawnedWorker:
     read_end, write_end = os.pipe()
     output = subprocess.PIPE if consumers else None
@@ -94,6 +104,7 @@ def _start(
             stderr=output,
             env={
                 **rendezvous.environment(rank),
+                RESTART_VARIABLE: str(restart),
                 DESCRIPTOR_VARIABLE: str(rendezvous.token_descriptor),
                 "PYTHONUNBUFFERED": "1",
             },
@@ -136,11 +147,18 @@ def _shell_code(worker: Worker) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _describe(worker: Worker, others: int) -> str:
-    code = worker.exitcode or 0
-    how = f"failed with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-    what = f"{others} running worker{'s' if others > 1 else ''} stopped" if others else "no other worker was running"
-    return f"{worker.name} {how}; {what}"
+def _describe(failures: Sequence[Failure], workers: int, stopped: int | None) -> str:
+    """Return what happened to the group. `stopped` workers were stopped by the failure, or None: the others went on."""
+    if stopped is not None:
+        what = f"{_count(stopped, 'running worker')} stopped" if stopped else "no other worker was running"
+        return f"{failures[0].worker.name} {failures[0].description}; {what}"
+    each = "; ".join(f"{failure.worker.name} {failure.description}" for failure in failures)
+    finished = workers - len(failures)
+    return f"{each}; {_count(finished, 'worker') if finished else 'no worker'} finished"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def _print_status(sentence: str) -> None:

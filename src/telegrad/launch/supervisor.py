@@ -2,11 +2,16 @@
 
 The rules:
 
-1. When a worker fails, or a stop is requested, the others get SIGTERM.
+1. When a worker fails for good, or a stop is requested, the others get SIGTERM. With `keep_going`, a failure does not
+   stop them.
 2. A worker that has not exited after the grace period, or when a second stop is requested, gets SIGKILL, with its whole
    process group.
 3. When a worker exits, the rest of its process group is killed: no grandchild outlives its worker.
 4. When the launcher is killed (SIGKILL, out of memory), the kernel kills every worker's process group.
+5. A worker that dies by a signal, or exits with a code other than 0, is started again if the restart policy allows it
+   (`telegrad.launch.restarts`). Otherwise it has failed for good. Nothing is started after a stop.
+6. A worker is started again only after its process is reaped and its process group is gone. So at most one process of
+   each name lives at any time, and the group can trust that a new one replaces the old one.
 
 The loop runs in one thread and waits on file descriptors only: process exits, output, and stop requests.
 """
@@ -15,89 +20,31 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import heapq
+import itertools
 import os
-import select
 import selectors
 import signal
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
+
+from telegrad.launch.process_group import kill_group, live_processes
+from telegrad.launch.restarts import RestartHistory, RestartPolicy
+from telegrad.launch.worker import Worker
 
 GRACE = 5.0
+_GROUP_GONE_WITHIN = 30.0
+"""Seconds that a killed process group gets to end before its worker is given up. Normally it takes milliseconds."""
+_GROUP_POLL = 0.01
+_ANNOUNCED_DELAY = 1.0
+"""A delay of so many seconds before a restart is announced, as otherwise the launcher would say nothing for long."""
 _READ_SIZE = 64 * 1024
 # The signal that each stop request sends to the workers. They have no terminal, so they get no hang-up.
 _FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
-
-
-def kill_with_launcher(lifeline: int, group: int) -> None:
-    """Make the kernel kill the process group `group` when the write end of the pipe `lifeline` is closed.
-
-    The read end must stay open in the worker. The launcher must hold the only write end, which is closed when the
-    launcher exits, for whatever reason. PR_SET_PDEATHSIG would need code between fork and exec, is tied to the thread
-    that started the worker, and does not reach grandchildren.
-    """
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def launcher_is_gone(lifeline: int) -> bool:
-    """Return whether the launcher exited before `kill_with_launcher` was called for `lifeline`."""
-    poll = select.poll()
-    poll.register(lifeline, 0)
-    return bool(poll.poll(0))
-
-
-class PipeConsumer(Protocol):
-    """Consumes the bytes that a worker writes to one pipe."""
-
-    def feed(self, piece: bytes) -> None:
-        """Consume the next bytes."""
-
-    def close(self) -> None:
-        """Handle the end of the stream."""
-
-
-class Worker(ABC):
-    """One process of the group, and the leader of its own process group."""
-
-    def __init__(self, name: str, rank: int, pid: int, exit_fd: int, pipes: Mapping[int, PipeConsumer]) -> None:
-        self.name = name
-        self.rank = rank
-        self.pid = pid
-        self.exitcode: int | None = None
-        """None while it runs; -N if signal N killed it."""
-        self.exit_fd = exit_fd
-        """Readable once the process has exited."""
-        self.pipes = dict(pipes)
-
-    @abstractmethod
-    def read_exitcode(self) -> int:
-        """Return the exit code of the process. Called once, after it has exited."""
-
-    def failed(self) -> bool:
-        """Return whether this worker makes the group fail."""
-        return self.exitcode not in (None, 0)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process."""
-        # It may exit at any time. The loop notices that.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """Kill the process and its process group."""
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            self.send(signal.SIGKILL)  # It has just started and does not lead its group yet.
-
-    def close(self) -> None:
-        """Release the resources of the process after it has exited."""
-        os.close(self.exit_fd)
 
 
 class StopRequests:
@@ -126,43 +73,97 @@ class StopRequests:
         os.close(self.write_end)
 
 
-class Supervisor:
-    """Watches workers until the last has exited. No worker outlives the `with` block."""
+class Timers:
+    """Functions to call at given times, in the supervisor's loop."""
 
-    def __init__(self, requests: StopRequests, grace: float = GRACE) -> None:
-        self.first_failure: Worker | None = None
-        """The worker that failed first, before the group was stopped."""
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()  # Functions cannot be ordered.
+
+    def call_in(self, delay: float, function: Callable[[], None]) -> None:
+        """Call `function` after `delay` seconds."""
+        heapq.heappush(self._heap, (time.monotonic() + delay, next(self._numbers), function))
+
+    def wait(self) -> float | None:
+        """Return the seconds until the next call, or None if there is none."""
+        return max(0.0, self._heap[0][0] - time.monotonic()) if self._heap else None
+
+    def run_due(self) -> None:
+        """Call the functions whose time has come."""
+        while self._heap and self._heap[0][0] <= time.monotonic():
+            heapq.heappop(self._heap)[2]()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker that failed for good."""
+
+    worker: Worker
+    description: str
+    """As in "was killed by SIGKILL (after 2 restarts within 300 s)"."""
+
+
+@dataclass
+class _Restarts:
+    """How one worker is started again, and how often it was."""
+
+    start: Callable[[int], Worker]
+    history: RestartHistory
+    count: int = 0
+
+
+class Supervisor:
+    """Watches workers until the last has exited. No worker outlives the `with` block.
+
+    `report` is called with a sentence about each worker that is started again, or that fails while others continue.
+    """
+
+    def __init__(
+        self,
+        requests: StopRequests,
+        grace: float = GRACE,
+        policy: RestartPolicy | None = None,
+        *,
+        keep_going: bool = False,
+        report: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.failures: list[Failure] = []
+        """The workers that failed for good before the group was stopped, in order: at most one without `keep_going`."""
         self.stop_signal: signal.Signals | None = None
         """The requested signal that stopped the group, if one did."""
         self.stopped: list[Worker] = []
         """The workers that were still running when the group was stopped."""
+        self.to_restart: set[str] = set()
+        """The names of the workers that died and are not started again yet."""
         self._requests = requests
         self._grace = grace
+        self._policy = policy or RestartPolicy()
+        self.keep_going = keep_going
+        self._report = report
         self._stopping = False
-        self._kill_at: float | None = None
+        self._timers = Timers()
         self._running: list[Worker] = []
+        self._ending: list[Worker] = []  # They have failed, but not exited yet.
+        self._restarts: dict[str, _Restarts] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ, self._on_request)
 
-    def add(self, worker: Worker) -> None:
-        """Watch `worker`, and kill it if it still runs at the end of the `with` block."""
-        self._running.append(worker)
-        self._on_readable(worker.exit_fd, partial(self._on_exit, worker))
-        for pipe in worker.pipes:
-            os.set_blocking(pipe, False)
-            self._on_readable(pipe, partial(self._on_output, worker, pipe))
+    def start(self, name: str, start: Callable[[int], Worker]) -> None:
+        """Start the worker with ``start(0)``, and after its n-th death with ``start(n)``, as far as the policy allows.
+
+        A worker that still runs at the end of the `with` block is killed.
+        """
+        self._restarts[name] = _Restarts(start, RestartHistory(self._policy))
+        self._add(start(0))
 
     def run(self) -> None:
-        """Return when every worker has exited."""
-        while self._running:
-            wait = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
-            ready = self._selector.select(wait)
-            if not ready and self._kill_at is not None:
-                self._kill_all()
-            for key, _ in ready:
+        """Return when every worker has exited and none is to be started again."""
+        while self._running or self.to_restart:
+            for key, _ in self._selector.select(self._timers.wait()):
                 # An earlier event of this iteration may have closed this descriptor.
                 if self._selector.get_map().get(key.fd) is key:
                     key.data()
+            self._timers.run_due()
 
     def __enter__(self) -> Self:
         return self
@@ -182,6 +183,13 @@ class Supervisor:
         self._running = []
         self._selector.close()
 
+    def _add(self, worker: Worker) -> None:
+        self._running.append(worker)
+        self._on_readable(worker.exit_fd, partial(self._on_exit, worker))
+        for pipe in worker.pipes:
+            os.set_blocking(pipe, False)
+            self._on_readable(pipe, partial(self._on_output, worker, pipe))
+
     def _on_readable(self, descriptor: int, handler: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, handler)
 
@@ -193,17 +201,7 @@ class Supervisor:
             else:
                 self._kill_all()
 
-    def _on_exit(self, worker: Worker) -> None:
-        # Until its exit code is read, the process is a zombie and its pid cannot be reused.
-        with contextlib.suppress(ProcessLookupError):  # Its group has no other processes.
-            os.killpg(worker.pid, signal.SIGKILL)
-        worker.exitcode = worker.read_exitcode()
-        for pipe in list(worker.pipes):
-            self._drain(worker, pipe)
-        self._running.remove(worker)
-        self._selector.unregister(worker.exit_fd)
-        worker.close()
-        self._check(worker)
+    # -- output -----------------------------------------------------------------------------------------------
 
     def _on_output(self, worker: Worker, pipe: int) -> None:
         try:
@@ -214,7 +212,8 @@ class Supervisor:
             worker.pipes[pipe].feed(piece)
         else:
             self._close_pipe(worker, pipe)
-        self._check(worker)
+        if worker.failed() and not self._stopping:
+            self._on_error_result(worker)
 
     def _drain(self, worker: Worker, pipe: int) -> None:
         """Read the rest of `pipe` and close it."""
@@ -231,19 +230,114 @@ class Supervisor:
         os.close(pipe)
         worker.pipes.pop(pipe).close()
 
-    def _check(self, worker: Worker) -> None:
-        if not self._stopping and worker.failed():
-            self.first_failure = worker
+    # -- the end of a worker ----------------------------------------------------------------------------------
+
+    def _on_error_result(self, worker: Worker) -> None:
+        """Handle a failure that is known before the process has exited."""
+        if self._policy.limit == 0 and not self.keep_going:
+            self._fail(worker, worker.describe_exit())
+        elif worker not in self._ending:
+            self._ending.append(worker)
+            self._timers.call_in(self._grace, partial(self._kill_if_running, worker))
+
+    def _on_exit(self, worker: Worker) -> None:
+        self._selector.unregister(worker.exit_fd)
+        self._end(worker, time.monotonic() + _GROUP_GONE_WITHIN)
+
+    def _end(self, worker: Worker, deadline: float) -> None:
+        """Kill the rest of the worker's process group and reap the worker. If it may start again, wait for the group.
+
+        Until its exit code is read, a process is a zombie, and its pid, the number of its group too, is not reused.
+        """
+        kill_group(worker.pid)
+        alive: Sequence[int] = ()
+        if self._policy.limit > 0 and not self._stopping:
+            alive = live_processes(worker.pid)
+            if alive and time.monotonic() < deadline:
+                self._timers.call_in(_GROUP_POLL, partial(self._end, worker, deadline))
+                return
+        worker.exitcode = worker.read_exitcode()
+        for pipe in list(worker.pipes):
+            self._drain(worker, pipe)
+        self._running.remove(worker)
+        worker.close()
+        if not self._stopping:
+            self._restart_or_fail(worker, alive)
+
+    def _restart_or_fail(self, worker: Worker, alive: Sequence[int]) -> None:
+        what = worker.describe_exit()
+        if alive:
+            numbers = ", ".join(map(str, alive))
+            self._fail(worker, f"{what}, and processes that it had started cannot be killed ({numbers})")
+        elif worker.exitcode != 0 and self._policy.limit > 0:
+            if not self._restart(worker, what, worker.started) and worker.failed():
+                self._fail(worker, f"{what} ({self._after_restarts()})")
+        elif worker.failed():
+            self._fail(worker, what)
+
+    def _restart(self, worker: Worker, what: str, started: float) -> bool:
+        """Start the worker again after a delay. Return False if the policy does not allow it."""
+        restarts = self._restarts[worker.name]
+        restart = restarts.history.next(started, time.monotonic())
+        if restart is None:
+            return False
+        restarts.count += 1
+        self.to_restart.add(worker.name)
+        if restart.delay >= _ANNOUNCED_DELAY:
+            self._report(f"{worker.name} {what}; it is started again in {restart.delay:g} s")
+        limit, window = self._policy.limit, self._policy.window
+        done = f"{what}; started again ({restart.used} of {limit} restart{_s(limit)} within {window:g} s)"
+        self._timers.call_in(restart.delay, partial(self._start_again, worker, restarts.count, done))
+        return True
+
+    def _start_again(self, worker: Worker, count: int, done: str) -> None:
+        if self._stopping:
+            return
+        try:
+            again = self._restarts[worker.name].start(count)
+        except (OSError, EOFError, MemoryError) as error:  # a shortage, or the server of forked workers ended
+            self.to_restart.remove(worker.name)
+            what = f"{worker.describe_exit()} and could not be started again: {error or type(error).__name__}"
+            if not self._restart(worker, what, time.monotonic()):
+                self._fail(worker, f"{what} ({self._after_restarts()})")
+            return
+        self._add(again)
+        self.to_restart.remove(worker.name)
+        self._report_failure(worker, done)
+
+    def _after_restarts(self) -> str:
+        limit, window = self._policy.limit, self._policy.window
+        return f"after {limit} restart{_s(limit)} within {window:g} s"
+
+    def _fail(self, worker: Worker, description: str) -> None:
+        self.failures.append(Failure(worker, description))
+        if not self.keep_going:
             self._stop(signal.SIGTERM)
+        elif self._running or self.to_restart:
+            self._report_failure(worker, f"{description}; the other workers continue")
+
+    def _report_failure(self, worker: Worker, sentence: str) -> None:
+        details = worker.details()
+        self._report(f"{worker.name} {sentence}" + (f"\n{details}" if details else ""))
+
+    # -- the end of the group ---------------------------------------------------------------------------------
 
     def _stop(self, number: signal.Signals) -> None:
         self._stopping = True
+        self.to_restart.clear()
         self.stopped = list(self._running)
-        self._kill_at = time.monotonic() + self._grace
+        self._timers.call_in(self._grace, self._kill_all)
         for worker in self._running:
             worker.send(number)
 
     def _kill_all(self) -> None:
-        self._kill_at = None
         for worker in self._running:
             worker.kill()
+
+    def _kill_if_running(self, worker: Worker) -> None:
+        if worker in self._running:
+            worker.kill()
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

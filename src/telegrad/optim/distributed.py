@@ -29,6 +29,7 @@ from telegrad.optim.hyperparameters import (
     ChangedHyperparameters,
     Hyperparameters,
     equal,
+    hyperparameters_of,
     with_given_tensors,
 )
 from telegrad.optim.local_optimizer import LocalOptimizer, build
@@ -150,6 +151,15 @@ class DistributedOptimizer(Optimizer):
         with self._lock:
             values = self._changed.values(self.param_groups)
             return [self._update_for(owner, values) for owner in self._owners]
+
+    def _updates_needed(self) -> list[bool]:
+        with self._lock:
+            values = self._changed.values(self.param_groups)
+            return [
+                owner.applied is None
+                or not equal({number: values[number] for number in owner.groups if number in values}, owner.applied)
+                for owner in self._owners
+            ]
 
     def _update_for(self, owner: _Owner, values: dict[int, Hyperparameters]) -> HyperparameterUpdate | None:
         theirs = {number: values[number] for number in owner.groups if number in values} if values else {}
@@ -282,6 +292,10 @@ class DistributedOptimizer(Optimizer):
                 for owner, state in zip(self._owners, states, strict=True)
             ],
         )
+        self._set_groups(groups, number)
+
+    def _set_groups(self, groups: Iterable[Hyperparameters], number: int) -> None:
+        """Set hyperparameters that all owners have already."""
         with self._lock:
             for owner in self._owners:
                 owner.applied, owner.latest = {}, number
@@ -291,6 +305,25 @@ class DistributedOptimizer(Optimizer):
                 group.update(values)
                 group["params"] = params
             self._changed = ChangedHyperparameters(self.param_groups)
+
+    # The four below are for snapshots, in which the state of each owner stays on that owner: see telegrad.recovery.
+
+    def parts(self) -> list[RRef[LocalOptimizer]]:
+        """Return references to the optimizers of all owners."""
+        return [owner.optimizer for owner in self._owners]
+
+    def send_hyperparameters(self) -> None:
+        """Send changed hyperparameters now, instead of with the next step."""
+        if any(self._updates_needed()):
+            self._call_with_updates("send_hyperparameters()", "apply")
+
+    def hyperparameters(self) -> list[Hyperparameters]:
+        """Return the hyperparameters of all groups."""
+        return [hyperparameters_of(group) for group in self.param_groups]
+
+    def load_hyperparameters(self, groups: list[Hyperparameters]) -> None:
+        """Set the hyperparameters of all groups, which the owners have loaded with their states."""
+        self._set_groups(groups, self._last_number)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported: pass all groups to the constructor."""

@@ -205,6 +205,10 @@ class LocalOptimizer:
         with self._grads.installed(check_context(context_id)):
             scale_grads(self.leaves, check_number(factor))
 
+    def apply(self, update: Plain | None) -> None:
+        """Set changed hyperparameters."""
+        self._apply(HyperparameterUpdate.parse_optional(update))
+
     def state(self, update: Plain | None) -> Plain:
         """Return the state of the torch optimizers after `update`, on the CPU."""
         parsed = HyperparameterUpdate.parse_optional(update)
@@ -311,4 +315,4 @@ def scale_grads(leaves: Sequence[torch.Tensor], factor: float) -> None:
 
 
 default_registry.add_internal("optim:build", build)
-default_registry.add_methods(LocalOptimizer, ["step", "zero_grad", "norms", "scale", "state", "load"])
+default_registry.add_methods(LocalOptimizer, ["step", "zero_grad", "norms", "scale", "apply", "state", "load"])

@@ -91,7 +91,7 @@ class Membership:
         self.is_open = is_open
         """Whether workers with new names may join."""
         self.may_vote = True
-        """Whether this worker knows for whom those before it have voted."""
+        """Whether this worker knows how a quorum has voted. If not, it must not be asked for its `vote`."""
         self._members = {me.name: Member(me, State.ALIVE, now)}
         self._votes: dict[str, Vote] = {}
 
@@ -179,8 +179,6 @@ class Membership:
     def vote(self, identity: Identity, now: float) -> str:
         """Vote for a newcomer. Returns why not, or nothing if it has this worker's vote."""
         name, worker_id, incarnation, generation = identity
-        if not self.may_vote:
-            return "it was replaced itself, and has not heard from a quorum what they have voted for"
         member = self._members.get(name)
         if member is None:
             return "" if self.is_open else f"there is no worker {name!r} in this group"

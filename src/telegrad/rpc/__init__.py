@@ -23,6 +23,7 @@ from telegrad.rpc.api import (
     traffic,
 )
 from telegrad.rpc.exposing import expose
+from telegrad.rpc.idempotence import idempotent
 from telegrad.rpc.membership import on_worker_lost, wait_for_worker, workers
 from telegrad.rpc.signals import wrap_signal_handler
 from telegrad.rref.handle import RRef
@@ -47,6 +48,7 @@ __all__ = [
     "get_rpc_timeout",
     "get_worker_info",
     "get_worker_infos",
+    "idempotent",
     "init_rpc",
     "is_available",
     "on_worker_lost",

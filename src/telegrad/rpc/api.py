@@ -6,29 +6,28 @@ Names, signatures and defaults are those of torch.distributed.rpc.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
-
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad import worker_devices
 from telegrad.agent.agent import Agent
 from telegrad.backward.graph_breaks import keep_uncompiled
-from telegrad.bootstrap import ExchangeRecords, ListenIfNeeded, Probe, check_token, start_agent
+from telegrad.bootstrap import check_token, start_agent
 from telegrad.calls.call import Served, current_served
-from telegrad.connection.group_keys import GroupKeys
-from telegrad.connection.worker_record import FoundGroup, WorkerRecord, check_name
+from telegrad.connection.worker_record import check_name
 from telegrad.default_agent import acting_as as acting_as  # documented as telegrad.rpc.api.acting_as
 from telegrad.default_agent import default_agent, process_agent, set_default_agent, unset_default_agent
 from telegrad.errors import TelegradError
 from telegrad.futures import Future
 from telegrad.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
-from telegrad.rendezvous import assemble
-from telegrad.rendezvous_store import open_store
+from telegrad.rendezvous_search import IdTaken
 from telegrad.rpc.exposing import default_registry
+from telegrad.rpc.group_rendezvous import Rendezvous, group_keys, report_failure
+from telegrad.rpc.idempotence import MARK, RetryPolicy, retry_policy
 from telegrad.rpc.interpreter_exit import close_at_exit
+from telegrad.rpc.retrying import RetriedCall, RetriedFuture
 from telegrad.rpc.signals import WrappedHandlers, deliver_pending, pending_handlers
 from telegrad.rpc.token import take_token
 from telegrad.rref.handle import RRef
@@ -40,7 +39,6 @@ Target = str | int | WorkerInfo
 
 
 _signal_handlers: WrappedHandlers | None = None  # wrapped as long as there is a default agent
-_init_counter = itertools.count()
 
 
 def is_available() -> bool:
@@ -60,6 +58,10 @@ def init_rpc(
 ) -> None:
     """Join the group as worker `name` and return when every worker has joined.
 
+    If the group exists already, and its worker of this name is dead or has left, this one takes its place. Without a
+    world size (or with 0), the group is open: workers may join it at any time, and this returns when all members know
+    this one. A worker of an open group without a rank gets the lowest id that was never used.
+
     Name, rank and world size default to TELEGRAD_NAME (or else ``worker<rank>``), RANK and WORLD_SIZE, which
     ``telegrad run``, ``telegrad.launch`` and torchrun set. `backend` is ignored; programs written for torch pass it.
     If the worker is assigned an accelerator, that becomes the current one: see `devices`.
@@ -69,29 +71,32 @@ def init_rpc(
         raise TelegradError(f"init_rpc was already called: this process is worker {existing.me.name!r}")
     options = rpc_backend_options or Options(init_method=os.environ.get("TELEGRAD_INIT_METHOD", "env://"))
     name = os.environ.get("TELEGRAD_NAME") if name is None else name
-    if name is not None:
-        check_name(name)
     options = take_token(options)
-    check_token(options)  # before any worker waits for others
-    options.settings()  # as above
-    worker_devices.assigned(os.environ)  # as above
-    store, rank, world_size, address = open_store(options.init_method, rank, world_size, options.init_timeout)
-    prefixed = PrefixStore(f"telegrad/{next(_init_counter)}", store)
-
-    def exchange_records(
-        me: WorkerRecord, keys: GroupKeys | None, listen_if_needed: ListenIfNeeded, probe: Probe
-    ) -> FoundGroup:
-        return FoundGroup(assemble(prefixed, me, keys, world_size, options.init_timeout, listen_if_needed))
-
-    join(f"worker{rank}" if name is None else name, rank, exchange_records, options, address, device_by_local_rank=True)
+    try:
+        if name is not None:
+            check_name(name)
+        check_token(options)  # before any worker waits for others
+        options.settings()  # as above
+        worker_devices.assigned(os.environ)  # as above
+    except Exception as error:
+        report_failure(options, name, rank, world_size, error)
+        raise
+    rendezvous = Rendezvous.open(options, rank, world_size)
+    rank = max(rendezvous.rank, 0)
+    while True:
+        try:
+            join(f"worker{rank}" if name is None else name, rank, rendezvous, options, device_by_local_rank=True)
+        except IdTaken as taken:  # only if this worker may have any id
+            rank = taken.free
+        else:
+            return
 
 
 def join(
     name: str,
     rank: int,
-    exchange_records: ExchangeRecords,
+    rendezvous: Rendezvous,
     options: Options,
-    store_address: tuple[str, int] | None = None,
     prepare: Callable[[Agent], None] | None = None,
     *,
     device_by_local_rank: bool = False,
@@ -104,10 +109,15 @@ def join(
     options = take_token(options)
     device = worker_devices.choose_default(follow_rank=device_by_local_rank)
     handlers = WrappedHandlers()
+    exchange = rendezvous.exchange_records
     try:
-        agent = start_agent(name, rank, exchange_records, options, store_address, prepare, default_registry, device)
-    except BaseException:
+        agent = start_agent(name, rank, exchange, options, rendezvous.address, prepare, default_registry, device)
+        rendezvous.keep(agent)
+    except BaseException as error:
         handlers.restore()
+        if not isinstance(error, IdTaken):
+            rendezvous.failed(f"worker {name!r} (rank {rank})", group_keys(options), error)
+            rendezvous.close(error)
         raise
     _signal_handlers = handlers
     set_default_agent(agent)
@@ -150,15 +160,21 @@ def rpc_sync(
     timeout: float = UNSET_RPC_TIMEOUT,
     *,
     device_map: DeviceMap | None = None,
+    retries: int | None = None,
 ) -> Any:
     """Run `func` on worker `to` and return its result.
 
     `func` may also be a name that the worker registered (`register`), prefixed with ``@``, or in registered mode the
     name of a function that it exposes (`expose`). An exception that it raises is raised here with the remote traceback.
-    `device_map` maps devices of this worker to devices of the callee, instead of `Options.device_maps`.
+    `device_map` maps devices of this worker to devices of the callee, instead of `Options.device_maps`. `retries` says
+    how often a call of an `idempotent` function is made again if the callee is lost, instead of the decorator.
     """
-    client = default_agent().client
-    return client.call(
+    agent = default_agent()
+    if retries is not None or (MARK in func.__dict__ if type(func) is FunctionType else agent.registry is not None):
+        policy = retry_policy(agent, func, retries)
+        if policy is not None:
+            return _retried_call(agent, policy, to, func, args, kwargs, timeout, device_map).run()
+    return agent.client.call(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
         tuple(args) if args else (),
@@ -176,9 +192,19 @@ def rpc_async(
     timeout: float = UNSET_RPC_TIMEOUT,
     *,
     device_map: DeviceMap | None = None,
+    retries: int | None = None,
 ) -> Future[Any]:
-    """Start `func` on worker `to` and return a future of its result. For `device_map` see `rpc_sync`."""
-    future: Future[Any] = Future(default_agent())
+    """Start `func` on worker `to` and return a future of its result. For `device_map` and `retries` see `rpc_sync`.
+
+    If the arguments have changed when the call would be made again, it is not.
+    """
+    agent = default_agent()
+    if retries is not None or (MARK in func.__dict__ if type(func) is FunctionType else agent.registry is not None):
+        policy = retry_policy(agent, func, retries)
+        if policy is not None:
+            call = _retried_call(agent, policy, to, func, args, kwargs, timeout, device_map)
+            return RetriedFuture(agent).start_retried(call, tuple(args or ()), kwargs)
+    future: Future[Any] = Future(agent)
     future.start(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
@@ -192,6 +218,20 @@ def rpc_async(
     return future
 
 
+def _retried_call(
+    agent: Agent,
+    policy: RetryPolicy,
+    to: Target,
+    func: Callable[..., Any] | str,
+    args: Sequence[Any] | None,
+    kwargs: dict[str, Any] | None,
+    timeout: float,
+    device_map: DeviceMap | None,
+) -> RetriedCall:
+    devices = None if device_map is None else parse_device_map(device_map, "device_map")
+    return RetriedCall(agent, policy, _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), devices)
+
+
 def remote(
     to: Target,
     func: Callable[..., Any] | str,
@@ -201,12 +241,19 @@ def remote(
     *,
     ordered: bool = False,
     device_map: DeviceMap | None = None,
+    retries: int | None = None,
 ) -> RRef[Any]:
     """Run `func` on worker `to`, keep the result there, and return an RRef to it without waiting.
 
     Using the RRef raises the error of the function or of the call, if one failed. With `ordered`, the result is an
     actor: methods called through RRefs run one at a time, in each caller's order. For `device_map` see `rpc_sync`.
+    A value is lost with its worker, so this is never called again: `retries` must be None or 0.
     """
+    if retries:
+        raise ValueError(
+            "remote() is not called again after a worker is lost, because a value is lost with its worker at any time: "
+            "catch WorkerLost, call wait_for_worker(), and create the RRef again"
+        )
     references: RRefManager = default_agent().references
     devices = None if device_map is None else parse_device_map(device_map, "device_map")
     made: RRef[Any] = references.create(
@@ -269,13 +316,17 @@ def _names(workers: Sequence[Target] | None) -> list[str] | None:
 def all_gather(
     value: Any, workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> dict[str, Any]:
-    """Return the values that all `workers` (default: everybody) passed, by name. All of them must call this."""
+    """Return the values that all `workers` (default: everybody) passed, by name. All of them must call this.
+
+    It waits for as long as it takes, or for `timeout` seconds, and fails at once if one of the workers is lost. If it
+    waits for more than 3 seconds, it logs for whom. In an open group, everybody means the workers that are alive.
+    """
     return default_agent().gather(value, _names(workers), timeout=given_timeout(timeout))
 
 
 def barrier(workers: Sequence[Target] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> None:
-    """Wait until all `workers` (default: everybody) have called this."""
-    default_agent().gather(None, _names(workers), timeout=given_timeout(timeout))
+    """Wait until all `workers` (default: everybody) have called this. It waits as `all_gather` does."""
+    default_agent().gather(None, _names(workers), timeout=given_timeout(timeout), what="barrier()")
 
 
 @contextlib.contextmanager

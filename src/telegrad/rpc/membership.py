@@ -56,7 +56,7 @@ def wait_for_worker(name: str, timeout: float | None = None) -> WorkerStatus:
 def on_worker_lost(callback: Callable[[WorkerStatus, str], None]) -> Callable[[], None]:
     """Call ``callback(status, reason)`` on a worker thread whenever a worker is lost. Returns a function to end that.
 
-    It is not called for workers that leave in order, nor while this worker itself is leaving.
+    It is not called for workers that leave in order, nor when this worker itself leaves.
     """
     agent = default_agent()
     return agent.peers.members.on_lost(lambda member, reason: callback(_status(agent, member), reason))

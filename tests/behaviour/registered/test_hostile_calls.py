@@ -205,24 +205,40 @@ def test_the_worker_that_raised_logs_the_traceback(group: dict[str, Agent], capl
 
 
 @pytest.mark.parametrize(
-    "args",
+    "change",
     [
-        ("user/1/victim,friend", ("victim", "friend"), "friend", 1, 5.0),  # the name of another
-        ("user/1/victim,friend", ("victim", "friend"), "mallory", 1, 5.0),  # not a member
-        ("user/1/victim,mallory", ("victim", "friend", "mallory"), "mallory", 1, 5.0),
-        ("user/1/victim,nobody,mallory", ("victim", "nobody", "mallory"), "mallory", 1, 5.0),
-        ("user/1/x/victim,mallory", ("victim", "mallory"), "mallory", 1, 5.0),
-        ("user/1/victim,mallory", ["victim", "mallory"], "mallory", 1, 5.0),
-        ("user/1/victim,mallory", ("victim", 5), "mallory", 1, 5.0),
-        ("user/1/victim,mallory", ("victim", "mallory"), "mallory", 1, "soon"),
-        ("user/1/victim,mallory", ("victim", "mallory"), "mallory", 1, float("nan")),
-        ("user/1/victim,mallory", ("victim", "mallory"), "mallory", 1, float("inf")),
-        ("user/1/victim,mallory", ("victim", "mallory"), "mallory", 1, -1.0),
-        (5, ("victim", "mallory"), "mallory", 1, 5.0),
+        {"view": lambda view: view[:2]},  # of which it is no member
+        {"view": lambda view: ((*view[0][:2], 5), (*view[1][:2], 5), (*view[2][:2], 5))},  # in another incarnation
+        {"view": lambda view: (("nobody", 0, 1), *view)},
+        {"view": lambda view: ((*view[0], 5), *view)},
+        {"view": lambda view: ((5, 0, 1), *view)},
+        {"view": list},
+        {"view": lambda view: ()},
+        {"topic": "shutdown"},  # has no view
+        {"topic": "other"},
+        {"topic": ["user"]},
+        {"number": "1"},
+        {"number": 0},
+        {"number": 10**30},
+        {"number": True},
+        {"timeout": "soon"},
+        {"timeout": float("nan")},
+        {"timeout": float("inf")},
+        {"timeout": -1.0},
+        {"whole": 1},
+        {"oldest": 2},
+        {"oldest": "1"},
+        {"rest": 5},
     ],
 )
-def test_a_collective_in_the_name_of_others_is_refused(mallory: HostileMember, args: Any) -> None:
-    assert isinstance(mallory.request("victim", "@telegrad.gather", plain(*args)), ProtocolError)
+def test_a_malformed_message_of_a_collective_is_refused(
+    group: dict[str, Agent], mallory: HostileMember, change: dict[str, Any]
+) -> None:
+    records = group["victim"].peers.records()
+    view: Any = tuple((record.name, record.generation, record.incarnation) for record in records)
+    fields = {"topic": "user", "number": 1, "view": view, "value": 1, "timeout": 5.0, "whole": True, "oldest": 1}
+    fields |= {"view": change["view"](view)} if "view" in change else change
+    assert isinstance(mallory.request("victim", "@telegrad.gather", plain(*fields.values())), ProtocolError)
 
 
 def test_a_collective_whose_root_lies_about_its_members_is_an_error(
@@ -238,13 +254,13 @@ def test_a_collective_whose_root_lies_about_its_members_is_an_error(
 def test_a_member_that_claims_a_later_round_cannot_keep_others_from_shutting_down() -> None:
     everybody = ("victim", "friend", "mallory")
     with local_group(everybody, settings=AgentSettings(accept="registered")) as agents:
-        key = f"shutdown/999999999/{','.join(everybody)}"
-        agents["mallory"].begin("victim", "@telegrad.gather", (key, everybody, "mallory", None, None))
-        while not agents["victim"].collectives._latest:
+        number = 999999999
+        agents["mallory"].begin("victim", "@telegrad.gather", ("shutdown", number, (), None, None, True, number))
+        while not agents["victim"].collectives.root._latest:
             agents["mallory"].call("victim", exposed.echo, ("wait",))
         with pytest.raises(DeadlineExceeded, match="always in a later round of the shutdown"):
             agents["victim"].shutdown(graceful=True, timeout=0.3)
-        assert agents["victim"].collectives._rounds["shutdown", everybody] < 100, "it asked without a pause"
+        assert agents["victim"].collectives._shutdown_rounds < 100, "it asked without a pause"
 
 
 # -- what this worker refuses to send ---------------------------------------------------------------------------------

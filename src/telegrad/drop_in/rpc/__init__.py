@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import numbers
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -109,8 +108,6 @@ _DEFAULT_RPC_TIMEOUT_SEC = constants.DEFAULT_RPC_TIMEOUT_SEC
 _UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
 _INIT_TIMEOUT = 300.0
 _is_tensorpipe_available = True
-_init_counter = 0
-_init_counter_lock = threading.Lock()  # protects _init_counter
 
 
 def is_available() -> bool:
@@ -135,16 +132,12 @@ def init_rpc(
     if rpc_backend_options is None:
         rpc_backend_options = backend_registry.construct_rpc_backend_options(backend)
     if world_size:
-        store, rank, world_size, _ = open_store(rpc_backend_options.init_method, rank, world_size, _INIT_TIMEOUT)
+        store, rank, world_size, *_ = open_store(rpc_backend_options.init_method, rank, world_size, _INIT_TIMEOUT)
     else:  # a dynamic group
         store = _create_store_from_options(rpc_backend_options, rank)  # type: ignore[no-untyped-call]
     store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout))
-    global _init_counter
-    with _init_counter_lock:
-        store = PrefixStore(f"telegrad_rpc_{_init_counter}", store)
-        _init_counter += 1
     dist_autograd._init(rank)
-    _init_rpc_backend(backend, store, name, rank, world_size, rpc_backend_options)
+    _init_rpc_backend(backend, PrefixStore("telegrad_rpc", store), name, rank, world_size, rpc_backend_options)
 
 
 def _infer_backend(rpc_backend_options: Any) -> Any:

@@ -126,11 +126,11 @@ class TensorPipeAgent(RpcAgent):
         elif shutdown:
             self.agent.shutdown(timeout=timeout)
         else:
-            self.agent.gather(timeout=timeout)
+            self.agent.gather(timeout=timeout, what="join()")
 
     def sync(self) -> None:
         """Wait until all workers have called this."""
-        self.agent.gather(timeout=0.0)
+        self.agent.gather(timeout=0.0, what="sync()")
 
     def shutdown(self) -> None:
         """Leave immediately."""

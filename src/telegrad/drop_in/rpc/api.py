@@ -28,7 +28,6 @@ from telegrad.drop_in.rpc.all_gather import (
     _all_gather_sequence_id_to_states,
 )
 from telegrad.drop_in.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
-from telegrad.drop_in.rpc.dynamic_group import leave_dynamic_group
 from telegrad.drop_in.rpc.futures import Future, failed
 from telegrad.drop_in.rpc.internal import PythonUDF, RPCExecMode, _build_rpc_profiling_key, _internal_rpc_pickler
 from telegrad.drop_in.rpc.profiling import (
@@ -72,7 +71,6 @@ logger = logging.getLogger(__name__)
 _ignore_rref_leak = True
 """Whether `shutdown` ignores RRefs that are still held. Programs set it."""
 _default_pickler: Any = _internal_rpc_pickler
-_DEFAULT_LEAVE_TIMEOUT = 10.0  # seconds
 
 
 @contextlib.contextmanager
@@ -322,7 +320,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
                 agent.sync()
                 agent.leaks = await_deletions(agent.agent)
         else:
-            leave_dynamic_group(agent.store, agent.agent, timeout or get_rpc_timeout() or _DEFAULT_LEAVE_TIMEOUT)
+            agent.agent.shutdown_protocol.on_leave()  # nobody who joins from now on calls this worker
         agent.join(shutdown=True, timeout=timeout)
     finally:
         _finalize_shutdown()

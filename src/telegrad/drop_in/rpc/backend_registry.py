@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.agent.agent import Agent
-from telegrad.connection.worker_record import FoundGroup
 from telegrad.drop_in.rpc import api
 from telegrad.drop_in.rpc._utils import _group_membership_management, _update_group_membership
 from telegrad.drop_in.rpc.agents import TensorPipeAgent, get_current_agent, reset_current_agent, set_current_agent
@@ -23,14 +22,15 @@ from telegrad.drop_in.rpc.constants import (
     DEFAULT_RPC_TIMEOUT_SEC,
 )
 from telegrad.drop_in.rpc.device_maps import check_device_maps, device_config, use_device_maps
-from telegrad.drop_in.rpc.dynamic_group import check_kind, join_dynamic_group
+from telegrad.drop_in.rpc.dynamic_group import check_maps_of_members
 from telegrad.drop_in.rpc.options import TensorPipeRpcBackendOptions, frozen
 from telegrad.drop_in.rpc.rref import use_torch_rrefs
 from telegrad.errors import DuplicateWorker
-from telegrad.rendezvous import assemble
+from telegrad.rendezvous_search import MixedGroup
 from telegrad.rendezvous_store import store_address
 from telegrad.rpc import Options, default_agent, shutdown
 from telegrad.rpc.api import join
+from telegrad.rpc.group_rendezvous import Rendezvous
 
 __all__ = [
     "BackendType",
@@ -146,21 +146,18 @@ def start(
         set_current_agent(cls(agent, store, given, static=bool(world_size)))
 
     address = store_address(rpc_backend_options.init_method)
-    check_kind(store, "static" if world_size else "dynamic")
+    rendezvous = Rendezvous(store, rank, world_size, options.init_timeout, prefix="group", address=address)
     try:
+        join(name, rank, rendezvous, options, prepare)
         if world_size:
-            size, timeout = world_size, options.init_timeout
-            join(
-                name,
-                rank,
-                lambda me, keys, listen, probe: FoundGroup(assemble(store, me, keys, size, timeout, listen)),
-                options,
-                address,
-                prepare,
-            )
-            check_device_maps(default_agent().gather(device_config()))
+            worker = default_agent()
+            check_device_maps(worker.gather(device_config(), timeout=worker.settings.rpc_timeout, what="init_rpc()"))
         else:
-            join_dynamic_group(store, name, rank, options, address, prepare)
+            check_maps_of_members(default_agent())
+    except MixedGroup as error:
+        raise RuntimeError(
+            "RPC group mixes statically and dynamically initialized members which is not supported."
+        ) from error
     except DuplicateWorker as error:
         raise DuplicateWorker(f"RPC worker name {name} is not unique: {error}") from error
     except BaseException:

@@ -1,0 +1,308 @@
+"""The search for a group in one store: the rules of `telegrad.rendezvous_epochs`, step by step."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
+
+from telegrad.connection.group_keys import GroupKeys
+from telegrad.connection.worker_record import MAX_ID, FoundGroup, WorkerRecord
+from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, UnauthenticatedRecord
+from telegrad.rendezvous import Superseded, assemble, has_outcome, raise_outcome, read_outcome, report_failure
+from telegrad.rendezvous_members import Noticeboard, read_current, swap_current
+from telegrad.rendezvous_records import Epoch, Outcome, Records, Registration, claimed_epoch
+from telegrad.rendezvous_store import pause
+
+Probe = Callable[[WorkerRecord], str]
+"""Returns whether a worker is "alive", "leaving", "gone", or "silent": it does not answer."""
+_Result = tuple[FoundGroup, Noticeboard]
+
+REPUBLISH_WAIT = 12.0
+"""Seconds for which the replacement of rank 0 of an open group waits for the survivors; they look every 5 s."""
+_SILENCE = 10.0  # seconds for which a member may not answer, because it is stopped or its machine busy
+_LATE = 10.0  # seconds after a failure after which a process that starts then belongs to another run
+_MAX_SUPERSEDED = 3  # epochs that one worker supersedes because of dead workers
+_STARTED = time.time()
+
+
+class MixedGroup(RendezvousError):
+    """A worker with a world size and one without use the same store."""
+
+
+class IdTaken(RendezvousError):
+    """The id that this worker tried in an open group is not free."""
+
+    def __init__(self, free: int) -> None:
+        super().__init__(f"the id is taken; {free} is free")
+        self.free = free
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a worker brings to the rendezvous, beside its record."""
+
+    world_size: int
+    """0: an open group."""
+    timeout: float
+    start: float
+    """When the worker began to look for its group."""
+    history: dict[int, int]
+    """The groups that this process has taken part in, and its incarnation in each. The search adds to it."""
+    restart: int = -1
+    """How often a launcher has started this worker before; -1 without a launcher."""
+    is_host: bool = False
+    """Whether this process hosts the store."""
+    any_id: bool = False
+    """Whether the worker may have any id of an open group. Then IdTaken is raised if the one it has is not free."""
+
+    @property
+    def deadline(self) -> float:
+        """When the search gives up."""
+        return self.start + self.timeout
+
+    def waits_for_survivors(self) -> bool:
+        """Return whether an empty store may be the new store of an open group that exists."""
+        return self.is_host and self.restart > 0 and time.monotonic() < self.start + min(self.timeout, REPUBLISH_WAIT)
+
+
+class Search:
+    """The search of one worker for its group in one store."""
+
+    def __init__(
+        self,
+        store: Store,
+        terms: Terms,
+        mine: Registration,
+        keys: GroupKeys | None,
+        listen_if_needed: Callable[[Sequence[WorkerRecord]], None],
+        probe: Probe,
+    ) -> None:
+        self._store = store
+        self._terms = terms
+        self._mine = mine
+        self._keys = keys
+        self._listen_if_needed = listen_if_needed
+        self._probe = probe
+        self._superseded = 0
+        self.registered = False
+        """Whether other workers know that this one is there."""
+
+    def run(self) -> tuple[FoundGroup, Noticeboard]:
+        """Return the group, and what this worker publishes about it."""
+        terms = self._terms
+        join = self._join_fixed if self._mine.world_size else self._join_open
+        while True:
+            try:
+                text, current = read_current(self._store, self._keys)
+            except UnauthenticatedRecord as error:
+                self._fail_strangers(error)
+                raise
+            found = join(text, current)
+            if found is not None:
+                return found
+            if time.monotonic() >= terms.deadline:
+                raise RendezvousTimeout(
+                    f"worker {self._mine.record.name!r} (rank {self._mine.record.id}) found no group within "
+                    f"{terms.timeout:g} s: the groups in the rendezvous store kept changing"
+                )
+            pause(terms.start, terms.deadline)
+
+    def _board(self, epoch: Epoch, *, exists: bool = False) -> Noticeboard:
+        return Noticeboard(self._store, self._keys, epoch, self._mine, exists=exists)
+
+    def _fail_strangers(self, error: RendezvousError) -> None:
+        """Let the workers of an epoch that this worker cannot read fail, too: their token is another."""
+        prefix = claimed_epoch(self._store.get("current"))
+        if prefix:
+            store = PrefixStore(prefix, self._store)
+            report_failure(store, Records(self._keys, store, prefix), str(self._mine), error)
+
+    def _advance(self, text: str, current: Epoch | None, *members: Registration) -> Epoch | None:
+        """Begin the next epoch; None if another worker was faster."""
+        number = 1 if current is None else current.number + 1
+        epoch = Epoch(number, secrets.randbits(63), self._mine.world_size, members)
+        return epoch if swap_current(self._store, self._keys, text, epoch) else None
+
+    # -- groups of a fixed size -------------------------------------------------------------------------------
+
+    def _join_fixed(self, text: str, current: Epoch | None) -> _Result | None:
+        if current is not None and not current.world_size:
+            if self._lives(current.members):
+                raise MixedGroup(
+                    f"{self._mine} was started for {self._mine.world_size} workers, but there is an open group in the "
+                    "rendezvous store: pass a world size to all workers, or to none"
+                )
+            self._advance(text, current)
+            return None
+        if current is None:
+            current = self._advance(text, current)
+            return None if current is None else self._form(current)
+        store = PrefixStore(current.prefix, self._store)
+        if not has_outcome(store):
+            return self._form(current)
+        outcome = read_outcome(store, Records(self._keys, store, current.prefix))
+        if outcome.status == "complete":
+            found = self._join_complete(current)
+            if found is not None:
+                return found
+        elif outcome.status == "superseded":
+            # Whoever superseded it may be about to put another epoch in its place.
+            pause(time.monotonic() - 1.0, self._terms.deadline)
+        elif not self._is_over(current, outcome):
+            raise_outcome(outcome)
+        self._advance(text, current)
+        return None
+
+    def _form(self, epoch: Epoch) -> _Result | None:
+        terms, record = self._terms, self._mine.record
+        store = PrefixStore(epoch.prefix, self._store)
+        terms.history[epoch.group] = record.incarnation
+        self.registered = True
+        try:
+            records = assemble(
+                store,
+                record,
+                self._keys,
+                self._mine.world_size,
+                max(0.0, terms.deadline - time.monotonic()),
+                self._listen_if_needed,
+                epoch=epoch.prefix,
+                restart=self._mine.restart,
+                is_stale=self._is_stale,
+            )
+        except Superseded:
+            return None
+        return FoundGroup(records), self._board(epoch)
+
+    def _is_stale(self, holder: Registration) -> bool:
+        """Return whether a worker that registered in a forming group is dead."""
+        terms, mine = self._terms, self._mine
+        stale = bool(
+            (holder.record.name == mine.record.name and mine.restart > holder.restart >= 0)
+            or holder.record.incarnation in terms.history.values()
+            or (holder.machine == mine.machine and not _process_exists(holder.pid))
+        )
+        self._superseded += stale
+        return stale and self._superseded <= _MAX_SUPERSEDED
+
+    def _is_over(self, epoch: Epoch, outcome: Outcome) -> bool:
+        """Return whether this process need not share the error of a failed epoch."""
+        return epoch.group in self._terms.history or self._mine.restart > 0 or outcome.time + _LATE < _STARTED
+
+    def _join_complete(self, epoch: Epoch) -> _Result | None:
+        """Return the group that an epoch has formed, if it exists."""
+        board = self._board(epoch, exists=True)
+        members = board.read_members()
+        if not self._lives(members):
+            return None
+        if epoch.world_size != self._mine.world_size:
+            raise RendezvousError(
+                f"{self._mine} was started for {self._mine.world_size} workers, but its group has {epoch.world_size}: "
+                "pass the same world size to all workers"
+            )
+        self._check_place(members)
+        records = [member.record for member in members]
+        self._listen_if_needed([*records, self._mine.record])
+        self._terms.history[epoch.group] = self._mine.record.incarnation
+        self.registered = True
+        return FoundGroup(records, exists=True), board
+
+    # -- open groups ------------------------------------------------------------------------------------------
+
+    def _join_open(self, text: str, current: Epoch | None) -> _Result | None:
+        terms, mine = self._terms, self._mine
+        if current is not None and current.world_size:
+            self._check_not_used(current)
+        elif current is None and terms.waits_for_survivors():
+            return None
+        exists = current is not None and not current.world_size and self._lives(current.members)
+        records = [mine.record]
+        self._listen_if_needed(())  # whoever joins later may be on another host
+        if exists and current is not None:
+            self._check_place(current.members)
+            others = [member for member in current.members if member.record.name != mine.record.name]
+            records = [one.record for one in current.members if not one.left or one.record.name == mine.record.name]
+            members = tuple(sorted([*others, mine], key=lambda member: member.record.id))
+            joined = replace(current, members=members)
+            epoch = joined if swap_current(self._store, self._keys, text, joined) else None
+        else:
+            if terms.any_id and mine.record.id:
+                raise IdTaken(0)
+            epoch = self._advance(text, current, mine)
+        if epoch is None:
+            return None
+        self.registered = True
+        return FoundGroup(records, exists=exists, is_open=True), self._board(epoch)
+
+    def _check_not_used(self, epoch: Epoch) -> None:
+        """Raise an error if a group of a fixed size is forming or exists."""
+        store = PrefixStore(epoch.prefix, self._store)
+        if has_outcome(store):
+            outcome = read_outcome(store, Records(self._keys, store, epoch.prefix))
+            if outcome.status != "complete" or not self._lives(self._board(epoch).read_members()):
+                return
+        raise MixedGroup(
+            f"{self._mine} was started without a world size, but there is a group of {epoch.world_size} workers in the "
+            "rendezvous store: pass a world size to all workers, or to none"
+        )
+
+    # -- members ----------------------------------------------------------------------------------------------
+
+    def _lives(self, members: Sequence[Registration]) -> bool:
+        """Return whether a member with another name than this worker's is alive and stays."""
+        mine = self._mine.record.name
+        return any(self._is_alive(member) for member in members if member.record.name != mine)
+
+    def _is_alive(self, member: Registration) -> bool:
+        """Return whether a member is there and stays. One that does not answer for a while is gone."""
+        if member.left:
+            return False
+        give_up = min(self._terms.deadline, time.monotonic() + _SILENCE)
+        while (state := self._probe(member.record)) == "silent" and time.monotonic() < give_up:
+            pause(time.monotonic() - 1.0, give_up)
+        return state == "alive"
+
+    def _check_place(self, members: Sequence[Registration]) -> None:
+        """Raise an error if this worker's name or id belongs to another worker of an existing group."""
+        mine = self._mine
+        name, rank, is_open = mine.record.name, mine.record.id, not mine.world_size
+        used = {member.record.id for member in members}
+        free = next((number for number in range(MAX_ID + 1) if number not in used), 0)
+        for member in members:
+            if member.record.name == name and member.record.id != rank:
+                if self._terms.any_id and not self._is_alive(member):
+                    raise IdTaken(member.record.id)
+                raise DuplicateWorker(
+                    f"two workers are called {name!r}: {member}, which is in the group, and {mine}. Give each worker "
+                    f"its own name, or let the replacement of a worker have its rank, {member.record.id}"
+                )
+            if member.record.id == rank and member.record.name != name:
+                if self._terms.any_id:
+                    raise IdTaken(free)
+                remedy = f", such as {free}" if is_open else ", and the replacement of a worker its name"
+                raise DuplicateWorker(
+                    f"two workers have rank {rank}: {member}, which is in the group, and {mine}. Give each worker its "
+                    f"own rank{remedy}"
+                )
+            if member.record.name == name and mine.restart <= 0 and self._is_alive(member):
+                raise DuplicateWorker(
+                    f"{member} is in the group and alive, so {mine} cannot join it under the same name. Give each "
+                    "worker its own name, or end the first one"
+                )
+
+
+def _process_exists(pid: int) -> bool:
+    """Return whether there is a process with this number on this machine, or whether that is unknown."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

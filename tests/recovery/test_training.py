@@ -1,0 +1,233 @@
+"""A training that loses workers ends with the same parameters, bit for bit, as one that loses none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import telegrad
+from telegrad import recovery
+from telegrad.default_agent import acting_as
+from telegrad.errors import RecoveryFailed, TelegradError
+from telegrad.testing.simulation import Simulation
+
+NAMES = ["driver", "b", "c", "d"]
+STEPS = 12
+
+
+class Part(torch.nn.Module):
+    """A part of the model with dropout, a running mean and some state that is no tensor."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layer = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.dropout = torch.nn.Dropout(0.25)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.dropout(self.norm(self.layer(x))).tanh()
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+
+def build() -> SimpleNamespace:
+    parts = [telegrad.nn.RemoteModule(name, Part, (number,)) for number, name in enumerate("bcd")]
+    torch.manual_seed(9)
+    head = torch.nn.Linear(4, 1)
+    local = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    references = [reference for part in parts for reference in part.remote_parameters()]
+    optimizer = telegrad.optim.DistributedOptimizer(torch.optim.Adam, references, lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return SimpleNamespace(parts=parts, head=head, local=local, optimizer=optimizer, scheduler=scheduler)
+
+
+def step(state: Any, number: int, losses: dict[int, float]) -> None:
+    with telegrad.autograd.context() as context_id:
+        x = torch.randn(8, 4)
+        for part in state.parts:
+            x = part(x)
+        loss = state.head(x).square().mean()
+        telegrad.autograd.backward(context_id, [loss])
+        for parameter, grad in telegrad.autograd.get_gradients(context_id).items():
+            parameter.grad = grad
+        state.local.step()
+        state.optimizer.step(context_id)
+        state.scheduler.step()
+    losses[number] = loss.item()
+
+
+def result(state: Any) -> dict[str, torch.Tensor]:
+    found = {f"head.{name}": value for name, value in state.head.state_dict().items()}
+    for number, part in enumerate(state.parts):
+        found.update({f"{number}.{name}": torch.as_tensor(value) for name, value in part.state_dict().items()})
+    return found
+
+
+def train(
+    sim: Simulation, disturb: Callable[[int], None] = lambda number: None, **options: Any
+) -> tuple[dict[str, torch.Tensor], dict[int, float], recovery.Training[Any]]:
+    losses: dict[int, float] = {}
+    with acting_as(sim["driver"]):
+        torch.manual_seed(1)
+        training = recovery.Training(build, every=4, **options)
+        for number in training.steps(STEPS):
+            with training:
+                disturb(number)
+                step(training.state, number, losses)
+        return result(training.state), losses, training
+
+
+def simulate(program: Callable[[Simulation], Any], seed: int = 1) -> Any:
+    with Simulation(seed, NAMES) as sim:
+        return sim.run(lambda: program(sim))
+
+
+@pytest.fixture(autouse=True)
+def random_state() -> Iterator[None]:
+    """Leave the generators of the process as they were."""
+    with torch.random.fork_rng():
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> tuple[dict[str, torch.Tensor], dict[int, float]]:
+    with torch.random.fork_rng():
+        parameters, losses, training = simulate(train)
+    assert training.recoveries == []
+    return parameters, losses
+
+
+def replace_at(sim: Simulation, kills: dict[int, str]) -> Callable[[int], None]:
+    """Return a function that kills workers before these steps. Each is started again after 3 seconds."""
+
+    def disturb(number: int) -> None:
+        for name in kills.pop(number, ""):
+            sim.kill(name)
+
+            def restart(name: str = name) -> None:
+                sim.sleep(3.0)
+                sim.restart(name)
+
+            sim.scheduler.start("launcher", f"restart {name}", restart)
+
+    return disturb
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        {5: "b"},
+        {0: "c"},
+        {4: "d", 7: "b"},
+        {1: "b", 6: "b", 9: "b"},
+        {5: "bd"},
+        {11: "c"},
+    ],
+    ids=str,
+)
+def test_the_result_is_the_same_whoever_is_killed_when(kills: dict[int, str], undisturbed: Any) -> None:
+    def program(sim: Simulation) -> Any:
+        return train(sim, replace_at(sim, dict(kills)))
+
+    parameters, losses, training = simulate(program)
+    assert losses == undisturbed[1]
+    for name, value in undisturbed[0].items():
+        assert torch.equal(parameters[name], value), name
+    assert [each.step for each in training.recoveries] == list(kills)
+    for each in training.recoveries:  # from the last snapshot, or the one before if that was not complete
+        assert each.resumed in (each.step // 4 * 4, max(0, each.step // 4 * 4 - 4))
+    assert [each.workers for each in training.recoveries] == [tuple(names) for names in kills.values()]
+
+
+def test_two_neighbours_cannot_both_be_lost_at_once_without_a_directory(tmp_path: Path, undisturbed: Any) -> None:
+    def without(sim: Simulation) -> None:
+        with pytest.raises(RecoveryFailed, match="worker 'b' and worker 'c', which held its snapshot, were lost"):
+            train(sim, replace_at(sim, {5: "bc"}))
+
+    def with_directory(sim: Simulation) -> Any:
+        return train(sim, replace_at(sim, {5: "bc"}), directory=tmp_path / "snapshots")
+
+    simulate(without)
+    parameters, losses, _ = simulate(with_directory)
+    assert losses == undisturbed[1]
+    for name, value in undisturbed[0].items():
+        assert torch.equal(parameters[name], value), name
+
+
+def test_a_training_that_is_started_anew_goes_on_from_the_directory(tmp_path: Path, undisturbed: Any) -> None:
+    def stop(number: int) -> None:
+        if number == 9:
+            raise KeyboardInterrupt
+
+    def first(sim: Simulation) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            train(sim, stop, directory=tmp_path)
+
+    simulate(first)
+    torch.manual_seed(12345)
+    parameters, losses, _ = simulate(lambda sim: train(sim, directory=tmp_path))
+    assert losses == {number: loss for number, loss in undisturbed[1].items() if number >= 8}
+    for name, value in undisturbed[0].items():
+        assert torch.equal(parameters[name], value), name
+
+
+def test_a_worker_that_is_not_replaced_ends_the_training() -> None:
+    def program(sim: Simulation) -> None:
+        def disturb(number: int) -> None:
+            if number == 5:
+                sim.kill("c")
+
+        with pytest.raises(RecoveryFailed, match="worker 'c' was lost and not replaced within 20 s: start the workers"):
+            train(sim, disturb, replacement_timeout=20.0)
+
+    simulate(program)
+
+
+def test_an_error_that_is_no_loss_ends_the_training() -> None:
+    def disturb(number: int) -> None:
+        if number == 5:
+            raise ZeroDivisionError("a bug")
+
+    def program(sim: Simulation) -> None:
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            train(sim, disturb)
+
+    simulate(program)
+
+
+def test_nothing_is_kept_when_the_training_is_over() -> None:
+    def program(sim: Simulation) -> None:
+        train(sim)
+        sim.sleep(5)
+        for agent in sim.agents.values():
+            with acting_as(agent):
+                vault = recovery.shares._vault()
+                assert (vault.own, vault.held) == ({}, {})
+
+    simulate(program)
+
+
+def test_the_body_of_the_loop_must_be_in_a_with_statement() -> None:
+    def program(sim: Simulation) -> None:
+        with acting_as(sim["driver"]):
+            training = recovery.Training(build)
+            with pytest.raises(TelegradError, match="write `with training:` around the body"):
+                list(training.steps(3))
+            with pytest.raises(ValueError, match="at least 1"):
+                recovery.Training(build, every=0)
+            with pytest.raises(TelegradError, match="there is no state yet"):
+                recovery.Training(build).state  # noqa: B018 - it raises
+
+    simulate(program)
