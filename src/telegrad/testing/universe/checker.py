@@ -36,8 +36,8 @@ def left_behind(agent: Agent) -> dict[str, Any]:
                 left[f"{name}: state"] = channel.session.state.value
             elif channel.session.unacked[0]:
                 left[f"{name}: frames"] = channel.session.unacked
-    if agent.collectives._pending:
-        left["collectives"] = list(agent.collectives._pending)
+    if agent.collectives.root._pending:
+        left["collectives"] = list(agent.collectives.root._pending)
     timers = sum(timer.action is not None for _, _, timer in agent.executor.timers.heap)
     if timers > 4 * channels + 8:
         left["timers"] = timers
