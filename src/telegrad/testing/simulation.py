@@ -26,6 +26,8 @@ from telegrad.transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from telegrad.wire.frames import Frame
 
 TOKEN = b"the token of the simulated group"
+STARTS = 65536
+"""A launcher's generations are this far apart, as in `telegrad.bootstrap`: votes may give those between."""
 JOIN_TIMEOUT = 60.0
 """Seconds that a restarted worker waits for votes."""
 
@@ -199,15 +201,16 @@ class Simulation:
             raise AssertionError(f"thread {thread.node}:{thread.name} failed") from error
         return result
 
-    def _make(self, name: str, generation: int = 0) -> Agent:
-        address = f"memory://{name}"
+    def _make(self, name: str, generation: int = 0, place: str = "") -> Agent:
+        place = place or name
+        address = f"memory://{place}"
         transport = self.make_transport(address)
         agent = Agent(
             name,
             self._names.index(name),
             transports=[(transport, address)],
             poller=transport.poller(),
-            runtime=SimRuntime(self.scheduler, name),
+            runtime=SimRuntime(self.scheduler, place),
             token=TOKEN,
             main="simulation",
             generation=generation,
@@ -240,21 +243,29 @@ class Simulation:
         self.network.silence(agent.me.addresses[0])
 
     def restart(
-        self, name: str, *, vouched: bool = True, prepare: Callable[[Agent], object] | None = None
+        self,
+        name: str,
+        *,
+        vouched: bool = True,
+        prepare: Callable[[Agent], object] | None = None,
+        place: str = "",
     ) -> Agent:
         """Start a killed worker again, with a new incarnation, and return when all members know it.
 
         If it is not `vouched` for, as it would be by a launcher, it needs the votes of a quorum. `prepare` is called
-        with the agent before it serves calls.
+        with the agent before it serves calls. `place` is another address than the worker's own, for a second process
+        that wants to be the same worker.
         """
-        self.network.dead.discard(f"memory://{name}")
+        if not place:
+            self.network.dead.discard(f"memory://{name}")
         self._starts[name] += 1
-        agent = self._make(name, generation=self._starts[name] if vouched else 0)
+        agent = self._make(name, self._starts[name] * STARTS if vouched else 0, place)
         if prepare is not None:
             prepare(agent)
         members = [self._records[other] for other in self._names]
+        if not place:
+            self.agents[name] = agent
+        agent.join(members, deadline=agent.runtime.now() + JOIN_TIMEOUT, vouched=vouched)
         self._records[name] = agent.me
         self.agents[name] = agent
-        agent.join(members, deadline=self.scheduler.now + JOIN_TIMEOUT, vouched=vouched)
-        self._records[name] = agent.me
         return agent

@@ -69,6 +69,13 @@ def check_record(world: World) -> None:
             world.violated(f"{key} returned, but ran {world.ran[key]} times")
 
 
+def check_membership(world: World) -> None:
+    """Check that no two members know different incarnations of a worker in the same generation."""
+    for agent in world.live().values():
+        for member in agent.peers.members.all():
+            world.admitted(member.identity)
+
+
 def check_threads(world: World) -> None:
     """Check that no thread of a worker that has shut down is left, except for attempts to connect, which time out."""
     left: list[str] = []

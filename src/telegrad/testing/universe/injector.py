@@ -6,8 +6,8 @@ import heapq
 import itertools
 from collections.abc import Callable
 from contextvars import copy_context
-from functools import partial
 
+from telegrad.agent.agent import Agent
 from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError
 from telegrad.testing.simulation import Faults
@@ -23,6 +23,9 @@ NOISE = (
     Faults(drop=0.05),
 )
 HARSH_NOISE = Faults(drop=0.15, duplicate=0.2, cut=0.1)
+
+SIDES_APART = 45.0
+"""Seconds for which the two sides of a contest cannot reach each other."""
 
 
 class Injector:
@@ -111,6 +114,10 @@ class Injector:
             case "leave":
                 world.gone.add(one)
                 world.spawn(one, lambda: self._leave(one))
+            case "contest":
+                self._kill(one)
+                world.anyone = True
+                self._end_later(fault, lambda: self._contest(one))
             case "kill" | "restart" | "rejoin":
                 self._kill(one)
                 if fault.kind != "kill":
@@ -136,23 +143,29 @@ class Injector:
         agent.shutdown(graceful=False)
         self._world.story.add(name, "has left")
 
-    def _restart(self, name: str, vouched: bool) -> None:
+    def _restart(self, name: str, vouched: bool, place: str = "") -> None:
         """Start a worker again, on a thread of its own: joining may take long."""
         world = self._world
-        if name in world.live():
+        if name in world.live() and not place:
             return
+        agents: list[Agent] = []
+
+        def prepare(agent: Agent) -> None:
+            agents.append(agent)
+            Services(world, agent)
 
         def run() -> None:
             try:
-                agent = self._sim.restart(name, vouched=vouched, prepare=partial(Services, world))
+                agent = self._sim.restart(name, vouched=vouched, prepare=prepare, place=place)
             except TelegradError as error:
-                world.story.add(name, "cannot join: %s: %s", type(error).__name__, str(error))
+                world.story.add(place or name, "cannot join: %s: %s", type(error).__name__, str(error))
                 world.counts["not admitted"] += 1
-                self._sim[name].close()
+                agents[0].close()
                 return
+            world.admitted(agent.me)
             world.gone.discard(name)
             world.replaced.add(name)
-            world.story.add(name, "is there again, in generation %s", agent.me.generation)
+            world.story.add(place or name, "is there again, in generation %s", agent.me.generation)
             world.counts["voted" if not vouched else "vouched"] += 1
             others = [other for other in world.live() if other != name]
             kinds = ("call", "create", "fetch") if others else ()
@@ -161,4 +174,27 @@ class Injector:
                 Program(world, name, 9).run(tuple(actions))
 
         context = copy_context()
-        world.threads.append(self._sim.scheduler.start(name, "restart", lambda: context.run(run)))
+        world.threads.append(self._sim.scheduler.start(place or name, "restart", lambda: context.run(run)))
+
+    def _contest(self, name: str) -> None:
+        """Divide the others in two, and let a process on each side want to take the place of a dead worker."""
+        world, network = self._world, self._network
+        others = [other for other in world.live() if other != name]
+        rival = f"{name}'"
+        sides = {other: self._sim.random.random() < 0.5 for other in others} | {name: True, rival: False}
+        for one, side in sides.items():
+            for other, other_side in sides.items():
+                if side and not other_side:
+                    network.block(one, other)
+                    network.block(other, one)
+        world.story.add("", "the sides are %s", str(sides))
+
+        def heal() -> None:
+            world.story.add("", "the sides are one again")
+            for one in sides:
+                for other in sides:
+                    network.unblock(one, other)
+
+        self._at(self._sim.scheduler.now + SIDES_APART, heal)
+        self._restart(name, vouched=False)
+        self._restart(name, vouched=False, place=rival)

@@ -13,8 +13,8 @@ FOREVER = 1e9
 """Seconds: a fault of this length does not end."""
 LOSING = 20.0
 """Seconds: a worker that is cut off or stopped for longer may be lost. Sessions allow 30; other faults take some."""
-LOSING_JUMP = 8.0
-"""Seconds: a clock that jumps by more may end a handshake, which takes 10. Over unix sockets that looks like death."""
+ENDS_HANDSHAKES = 8.0
+"""Seconds: a delay of more may end a handshake, which may take 10. Over unix sockets that looks like death."""
 
 _NUMBERS_OF_WORKERS = (2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 7, 8, 10, 12)
 _ACTIONS = {
@@ -33,7 +33,7 @@ _ACTIONS = {
     "sleep": 1,
 }
 _MILD = ("noise", "cut", "half open", "stall", "slow", "freeze", "jump", "one-way", "partition")
-_SEVERE = (*_MILD, "kill", "kill", "restart", "restart", "rejoin", "leave", "harsh noise")
+_SEVERE = (*_MILD, "kill", "kill", "restart", "restart", "rejoin", "contest", "leave", "harsh noise")
 _ON_ONE_HOST = ("kill", "restart", "rejoin", "leave", "slow", "freeze", "jump", "stall")
 
 
@@ -72,12 +72,11 @@ class Fault:
         length = "for ever" if self.seconds >= FOREVER else f"for {self.seconds:.3g} s"
         return f"{self.kind} of {' and '.join(self.workers) or 'the network'} {length if self.seconds else ''}".strip()
 
-    @property
-    def may_lose(self) -> bool:
-        """Whether a worker may be lost because of it."""
-        if self.kind in ("kill", "restart", "rejoin", "leave", "harsh noise"):
+    def may_lose(self, resumable: bool) -> bool:
+        """Return whether a worker may be lost because of it."""
+        if self.kind in ("kill", "restart", "rejoin", "contest", "leave", "harsh noise"):
             return True
-        return self.seconds > (LOSING_JUMP if self.kind == "jump" else LOSING)
+        return self.seconds > (LOSING if resumable and self.kind != "jump" else ENDS_HANDSHAKES)
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _draw_faults(draw: random.Random, workers: tuple[str, ...], kinds: tuple[str
     killed = 0
     for _ in range(draw.choice((1, 1, 1, 2, 2, 3, 5))):
         kind = draw.choice(kinds)
-        if kind in ("kill", "restart", "rejoin", "leave"):
+        if kind in ("kill", "restart", "rejoin", "contest", "leave"):
             killed += 1
             if killed >= max(2, len(workers) - 1):
                 continue
@@ -178,7 +177,7 @@ def _draw_faults(draw: random.Random, workers: tuple[str, ...], kinds: tuple[str
         if kind in ("noise", "harsh noise"):
             chosen: tuple[str, ...] = ()
             seconds = draw.choice((0.1, 1.0, 10.0))
-        elif kind in ("kill", "leave", "restart", "rejoin", "slow", "freeze", "jump"):
+        elif kind in ("kill", "leave", "restart", "rejoin", "contest", "slow", "freeze", "jump"):
             chosen = (draw.choice(workers),)
         else:
             chosen = tuple(draw.sample(workers, 2))
@@ -189,7 +188,7 @@ def _draw_faults(draw: random.Random, workers: tuple[str, ...], kinds: tuple[str
                 seconds = FOREVER
         if kind == "half open":
             seconds = min(seconds, 5.0)
-        if kind in ("restart", "rejoin"):
+        if kind in ("restart", "rejoin", "contest"):
             seconds = draw.choice((0.0, 0.01, 0.5, 5.0, 50.0))
         faults.append(Fault(at, kind, chosen, seconds))
     return faults

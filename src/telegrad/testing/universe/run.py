@@ -16,7 +16,7 @@ from telegrad.testing.programs import chosen, differences, draw_program, make_le
 from telegrad.testing.scheduler import SimulationStuck
 from telegrad.testing.simulation import Faults
 from telegrad.testing.universe.actions import Program
-from telegrad.testing.universe.checker import check_record, check_threads, settle
+from telegrad.testing.universe.checker import check_membership, check_record, check_threads, settle
 from telegrad.testing.universe.injector import Injector
 from telegrad.testing.universe.judge import objection
 from telegrad.testing.universe.network import UniverseSimulation
@@ -124,6 +124,7 @@ class _Run:
         if not world.violations:
             settle(world)
         check_record(world)
+        check_membership(world)
         if world.violations:
             return
         for worker in world.live():

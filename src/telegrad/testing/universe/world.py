@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from telegrad.agent.agent import Agent
+from telegrad.connection.members import Described
 from telegrad.rref.handle import RRef
 from telegrad.testing.scheduler import SimThread
 from telegrad.testing.universe.network import UniverseSimulation
@@ -39,6 +40,7 @@ class World:
         """The workers that were killed or left, and did not return."""
         self.replaced: set[str] = set()
         """The workers that were started again."""
+        self._admitted: dict[tuple[str, int], int] = {}  # name and generation -> incarnation
         self.ran: Counter[str] = Counter()
         self.returned: set[str] = set()
         self.lineage: defaultdict[str, set[str]] = defaultdict(set)
@@ -91,11 +93,20 @@ class World:
     def suspect(self, fault: Fault) -> None:
         """Record that a fault may make workers seem lost."""
         self.disturbed = True
-        if not fault.may_lose:
+        if not fault.may_lose(self.plan.resumable):
             return
         self.suspects.update(fault.workers)
         if fault.kind in ("jump", "freeze", "slow", "harsh noise"):
             self.anyone = True
+
+    def admitted(self, worker: Described) -> None:
+        """Record that a group has admitted an incarnation. Another one must not have the same generation."""
+        first = self._admitted.setdefault((worker.name, worker.generation), worker.incarnation)
+        if first != worker.incarnation:
+            self.violated(
+                f"two incarnations of {worker.name} were admitted in generation {worker.generation}: "
+                f"{first:x} and {worker.incarnation:x}"
+            )
 
     def bury(self, name: str, agent: Agent) -> None:
         """Keep what a worker that is gone held: nothing of it may run again, not even a destructor."""
