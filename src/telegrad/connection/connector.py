@@ -88,7 +88,7 @@ class Connector:
                 outgoing=True,
                 resumable=transport.resumable,
                 session_id=local.runtime.random_bits(63),
-                settings=local.settings.session,
+                settings=local.session_settings(peer.record.name),
                 allocate=local.buffers.take,
             )
             with ReportedWait(local.runtime, local.executor, partial(self._report, peer)):

@@ -230,7 +230,7 @@ class Peers:
             outgoing=False,
             resumable=link.resumable,
             session_id=hello.session,
-            settings=local.settings.session,
+            settings=local.session_settings(peer.record.name),
             allocate=local.buffers.take,
         )
         with peer.lock:
