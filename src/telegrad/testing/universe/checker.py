@@ -33,6 +33,8 @@ def left_behind(agent: Agent) -> dict[str, Any]:
             if channel.abandoned and not channel.session.state.is_over:
                 left[f"{name}: abandoned calls"] = dict(channel.abandoned)
             if channel.session.state is not SessionState.CONNECTED and not channel.session.state.is_over:
+                if channel.peer == agent.me.name and not channel.outgoing:
+                    continue  # replaced by its next call to itself
                 left[f"{name}: state"] = channel.session.state.value
             elif channel.session.unacked[0]:
                 left[f"{name}: frames"] = channel.session.unacked
