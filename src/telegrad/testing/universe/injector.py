@@ -149,6 +149,7 @@ class Injector:
         if name in world.live() and not place:
             return
         agents: list[Agent] = []
+        world.replaced.add(name)
 
         def prepare(agent: Agent) -> None:
             agents.append(agent)
@@ -164,7 +165,6 @@ class Injector:
                 return
             world.admitted(agent.me)
             world.gone.discard(name)
-            world.replaced.add(name)
             world.story.add(place or name, "is there again, in generation %s", agent.me.generation)
             world.counts["voted" if not vouched else "vouched"] += 1
             others = [other for other in world.live() if other != name]

@@ -61,7 +61,7 @@ def objection(
         named = world.anyone or any(repr(worker) in str(error) for worker in world.suspects)
         return "" if may_lose and named else "it names no worker that was lost"
     if isinstance(error, FunctionNotFound):
-        return "" if error.worker in world.replaced or world.replaced else "the function was registered"
+        return "" if world.replaced else "the function was registered"
     if isinstance(error, AuthenticationError):
         return "" if may_lose else "every worker knows the token"
     if isinstance(error, CallError) and type(error) is CallError:
