@@ -222,6 +222,8 @@ class Program:
         """Train parameters of other workers for some steps, and the same parameters in one process."""
         world, owners = self._world, sorted(set(action.workers))
         training = world.new_key("training", self._worker)
+        self._using = training
+        world.lineage[training].update((self._worker, *owners))
         for number, owner in enumerate(owners):
             world.weights[training, owner] = torch.full((2,), 0.5 + number, dtype=torch.double, requires_grad=True)
         mirror = [world.weights[training, owner].detach().clone().requires_grad_() for owner in owners]
