@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes. Without caches each would compile the sources again, for 0.25 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-network lint coverage conformance soak fuzz bench bench-check clean
+.PHONY: setup demo test test-network lint coverage conformance soak simulate fuzz bench bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -52,6 +52,10 @@ conformance: setup
 
 soak: setup
 	$(BIN)/python -m telegrad.testing.soak --seeds $(SEEDS)
+
+# Whole programs with every fault. WITHOUT names a rule of the protocol to switch off, which must be noticed.
+simulate: setup
+	$(BIN)/python -m telegrad.testing.simulate --seeds $(SEEDS) $(if $(WITHOUT),--without $(WITHOUT) --stop)
 
 # Atheris is not part of `make setup`: it is large, and the tests replay the corpus without it.
 $(VENV)/.atheris: $(VENV)/.ready

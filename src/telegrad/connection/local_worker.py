@@ -59,7 +59,8 @@ class LocalWorker:
         self.on_idle: Callable[[], None] | None = None
         """Called when a call has ended, while a shutdown waits for that."""
 
-    def session_settings(self, peer: str) -> SessionSettings:
-        """Return the settings of sessions with a worker. This worker is not lost to itself, however long it slept."""
-        settings = self.settings.session
-        return settings if peer != self.name else replace(settings, resume_limit=_NEVER, refuse_limit=_NEVER)
+
+def session_settings(local: LocalWorker, peer: str) -> SessionSettings:
+    """Return the settings of sessions with a worker. The local one is not lost to itself, however long it slept."""
+    settings = local.settings.session
+    return settings if peer != local.me.name else replace(settings, resume_limit=_NEVER, refuse_limit=_NEVER)

@@ -126,6 +126,7 @@ class Scheduler:
         self.threads: dict[int, SimThread] = {}
         self.runnable: list[SimThread] = []
         self.errors: list[tuple[SimThread, BaseException]] = []
+        self.loops: list[asyncio.AbstractEventLoop] = []
         self.switches = 0
         self._ahead: dict[str, float] = {}  # by how much the clocks of workers are ahead
         self._lags: dict[str, tuple[float, float, float]] = {}  # the workers that are slow: see `slow`
@@ -294,6 +295,9 @@ class Scheduler:
             thread.killed = True
             thread.baton.release()
             thread.thread.join(10)
+        for loop in self.loops:  # of killed workers
+            if not loop.is_closed():
+                loop.close()
 
     def stacks(self) -> str:
         """Return the stack of every thread, for the report of a hang."""
@@ -330,7 +334,9 @@ class SimRuntime:
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         """Return an asyncio loop that waits in virtual time."""
-        return _SimLoop(self)
+        loop = _SimLoop(self)
+        self._scheduler.loops.append(loop)
+        return loop
 
 
 class _SimSelector(selectors.SelectSelector):

@@ -63,9 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.seed is not None:
         with apply():
             return show(options.seed)
-    results = run_seeds(
-        options.first, options.seeds, check_seed, processes=options.jobs, stalled=STALLED, apply=apply
-    )
+    results = run_seeds(options.first, options.seeds, check_seed, processes=options.jobs, stalled=STALLED, apply=apply)
     return report(results, stop=options.stop)
 
 

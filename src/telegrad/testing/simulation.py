@@ -26,8 +26,6 @@ from telegrad.transport.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from telegrad.wire.frames import Frame
 
 TOKEN = b"the token of the simulated group"
-STARTS = 65536
-"""A launcher's generations are this far apart, as in `telegrad.bootstrap`: votes may give those between."""
 JOIN_TIMEOUT = 60.0
 """Seconds that a restarted worker waits for votes."""
 
@@ -139,6 +137,9 @@ class Simulation:
 
     `run` runs a program as the simulation's main thread, and `spawn` starts others.
     """
+
+    generations_apart = 1
+    """How far apart the generations are that a launcher gives. Votes may give those between."""
 
     def __init__(
         self,
@@ -259,7 +260,7 @@ class Simulation:
         if not place:
             self.network.dead.discard(f"memory://{name}")
         self._starts[name] += 1
-        agent = self._make(name, self._starts[name] * STARTS if vouched else 0, place)
+        agent = self._make(name, self._starts[name] * self.generations_apart if vouched else 0, place)
         if prepare is not None:
             prepare(agent)
         members = [self._records[other] for other in self._names]

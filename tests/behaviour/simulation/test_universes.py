@@ -20,7 +20,7 @@ FOUND_BY = {
     "probe": 9,
     "gate-order": 1630,
     "reference-confirm": 35,
-    "incarnation-check": 1661,
+    "incarnation-check": 142,
     "membership-quorum": 26,
 }
 """By rule: a seed that shows that it is switched off. If the plans change, the test looks for another one."""
@@ -47,8 +47,12 @@ def test_a_universe_keeps_every_promise(block: int) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_that_is_switched_off_is_noticed(rule: str) -> None:
     with switched_off(rule), pytest.raises(Violated):
-        for seed in (FOUND_BY[rule], *range(MOST_SEEDS)):
-            run_seed(seed)
+        _run_until_violated(FOUND_BY[rule])
+
+
+def _run_until_violated(first: int) -> None:
+    for seed in (first, *range(MOST_SEEDS)):
+        run_seed(seed)
 
 
 def test_two_runs_of_a_seed_are_equal_frame_by_frame() -> None:

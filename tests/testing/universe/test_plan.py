@@ -16,7 +16,7 @@ def test_every_fault_and_action_is_drawn() -> None:
     faults = {fault.kind for plan in PLANS for fault in plan.faults}
     assert faults == {
         *("noise", "harsh noise", "cut", "half open", "stall", "one-way", "partition", "slow", "freeze", "jump"),
-        *("kill", "restart", "rejoin", "contest", "leave"),
+        *("kill", "restart", "rejoin", "contest", "usurpation", "leave"),
     }
     actions = {action.kind for plan in PLANS for _, program in plan.programs for action in program}
     assert actions == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class Program:
     def run(self, actions: tuple[Action, ...]) -> None:
         """Carry out all actions. One that fails does not end the program."""
         for action in actions:
-            self._attempt(str(action), lambda action=action: self._carry_out(action), action)
+            self._attempt(str(action), partial(self._carry_out, action), action)
 
     def gather(self, members: tuple[str, ...]) -> None:
         """Take part in a collective."""
@@ -194,7 +195,7 @@ class Program:
 
     def _note(self, action: Action, value: str, handle: Handle) -> None:
         """Call a method of an actor several times at once: the calls run in order."""
-        if not value in self._world.actors:
+        if value not in self._world.actors:
             self._check_value(value, handle.to_here(timeout=0))
             return
         caller = f"{self._worker}/{self._number}"
@@ -233,7 +234,7 @@ class Program:
         for step in range(1 + action.count % 2):
             x = torch.full((2,), 1.0 + step, dtype=torch.double, requires_grad=True)
             local.zero_grad()
-            self._forward(action, owners, lambda owner, y: layer(y, mirror[owners.index(owner)]), x).sum().backward()
+            self._forward(action, owners, lambda owner, y: layer(y, mirror[owners.index(owner)]), x).sum().backward()  # type: ignore[no-untyped-call]
             want, x = x.grad, x.detach().clone().requires_grad_()
             with autograd.context() as context:
                 y = self._forward(action, owners, lambda owner, y: self._scaled(owner, training, y), x)

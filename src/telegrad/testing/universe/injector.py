@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 
 from telegrad.agent.agent import Agent
 from telegrad.default_agent import acting_as
@@ -24,6 +25,8 @@ NOISE = (
 )
 HARSH_NOISE = Faults(drop=0.15, duplicate=0.2, cut=0.1)
 
+USURPED_AFTER = 70.0
+"""Seconds after which a worker that is cut off is lost to the others, and another process takes its place."""
 SIDES_APART = 45.0
 """Seconds for which the two sides of a contest cannot reach each other."""
 
@@ -41,7 +44,7 @@ class Injector:
         self.is_over = False
         """Whether the programs have ended: nothing more begins, but what has begun ends."""
         for fault in world.plan.faults:
-            self._at(fault.at, lambda fault=fault: self._begin(fault), begins=True)
+            self._at(fault.at, partial(self._begin, fault), begins=True)
 
     def _at(self, when: float, event: Callable[[], None], *, begins: bool = False) -> None:
         heapq.heappush(self._events, (when, next(self._order), begins, event))
@@ -104,7 +107,7 @@ class Injector:
             case "partition":
                 for pair in ((one, other), (other, one)):
                     network.block(*pair)
-                    self._end_later(fault, lambda pair=pair: network.unblock(*pair))
+                    self._end_later(fault, partial(network.unblock, *pair))
             case "slow":
                 sim.scheduler.slow(one, now + fault.seconds, 0.0, min(0.2, fault.seconds / 4))
             case "freeze":
@@ -118,6 +121,8 @@ class Injector:
                 self._kill(one)
                 world.anyone = True
                 self._end_later(fault, lambda: self._contest(one))
+            case "usurpation":
+                self._isolate(one, fault)
             case "kill" | "restart" | "rejoin":
                 self._kill(one)
                 if fault.kind != "kill":
@@ -156,6 +161,7 @@ class Injector:
             Services(world, agent)
 
         def run() -> None:
+            before = self._sim.agents.get(name)
             try:
                 agent = self._sim.restart(name, vouched=vouched, prepare=prepare, place=place)
             except TelegradError as error:
@@ -163,6 +169,8 @@ class Injector:
                 world.counts["not admitted"] += 1
                 agents[0].close()
                 return
+            if before is not None and before is not agent and not before.closed:
+                world.former.append(before)
             world.admitted(agent.me)
             world.gone.discard(name)
             world.story.add(place or name, "is there again, in generation %s", agent.me.generation)
@@ -175,6 +183,49 @@ class Injector:
 
         context = copy_context()
         world.threads.append(self._sim.scheduler.start(place or name, "restart", lambda: context.run(run)))
+
+    def _isolate(self, name: str, fault: Fault) -> None:
+        """Cut a worker off, let another process take its place, and let it try to go on afterwards."""
+        world, network, agent = self._world, self._network, self._sim[name]
+        others = [other for other in world.live() if other != name]
+        for other in others:
+            network.block(name, other)
+            network.block(other, name)
+        world.anyone = True
+
+        def heal() -> None:
+            for other in others:
+                network.unblock(name, other)
+                network.unblock(other, name)
+            if agent in world.former:
+                context = copy_context()
+                thread = self._sim.scheduler.start(name, "usurped", lambda: context.run(self._go_on, agent, others))
+                world.threads.append(thread)
+
+        self._at(self._sim.scheduler.now + USURPED_AFTER, lambda: self._usurp(name, agent))
+        self._end_later(fault, heal)
+
+    def _usurp(self, name: str, agent: Agent) -> None:
+        if self._sim.agents.get(name) is agent and not agent.closed:
+            self._restart(name, vouched=True, place=f"{name}'")
+
+    def _go_on(self, agent: Agent, others: list[str]) -> None:
+        """Call a worker that knows that this incarnation was replaced: it must not serve it."""
+        world, name = self._world, agent.me.name
+        for other in others:
+            peer, there = agent.peers.find(other), world.live().get(other)
+            if there is None or peer.gone or peer.outgoing is not None:
+                continue
+            known = there.peers.members.find(name)
+            if known is None or known.identity.generation <= agent.me.generation:
+                continue
+            world.counts["usurped"] += 1
+            try:
+                agent.call(other, "@hop", (world.new_key("call", name), [], b""), timeout=5.0)
+            except TelegradError as error:
+                world.story.add(name, "was replaced, and is refused by %s: %s", other, str(error))
+            else:
+                world.violated(f"{other} served {name}, which was replaced")
 
     def _contest(self, name: str) -> None:
         """Divide the others in two, and let a process on each side want to take the place of a dead worker."""

@@ -162,6 +162,7 @@ class UniverseSimulation(Simulation):
     """A simulation on a `UniverseNetwork`."""
 
     network: UniverseNetwork
+    generations_apart = 65536
 
     def make_network(self, faults: Faults) -> UniverseNetwork:
         return UniverseNetwork(self.scheduler, faults)

@@ -74,7 +74,7 @@ class Fault:
 
     def may_lose(self, resumable: bool) -> bool:
         """Return whether a worker may be lost because of it."""
-        if self.kind in ("kill", "restart", "rejoin", "contest", "leave", "harsh noise"):
+        if self.kind in ("kill", "restart", "rejoin", "contest", "usurpation", "leave", "harsh noise"):
             return True
         return self.seconds > (LOSING if resumable and self.kind != "jump" else ENDS_HANDSHAKES)
 
@@ -130,6 +130,10 @@ def draw_plan(seed: int) -> Plan:
     if mood > 0.12:
         kinds = (_MILD if mood < 0.45 else _SEVERE) if resumable else _ON_ONE_HOST
     short = mood < 0.45
+    faults = _draw_faults(draw, workers, kinds, short)
+    apart = random.Random(f"usurpation {seed}")
+    if resumable and not short and len(workers) > 2 and apart.random() < 0.05:
+        faults.append(Fault(0.01 * apart.random(), "usurpation", (apart.choice(workers),), 140.0))
     return Plan(
         seed,
         workers,
@@ -142,7 +146,7 @@ def draw_plan(seed: int) -> Plan:
         programs=programs,
         gathers=gathers,
         autograd_program=draw.getrandbits(30) if draw.random() < 0.15 else None,
-        faults=tuple(sorted(_draw_faults(draw, workers, kinds, short), key=lambda fault: fault.at)),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
 
 

@@ -127,6 +127,9 @@ class _Run:
             world.violated("the faults do not end")
         self._join("programs of restarted workers")
         injector.calm_down()
+        for agent in world.former:
+            world.threads.append(world.sim.scheduler.start(agent.me.name, "close", agent.close))
+        self._join("workers that were replaced")
         world.mine.clear()
         world.kept.clear()
         if not world.violations:

@@ -11,18 +11,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from msgspec.structs import replace
-
 from telegrad.backward import island_engine
-from telegrad.connection.handshake import Opener
+from telegrad.backward.nodes import chain_gates
 from telegrad.protocol.backward import BackwardPass
 from telegrad.protocol.lanes import Lanes
-from telegrad.protocol.membership import Membership
+from telegrad.protocol.membership import Admission, Identity, Member, Membership, State
 from telegrad.protocol.ownership import Ownership
 from telegrad.protocol.ownership_effects import DeleteFork
 from telegrad.protocol.session_events import Disposition
 from telegrad.protocol.termination import Termination
-from telegrad.wire.handshake_messages import Challenge
 
 Patch = tuple[Any, str, Callable[..., Any]]
 """What to replace: the name of a member, of a class or module, and by what."""
@@ -55,9 +52,13 @@ def _drop_at_once(self: Ownership, fork: Any, held: Any) -> list[Any]:
     return [] if held.void else [DeleteFork(held.owner, held.rref, fork)]
 
 
-def _any_incarnation(self: Opener, challenge: Challenge) -> None:
-    """Take whoever listens at the address of a worker for the incarnation that is wanted."""
-    _check_target(self, replace(challenge, incarnation=self._target.incarnation))
+def _admit_any(self: Membership, identity: Identity, now: float) -> Admission:
+    """Let any incarnation take the place of any other, also an older one."""
+    member = self._members.get(identity.name)
+    if member is None or identity.name == self.me.name or member.identity.incarnation == identity.incarnation:
+        return _admit(self, identity, now)
+    self._members[identity.name] = Member(identity, State.ALIVE, now)
+    return Admission.REPLACES
 
 
 def _reversed_gates(waits: Sequence[Any]) -> Any:
@@ -67,8 +68,8 @@ def _reversed_gates(waits: Sequence[Any]) -> Any:
 _received = Lanes.received
 _retransmissions = Lanes._retransmissions
 _flow_received = Termination.received
-_check_target = Opener._check_target
-_chain_gates = island_engine.chain_gates
+_admit = Membership.admit
+_chain_gates = chain_gates
 
 RULES: dict[str, list[Patch]] = {
     "duplicate-drop": [(Lanes, "received", _deliver_duplicates)],
@@ -77,7 +78,7 @@ RULES: dict[str, list[Patch]] = {
     "probe": [(BackwardPass, "partly_fed", lambda self: False)],
     "gate-order": [(island_engine, "chain_gates", _reversed_gates)],
     "reference-confirm": [(Ownership, "_delete", _drop_at_once)],
-    "incarnation-check": [(Opener, "_check_target", _any_incarnation)],
+    "incarnation-check": [(Membership, "admit", _admit_any)],
     "membership-quorum": [(Membership, "is_quorum", lambda self, newcomer, voters: True)],
 }
 """By name: the rules that can be switched off, and how."""

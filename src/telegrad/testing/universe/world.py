@@ -54,6 +54,8 @@ class World:
         self.weights: dict[tuple[str, str], torch.Tensor] = {}
         """By training and owner: the parameter."""
         self.counts: Counter[str] = Counter()
+        self.former: list[Agent] = []
+        """Agents that were replaced while they were alive."""
         self.threads: list[SimThread] = []
         """The programs that run."""
         self.is_over = False
