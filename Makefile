@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of processes. Without caches each would compile the sources again, for 0.25 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-network lint coverage conformance soak endurance fuzz bench bench-check clean
+.PHONY: setup demo test test-network lint coverage conformance soak endurance simulate fuzz bench bench-check clean
 
 setup: $(VENV)/.ready
 
@@ -59,6 +59,10 @@ soak: setup
 # A group of four processes with a fault every two seconds, that must not fail or grow.
 endurance: setup
 	$(BIN)/python -m telegrad.testing.endurance --minutes $(MINUTES)
+
+# Whole programs with every fault. WITHOUT names a rule of the protocol to switch off, which must be noticed.
+simulate: setup
+	$(BIN)/python -m telegrad.testing.simulate --seeds $(SEEDS) $(if $(WITHOUT),--without $(WITHOUT) --stop)
 
 # Atheris is not part of `make setup`: it is large, and the tests replay the corpus without it.
 $(VENV)/.atheris: $(VENV)/.ready

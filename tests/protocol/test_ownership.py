@@ -646,3 +646,23 @@ def test_the_rules_tell_who_holds_and_who_owns_a_fork() -> None:
     user.prepare_fork((0, 1, 0), (0, 2), to=0, fork=(1, 7))
     assert user.receiver_of((1, 7)) == 0
     assert user.receiver_of((1, 9)) is None
+
+
+def test_the_sender_of_a_fork_is_told_if_its_owner_is_lost_only_to_the_receiver() -> None:
+    # Otherwise the sender would keep its own fork for ever, and the owner the value.
+    sender, receiver = Ownership(1), Ownership(2, is_lost=lambda worker: worker == 0)
+    sender.start_creation((1, 1, 0), (1, 2), 0)
+    sender.creation_confirmed((1, 2))
+    fork = sender.prepare_fork((1, 1, 0), (1, 2), to=2, fork=(1, 3))
+    assert receiver.fork_received(1, fork) == [AcceptChild(1, (1, 3)), ForkRefused((1, 3), True)]
+    assert sender.drop_fork((1, 2)) == []
+    assert sender.child_accepted((1, 3)) == [DeleteFork(0, (1, 1, 0), (1, 2))]
+
+
+def test_the_sender_of_a_fork_is_told_if_its_owner_is_lost_before_it_answers() -> None:
+    sender, receiver = Ownership(1), Ownership(2)
+    sender.start_creation((1, 1, 0), (1, 2), 0)
+    sender.creation_confirmed((1, 2))
+    fork = sender.prepare_fork((1, 1, 0), (1, 2), to=2, fork=(1, 3))
+    receiver.fork_received(1, fork)
+    assert receiver.worker_lost(0) == [AcceptChild(1, (1, 3)), ForkRefused((1, 3), True)]

@@ -38,7 +38,7 @@ SHUTDOWN = "shutdown"
 AGREE = 10.0
 """Seconds within which the root must have learned of the workers that a member names."""
 _CHECK = 1.0  # seconds between two looks at the members that are missing
-_PROBE = 10.0  # seconds for a connection to one of them
+_PROBE = 60.0  # seconds for a connection to one of them: more than a session tries, so that it is lost in the end
 _MAX_FAILED = 1024  # views whose last failed round is remembered
 
 Respond = Callable[[object, Exception | None], None]

@@ -41,9 +41,11 @@ class Completion:
             with channel.lock:
                 if channel.calls.pop(call.id, None) is None:
                     return False
-                if call.charge:
-                    # The callee counts the request until it replies, so its credits are returned only then.
-                    channel.abandoned[call.id] = call.charge
+                # The callee counts the request until it replies, so its credits are returned only then. The poller
+                # reads the reply: no thread may wait for another one.
+                channel.abandoned[call.id] = call.charge
+                channel.readers.unwaited += 1
+                channel.readers.arm_poller()
         elif channel.calls.pop(call.id, None) is None:
             return False
         charge = call.charge

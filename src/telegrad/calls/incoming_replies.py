@@ -33,7 +33,9 @@ class IncomingReplies:
     def return_abandoned(self, channel: Channel, number: int) -> None:
         """Return the credits of a call that was given up, and has now been answered."""
         with channel.lock:
-            charge = channel.abandoned.pop(number, 0)
+            charge = channel.abandoned.pop(number, None)
+        if charge is not None:
+            channel.readers.expect_fewer(1)
         if charge:
             channel.credit_window.release(charge)
 

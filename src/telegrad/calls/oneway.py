@@ -20,7 +20,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.handshake import Refused, Rejected
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_account import Held
-from telegrad.connection.peers import Peers
+from telegrad.connection.peers import Peer, Peers
 from telegrad.errors import (
     AuthenticationError,
     NotInitialized,
@@ -50,7 +50,8 @@ class OneWay:
         self._returning: dict[type, Handler] = {}
         self._urgent: set[type] = set()
         self._lock = threading.Lock()  # protects _waiting
-        self._waiting: dict[int, list[tuple[Any, bytes]]] = {}  # messages for workers that are being connected to
+        # Messages for workers that are being connected to: not by id, because one may be replaced meanwhile.
+        self._waiting: dict[Peer, list[tuple[Any, bytes]]] = {}
 
     # -- sending ----------------------------------------------------------------------------------------------
 
@@ -79,55 +80,62 @@ class OneWay:
 
     def _channel_to(self, worker: int) -> Channel:
         if self._local.closed:
-            raise NotInitialized(f"worker {self._local.name!r} cannot send: {self._local.closed}")
+            raise self._closed()
         peer = self._peers.find(worker)
         return peer.outgoing or self._peers.connector.channel_to(peer, None)
+
+    def _closed(self) -> NotInitialized:
+        return NotInitialized(f"worker {self._local.name!r} cannot send: {self._local.closed}")
 
     def tell(self, to: int, head: Any, data: bytes = b"", *, back: Channel | None = None) -> None:
         """Send a message that a worker which is gone need not get: that is no error."""
         try:
-            channel = back or self._peers.find(to).outgoing
+            peer = self._peers.find(to)
         except UnknownWorker as error:  # a peer named it, and may have made it up
             self._not_told(to, head, data, None, error)
             return
+        channel = back or peer.outgoing
         if channel is None:
             # Whoever calls this may be the thread that polls, and connecting waits for the poller of the other side:
             # workers in a ring that tell each other something for the first time would wait for each other. One task
             # connects for all messages: a worker that cannot be reached must not hold a thread for each.
             with self._lock:
-                waiting = self._waiting.setdefault(to, [])
+                waiting = self._waiting.setdefault(peer, [])
                 waiting.append((head, data))
                 is_first = len(waiting) == 1
             if is_first:
-                self._local.executor.submit(partial(self._connect_and_tell, to), urgent=True)
+                self._local.executor.submit(partial(self._connect_and_tell, peer), urgent=True)
             return
         try:
             channel.post(pack_head(channel, head, data))
         except Exception as error:  # noqa: BLE001 - raised again if it is a bug
             self._not_told(to, head, data, channel, error)
 
-    def _connect_and_tell(self, to: int, give_up: float | None = None) -> None:
+    def _connect_and_tell(self, peer: Peer, give_up: float | None = None) -> None:
+        to = peer.record.id
         channel: Channel | None = None
         failure: Exception | None = None
         later, waiting = False, []
         try:
-            channel = self._channel_to(to)
+            if self._local.closed:
+                raise self._closed()
+            channel = peer.outgoing or self._peers.connector.channel_to(peer, None)
         except (AuthenticationError, OtherVersion) as error:
-            later = self._connects_later(to, give_up, error)
+            later = self._connects_later(peer, give_up, error)
             failure = WorkerLost(f"worker {to} did not prove itself: {error}")
         except Exception as error:  # noqa: BLE001 - raised again if it is a bug
             failure = error
         finally:
             if not later:
                 with self._lock:
-                    waiting = self._waiting.pop(to)
+                    waiting = self._waiting.pop(peer)
         for head, data in waiting:
             if failure is not None:
                 self._not_told(to, head, data, None, failure)
             else:
                 self.tell(to, head, data, back=channel)
 
-    def _connects_later(self, to: int, give_up: float | None, error: TelegradError) -> bool:
+    def _connects_later(self, peer: Peer, give_up: float | None, error: TelegradError) -> bool:
         """Try again to connect to a worker that did not prove itself, for as long as a session tries to.
 
         Somebody else may be at its address for a while, and it may wait for the messages without a deadline. If it
@@ -136,10 +144,10 @@ class OneWay:
         now, limit = self._local.runtime.now(), self._local.settings.session.resume_limit
         give_up = now + limit if give_up is None else give_up
         if isinstance(error, Refused | Rejected) or now >= give_up:
-            self._peers.lost_workers.peer_lost(self._peers.find(to), str(error))
+            self._peers.lost_workers.peer_lost(peer, str(error))
             return False
         executor = self._local.executor
-        again = partial(executor.submit, partial(self._connect_and_tell, to, give_up), urgent=True)
+        again = partial(executor.submit, partial(self._connect_and_tell, peer, give_up), urgent=True)
         executor.timers.at(now + RETRY_DELAY, again)
         return True
 

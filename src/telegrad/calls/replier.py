@@ -9,6 +9,7 @@ from typing import Any
 
 from telegrad.calls.call import Served
 from telegrad.calls.exceptions import explain, traceback_of
+from telegrad.calls.extension import OutgoingMessage
 from telegrad.calls.pipeline import Frames, Pipeline, pack_head
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
@@ -59,6 +60,7 @@ class Replier:
                 channel.account.check_unread(channel.unread())
             except LimitExceeded as excess:
                 error = excess
+        message: OutgoingMessage | None = None
         try:
             try:
                 if error is None:
@@ -70,7 +72,7 @@ class Replier:
                         context = None  # nothing of it is recorded
                     placement = channel.placements.for_reply(served.devices) if served.devices else None
                     head = partial(Reply, served.id)
-                    frames, _ = self._pipeline.pack(channel, encoded, head, (), context, placement=placement)
+                    frames, message = self._pipeline.pack(channel, encoded, head, (), context, placement=placement)
                 else:
                     frames = self.pack_failure(served, error)
             except BaseException as failure:  # noqa: BLE001 - whatever pickling raises belongs to the caller
@@ -81,7 +83,8 @@ class Replier:
             if served.held is not None:
                 served.held.release()
             channel.post(frames)
-        except TelegradError as failure:  # the caller is gone
+        except TelegradError as failure:  # the caller is gone, and perhaps replaced by one that must not get anything
+            self._pipeline.unsent(message)
             _log.debug("the reply to %s of worker %r cannot be delivered: %s", served.function, served.caller, failure)
         finally:
             self._leaving.discard(served)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from telegrad.connection.channel import Channel
 from telegrad.connection.dialer import Dialer
 from telegrad.connection.handshake import AnotherWorker, Refused, Rejected
-from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.local_worker import LocalWorker, session_settings
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import (
     AuthenticationError,
@@ -88,7 +88,7 @@ class Connector:
                 outgoing=True,
                 resumable=transport.resumable,
                 session_id=local.runtime.random_bits(63),
-                settings=local.settings.session,
+                settings=session_settings(local, peer.record.name),
                 allocate=local.buffers.take,
             )
             with ReportedWait(local.runtime, local.executor, partial(self._report, peer)):

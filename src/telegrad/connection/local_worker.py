@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.peer_account import PeerAccounts
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.execution.executor import Executor
+from telegrad.protocol.limits import SessionSettings
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import Poller
 from telegrad.transport.buffers import BufferPool
 from telegrad.transport.slab_pool import SlabPool
 from telegrad.waiting import Runtime
 from telegrad.wire.devices import DirectPath, Placement
+
+_NEVER = float("inf")
 
 
 class LocalWorker:
@@ -54,3 +58,9 @@ class LocalWorker:
         """Whether the agent is about to close: it waits for nobody any more."""
         self.on_idle: Callable[[], None] | None = None
         """Called when a call has ended, while a shutdown waits for that."""
+
+
+def session_settings(local: LocalWorker, peer: str) -> SessionSettings:
+    """Return the settings of sessions with a worker. The local one is not lost to itself, however long it slept."""
+    settings = local.settings.session
+    return settings if peer != local.me.name else replace(settings, resume_limit=_NEVER, refuse_limit=_NEVER)

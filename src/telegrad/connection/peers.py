@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from telegrad.connection.channel import Channel
 from telegrad.connection.connector import Connector, Opening
 from telegrad.connection.handshake import Rejected
-from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.local_worker import LocalWorker, session_settings
 from telegrad.connection.lost_workers import LostWorkers
 from telegrad.connection.members import Members, identity_of
 from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
@@ -232,7 +232,7 @@ class Peers:
             outgoing=False,
             resumable=link.resumable,
             session_id=hello.session,
-            settings=local.settings.session,
+            settings=session_settings(local, peer.record.name),
             allocate=local.buffers.take,
         )
         with peer.lock:

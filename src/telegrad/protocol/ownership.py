@@ -128,7 +128,8 @@ class Ownership(OwnedValues):
         if self._is_lost(fork.owner):
             held.void = True
             held.parent = None
-            return [ForkRefused(fork.fork, True)]
+            # The owner may be lost only to this worker, and the sender must not keep its own fork for this one.
+            return [AcceptChild(sender, fork.fork), ForkRefused(fork.fork, True)]
         if sender == fork.owner:
             held.confirmed = True
             held.parent = None
@@ -195,7 +196,9 @@ class Ownership(OwnedValues):
                 if worker in (to, held.owner):
                     del held.children[child], self._parents[child]
             if held.owner == worker:
-                held.parent = None
+                parent, held.parent = held.parent, None
+                if parent is not None:  # to which the owner may not be lost
+                    effects.append(AcceptChild(parent, fork))
                 if not held.void:
                     held.void = True
                     effects.append(ForkRefused(fork, True))

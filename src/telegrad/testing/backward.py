@@ -49,7 +49,7 @@ class SimulatedGroup:
         self.program = program
         self.log = Log()
         self.workers = [Worker(number, program, leaves[number], self.log, self) for number in range(program.workers)]
-        self._service = f"of {id(self)}"
+        self._service = f"of {program.seed}"
         self.context_id = 0
         for number, worker in enumerate(self.workers):
             agent = sim[names[number]]

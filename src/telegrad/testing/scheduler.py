@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import random
 import selectors
 import sys
@@ -42,6 +43,11 @@ class SimThread:
         self.baton.acquire()
         self.ended = SimEvent(scheduler)
         self.killed = False
+        self.is_delayed = False
+        """Whether it could run, but its worker is slow."""
+        self.alarm: tuple[float, Callable[[], None]] | None = None
+        """If it waits with a deadline: the deadline, by the clock of its worker, and what to do then."""
+        self.alarm_timer: list[Callable[[], None]] = []
         self.error: BaseException | None = None
         self._target = target
         self.thread = threading.Thread(target=self._run, name=f"sim:{node}:{name}", daemon=True)
@@ -89,22 +95,24 @@ class SimEvent:
         scheduler = self._scheduler
         if self._is_set:
             return True
-        if deadline is not None and deadline <= scheduler.now:
-            return False
         me = scheduler.current
+        if deadline is not None and deadline <= scheduler.time_of(me.node):
+            return False
         self._waiters[me.number] = me
 
         def give_up() -> None:
             if self._waiters.pop(me.number, None) is not None:
                 scheduler.make_runnable(me)
 
-        timer = None if deadline is None else scheduler.at(deadline, give_up)
+        if deadline is not None:
+            scheduler.set_alarm(me, deadline, give_up)
         try:
             scheduler.switch(me)
         finally:
             self._waiters.pop(me.number, None)
-            if timer is not None:
-                scheduler.cancel(timer)
+            if me.alarm is not None:
+                me.alarm = None
+                scheduler.cancel(me.alarm_timer)
         return self._is_set
 
 
@@ -118,7 +126,10 @@ class Scheduler:
         self.threads: dict[int, SimThread] = {}
         self.runnable: list[SimThread] = []
         self.errors: list[tuple[SimThread, BaseException]] = []
+        self.loops: list[asyncio.AbstractEventLoop] = []
         self.switches = 0
+        self._ahead: dict[str, float] = {}  # by how much the clocks of workers are ahead
+        self._lags: dict[str, tuple[float, float, float]] = {}  # the workers that are slow: see `slow`
         self._timers: list[tuple[float, int, list[Callable[[], None]]]] = []
         self._order = itertools.count()
         self._over = False
@@ -137,7 +148,49 @@ class Scheduler:
         """Cancel a timer."""
         cell.clear()
 
+    # -- clocks -----------------------------------------------------------------------------------------------
+
+    def time_of(self, node: str) -> float:
+        """Return the time by the clock of a worker."""
+        return self.now + self._ahead.get(node, 0.0)
+
+    def jump(self, node: str, seconds: float) -> None:
+        """Let the clock of one worker jump forward. It stays ahead of the others."""
+        self._ahead[node] = self._ahead.get(node, 0.0) + seconds
+        for thread in self.threads.values():
+            if thread.node == node and thread.alarm is not None:
+                self.cancel(thread.alarm_timer)
+                self.set_alarm(thread, *thread.alarm)
+
+    def set_alarm(self, thread: SimThread, deadline: float, action: Callable[[], None]) -> None:
+        """Run `action` at `deadline`, by the clock of the thread's worker, even if that clock jumps."""
+        thread.alarm = deadline, action
+        ahead = self._ahead.get(thread.node, 0.0)
+        when = deadline - ahead
+        while when + ahead < deadline:  # rounded down: the thread would find that it is too early, again and again
+            when = math.nextafter(when, math.inf)
+        thread.alarm_timer = self.at(when, action)
+
     # -- threads ----------------------------------------------------------------------------------------------
+
+    def slow(self, node: str, until: float, shortest: float, longest: float) -> None:
+        """Delay the threads of a worker until a given time, by a time drawn for each time that one could run."""
+        self._lags[node] = until, shortest, longest
+
+    def freeze(self, node: str, until: float) -> None:
+        """Stop the threads of a worker until a given time, as SIGSTOP does."""
+        self._lags[node] = until, until - self.now, until - self.now
+        frozen = [thread for thread in self.runnable if thread.node == node]
+        self.runnable = [thread for thread in self.runnable if thread.node != node]
+        for thread in frozen:
+            self.make_runnable(thread)
+
+    def _lag_of(self, node: str) -> float:
+        until, shortest, longest = self._lags[node]
+        if self.now >= until:
+            del self._lags[node]
+            return 0.0
+        return min(until - self.now, self.random.uniform(shortest, longest))
 
     def start(self, node: str, name: str, target: Callable[[], None]) -> SimThread:
         """Start a thread. It runs when the scheduler picks it."""
@@ -148,9 +201,21 @@ class Scheduler:
         return thread
 
     def make_runnable(self, thread: SimThread) -> None:
-        """Mark a thread as runnable."""
-        if not thread.killed and thread not in self.runnable:
+        """Mark a thread as runnable: at once, or later if its worker is slow."""
+        if thread.killed or thread.is_delayed or thread in self.runnable:
+            return
+        lag = self._lag_of(thread.node) if thread.node in self._lags else 0.0
+        if not lag:
             self.runnable.append(thread)
+            return
+        thread.is_delayed = True
+
+        def run() -> None:
+            thread.is_delayed = False
+            if not thread.killed:
+                self.runnable.append(thread)
+
+        self.at(self.now + lag, run)
 
     def kill(self, node: str) -> None:
         """Stop all threads of `node`."""
@@ -158,6 +223,8 @@ class Scheduler:
             if thread.node == node:
                 thread.killed = True
         self.runnable = [thread for thread in self.runnable if not thread.killed]
+        self._lags.pop(node, None)
+        self._ahead.pop(node, None)
 
     def failed(self, thread: SimThread, error: BaseException) -> None:
         """Record that a thread ended with an exception."""
@@ -228,6 +295,9 @@ class Scheduler:
             thread.killed = True
             thread.baton.release()
             thread.thread.join(10)
+        for loop in self.loops:  # of killed workers
+            if not loop.is_closed():
+                loop.close()
 
     def stacks(self) -> str:
         """Return the stack of every thread, for the report of a hang."""
@@ -236,7 +306,7 @@ class Scheduler:
         for thread in self.threads.values():
             frame = frames.get(thread.thread.ident or 0)
             if frame is not None and not thread.killed:
-                where = "".join(traceback.format_stack(frame)[-8:])
+                where = "".join(traceback.format_stack(frame)[-10:-2])
                 lines.append(f"-- {thread.node}:{thread.name}\n{where}")
         return "\n".join(lines)
 
@@ -251,7 +321,7 @@ class SimRuntime:
         self._node = node
 
     def now(self) -> float:
-        return self._scheduler.now
+        return self._scheduler.time_of(self._node)
 
     def event(self) -> Event:
         return SimEvent(self._scheduler)
@@ -264,7 +334,9 @@ class SimRuntime:
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         """Return an asyncio loop that waits in virtual time."""
-        return _SimLoop(self)
+        loop = _SimLoop(self)
+        self._scheduler.loops.append(loop)
+        return loop
 
 
 class _SimSelector(selectors.SelectSelector):

@@ -138,6 +138,9 @@ class Simulation:
     `run` runs a program as the simulation's main thread, and `spawn` starts others.
     """
 
+    generations_apart = 1
+    """How far apart the generations are that a launcher gives. Votes may give those between."""
+
     def __init__(
         self,
         seed: int,
@@ -148,15 +151,23 @@ class Simulation:
         settings: AgentSettings | None = None,
     ) -> None:
         self.scheduler = Scheduler(seed)
-        self.network = SimNetwork(self.scheduler, faults or Faults())
+        self.network = self.make_network(faults or Faults())
         self.random = self.scheduler.random
         self._names = list(workers)
-        self._resumable = resumable
+        self.resumable = resumable
         self._settings = settings
         self.agents: dict[str, Agent] = {}
         self._records: dict[str, WorkerRecord] = {}  # the latest of each worker
         self._starts = dict.fromkeys(self._names, 0)
         self._ran = False
+
+    def make_network(self, faults: Faults) -> SimNetwork:
+        """Return the network of the simulation. Overridden where it has more faults."""
+        return SimNetwork(self.scheduler, faults)
+
+    def make_transport(self, address: str) -> MemoryTransport:
+        """Return the transport of the worker at `address`."""
+        return MemoryTransport(self.network, resumable=self.resumable, origin=address)
 
     def __getitem__(self, name: str) -> Agent:
         return self.agents[name]
@@ -191,15 +202,16 @@ class Simulation:
             raise AssertionError(f"thread {thread.node}:{thread.name} failed") from error
         return result
 
-    def _make(self, name: str, generation: int = 0) -> Agent:
-        address = f"memory://{name}"
-        transport = MemoryTransport(self.network, resumable=self._resumable, origin=address)
+    def _make(self, name: str, generation: int = 0, place: str = "") -> Agent:
+        place = place or name
+        address = f"memory://{place}"
+        transport = self.make_transport(address)
         agent = Agent(
             name,
             self._names.index(name),
             transports=[(transport, address)],
             poller=transport.poller(),
-            runtime=SimRuntime(self.scheduler, name),
+            runtime=SimRuntime(self.scheduler, place),
             token=TOKEN,
             main="simulation",
             generation=generation,
@@ -222,7 +234,8 @@ class Simulation:
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
-        SimRuntime(self.scheduler, "").event().wait(self.scheduler.now + seconds)
+        scheduler = self.scheduler
+        SimRuntime(scheduler, "").event().wait(scheduler.time_of(scheduler.current.node) + seconds)
 
     def kill(self, name: str) -> None:
         """Kill a worker as ``kill -9`` does."""
@@ -230,17 +243,30 @@ class Simulation:
         self.scheduler.kill(name)
         self.network.silence(agent.me.addresses[0])
 
-    def restart(self, name: str, *, vouched: bool = True) -> Agent:
+    def restart(
+        self,
+        name: str,
+        *,
+        vouched: bool = True,
+        prepare: Callable[[Agent], object] | None = None,
+        place: str = "",
+    ) -> Agent:
         """Start a killed worker again, with a new incarnation, and return when all members know it.
 
-        If it is not `vouched` for, as it would be by a launcher, it needs the votes of a quorum.
+        If it is not `vouched` for, as it would be by a launcher, it needs the votes of a quorum. `prepare` is called
+        with the agent before it serves calls. `place` is another address than the worker's own, for a second process
+        that wants to be the same worker.
         """
-        self.network.dead.discard(f"memory://{name}")
+        if not place:
+            self.network.dead.discard(f"memory://{name}")
         self._starts[name] += 1
-        agent = self._make(name, generation=self._starts[name] if vouched else 0)
+        agent = self._make(name, self._starts[name] * self.generations_apart if vouched else 0, place)
+        if prepare is not None:
+            prepare(agent)
         members = [self._records[other] for other in self._names]
+        if not place:
+            self.agents[name] = agent
+        agent.join(members, deadline=agent.runtime.now() + JOIN_TIMEOUT, vouched=vouched)
         self._records[name] = agent.me
         self.agents[name] = agent
-        agent.join(members, deadline=self.scheduler.now + JOIN_TIMEOUT, vouched=vouched)
-        self._records[name] = agent.me
         return agent

@@ -6,30 +6,16 @@ python -m telegrad.testing.soak --first 0 --seeds 1000 --processes 2 --only inpu
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import logging
-import math
-import multiprocessing
-import sys
-import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
-from multiprocessing.connection import Connection, wait
 
-from telegrad.testing import accelerator
+from telegrad.testing import accelerator, seed_runner
 from telegrad.testing.backward import Checked, check_programs, draw_programs
 from telegrad.testing.programs import DEVICES, FEATURES, Program, chosen, shrink
+from telegrad.testing.seed_runner import STALLED, Apply, SeedResult, report
 from telegrad.testing.simulation import Faults
-
-STALLED = 120.0
-"""Seconds of real time for one seed. Its process is killed after that: a thread blocks outside the simulation."""
-_BLOCK = 50
-
-Apply = Callable[[], AbstractContextManager[object]]
 
 
 def run_seed(seed: int, features: Mapping[str, float] = FEATURES) -> str:
@@ -77,15 +63,6 @@ def shrunk(seed: int, features: Mapping[str, float] = FEATURES) -> str:
     return last
 
 
-@dataclass(frozen=True)
-class SeedResult:
-    """The result of one seed."""
-
-    seed: int
-    summary: str
-    failure: str = ""
-
-
 def run_seeds(
     first: int,
     count: int,
@@ -96,114 +73,17 @@ def run_seeds(
     apply: Apply = nullcontext,
     shrinking: bool = False,
 ) -> Generator[SeedResult, None, None]:
-    """Run seeds in child processes, which are killed if they hang. Results come in any order.
+    """Run seeds in child processes; see `seed_runner`. With `shrinking`, failing programs are shrunk."""
+    run = partial(_result_of, dict(features), shrinking)
+    return seed_runner.run_seeds(first, count, run, processes=processes, stalled=stalled, apply=apply)
 
-    `apply` is entered in each process around its seeds. With `shrinking`, failing programs are shrunk.
-    """
-    start = partial(_Process, _Work(dict(features), stalled, apply, shrinking))
-    blocks = [range(begin, min(begin + _BLOCK, first + count)) for begin in range(first, first + count, _BLOCK)]
-    blocks.reverse()
-    running = [start(blocks.pop()) for _ in range(min(processes, len(blocks)))]
+
+def _result_of(features: Mapping[str, float], shrinking: bool, seed: int) -> SeedResult:
     try:
-        while running:
-            wait([one.connection for one in running], timeout=1.0)
-            for one in list(running):
-                yield from one.read()
-                lost = one.lost()
-                if lost is not None:
-                    yield lost
-                    blocks += [one.left] if one.left else []
-                if lost is None and not one.left and blocks:
-                    one.give(blocks.pop())
-                elif lost is not None or not one.left:
-                    one.end()
-                    running.remove(one)
-                    running += [start(blocks.pop())] if blocks else []
-    finally:
-        for one in running:
-            one.end()
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What every child process needs to know."""
-
-    features: Mapping[str, float]
-    stalled: float
-    apply: Apply
-    shrinking: bool
-
-
-class _Process:
-    """A child process that runs seeds."""
-
-    def __init__(self, work: _Work, block: range) -> None:
-        spawning = multiprocessing.get_context("spawn")
-        self.connection, theirs = spawning.Pipe()
-        self._stalled = work.stalled
-        self._process = spawning.Process(target=_serve, args=(theirs, work), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._died = False
-        self.give(block)
-        self._last_message = math.inf  # until it has imported torch
-
-    def give(self, block: range) -> None:
-        """Send it seeds to run."""
-        self.left = block
-        self._last_message = time.monotonic()
-        self.connection.send(block)
-
-    def read(self) -> Iterator[SeedResult]:
-        """Yield the results that it has sent since the last call."""
-        while self.left and self.connection.poll():
-            try:
-                received: SeedResult | None = self.connection.recv()
-            except (EOFError, ConnectionResetError):
-                self._died = True
-                return
-            self._last_message = time.monotonic()
-            if received is not None:
-                self.left = self.left[1:]
-                yield received
-
-    def lost(self) -> SeedResult | None:
-        """Return a failure for the current seed if the process died or takes too long."""
-        late = time.monotonic() > self._last_message + self._stalled
-        if not self.left or not (self._died or late):
-            return None
-        seed, self.left = self.left[0], self.left[1:]
-        why = f"did not finish in {self._stalled:g} s of real time; the stacks of its threads are on stderr"
-        return SeedResult(seed, "FAILED", f"seed {seed}: {'its process died' if self._died else why}")
-
-    def end(self) -> None:
-        """Kill the process."""
-        self.connection.close()
-        self._process.kill()
-        self._process.join()
-
-
-def _serve(connection: Connection, work: _Work) -> None:
-    logging.getLogger("telegrad").setLevel(logging.CRITICAL)  # injected faults log warnings
-    with work.apply():
-        connection.send(None)  # ready
-        while True:
-            try:
-                block: range = connection.recv()
-            except EOFError:
-                return
-            for seed in block:
-                faulthandler.dump_traceback_later(work.stalled * 0.9)
-                connection.send(_result_of(seed, work))
-                faulthandler.cancel_dump_traceback_later()
-
-
-def _result_of(seed: int, work: _Work) -> SeedResult:
-    try:
-        return SeedResult(seed, run_seed(seed, work.features))
+        return SeedResult(seed, run_seed(seed, features))
     except BaseException as error:  # noqa: BLE001 - reported with its seed, and the soak continues
-        if work.shrinking:
-            return SeedResult(seed, "FAILED", f"seed {seed}: {shrunk(seed, work.features)}")
+        if shrinking:
+            return SeedResult(seed, "FAILED", f"seed {seed}: {shrunk(seed, features)}")
         return SeedResult(seed, "FAILED", f"seed {seed}: {''.join(traceback.format_exception(error))}")
 
 
@@ -227,23 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
     features = chosen(names[0], names[1] or ())
     if options.devices:
         features[DEVICES] = 1.0
-    total: Counter[str] = Counter()
-    begin = shown = time.monotonic()
     run = partial(run_seeds, processes=options.processes, stalled=options.stalled, shrinking=options.shrink)
-    results = run(options.first, options.seeds, features)
-    for result in results:
-        total[result.summary] += 1
-        if result.failure:
-            sys.stdout.write(result.failure + "\n")
-        if time.monotonic() - shown > 30 or result.failure:
-            shown = time.monotonic()
-            sys.stdout.write(f"{total.total():,} seeds in {shown - begin:.0f} s: {dict(total)}\n")
-            sys.stdout.flush()
-        if result.failure and options.stop:
-            break
-    results.close()
-    sys.stdout.write(f"{total.total():,} seeds in {time.monotonic() - begin:.0f} s: {dict(total)}\n")
-    return 1 if total["FAILED"] else 0
+    return report(run(options.first, options.seeds, features), stop=options.stop)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,10 @@ class MemoryNetwork:
         """Notify the other end of `link` that it was closed. Called with the lock held."""
         link.other.ended(reason)
 
+    def unsent(self, link: MemoryLink) -> bool:
+        """Return whether frames of `link` wait because the network takes no more. Called with the lock held."""
+        return False
+
     def fresh_name(self) -> str:
         return f"memory://{next(self._names)}"
 
@@ -163,10 +167,11 @@ class MemoryLink(_Pollable, Link):
         return bool(self._end)
 
     def flush(self) -> None:
-        """Do nothing: frames are never queued."""
+        """Do nothing: the network queues frames, if anything does."""
 
     def unsent(self) -> bool:
-        return False
+        with self.network.lock:
+            return self.network.unsent(self)
 
     def wait(self, deadline: float | None, poller: Poller | None = None) -> int:
         assert poller is None or isinstance(poller, MemoryPoller)

@@ -1,0 +1,90 @@
+"""What must hold when the programs of a universe have ended."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from telegrad.agent.agent import Agent
+from telegrad.protocol.session_events import SessionState
+from telegrad.testing.universe.world import World
+
+SETTLING = 400.0
+"""Seconds of virtual time after which nothing may be left. A session is lost after a minute without its peer."""
+CONNECTING = 15.0
+"""Seconds in which an attempt to connect to a worker that does not answer has ended."""
+_OF_AUTOGRAD = ("num_autograd_contexts", "num_current_backward_passes", "sends", "recvs")
+
+
+def left_behind(agent: Agent) -> dict[str, Any]:
+    """Return what a worker still holds although nothing runs and nobody refers to anything."""
+    left: dict[str, Any] = {name: count for name, count in agent.references.counts().items() if count}
+    autograd = agent.autograd.debug_info()
+    left.update({name: autograd[name] for name in _OF_AUTOGRAD if autograd[name]})
+    if activity := agent.activity():
+        left["calls"] = activity
+    channels = 0
+    for peer in agent.peers.all():
+        for channel in peer.channels():
+            channels += 1
+            name = f"channel {'to' if channel.outgoing else 'from'} {channel.peer}"
+            if channel.calls:
+                left[f"{name}: calls"] = list(map(str, channel.calls.values()))
+            if channel.abandoned and not channel.session.state.is_over:
+                left[f"{name}: abandoned calls"] = dict(channel.abandoned)
+            if channel.session.state is not SessionState.CONNECTED and not channel.session.state.is_over:
+                if channel.peer == agent.me.name and not channel.outgoing:
+                    continue  # replaced by its next call to itself
+                left[f"{name}: state"] = channel.session.state.value
+            elif channel.session.unacked[0]:
+                left[f"{name}: frames"] = channel.session.unacked
+    if agent.collectives.root._pending:
+        left["collectives"] = list(agent.collectives.root._pending)
+    timers = sum(timer.action is not None for _, _, timer in agent.executor.timers.heap)
+    if timers > 4 * channels + 8:
+        left["timers"] = timers
+    return left
+
+
+def settle(world: World) -> None:
+    """Wait until nothing is left behind on any worker."""
+    sim = world.sim
+    give_up = sim.scheduler.now + SETTLING
+    pause = 0.05
+    while True:
+        left = {name: found for name, agent in world.live().items() if (found := left_behind(agent))}
+        if not left:
+            return
+        if sim.scheduler.now > give_up:
+            world.violated(f"left behind after {SETTLING:g} s: {left}")
+            return
+        sim.sleep(pause)
+        pause = min(10.0, 2 * pause)
+        if pause > 0.3:
+            gc.collect()  # references in exceptions, and in calls that have ended, may be in cycles
+
+
+def check_record(world: World) -> None:
+    """Check that what returned ran once, and nothing ran twice."""
+    for key in world.returned:
+        if world.ran[key] != 1:
+            world.violated(f"{key} returned, but ran {world.ran[key]} times")
+
+
+def check_membership(world: World) -> None:
+    """Check that no two members know different incarnations of a worker in the same generation."""
+    for agent in world.live().values():
+        for member in agent.peers.members.all():
+            world.admitted(member.identity)
+
+
+def check_threads(world: World) -> None:
+    """Check that no thread of a worker that has shut down is left, except for attempts to connect, which time out."""
+    left: list[str] = []
+    for pause in (0.0, CONNECTING):
+        world.sim.sleep(pause)
+        threads = world.sim.scheduler.threads.values()
+        left = [f"{thread.node}:{thread.name}" for thread in threads if thread.node and not thread.killed]
+        if not left:
+            return
+    world.violated(f"threads are left after shutdown: {', '.join(left)}\n{world.sim.scheduler.stacks()}")

@@ -1,0 +1,69 @@
+"""Which errors a program may see, given the faults so far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from telegrad.errors import (
+    AuthenticationError,
+    BackwardError,
+    CallCancelled,
+    CallError,
+    DeadlineExceeded,
+    FunctionNotFound,
+    NotInitialized,
+    ReferenceGone,
+    RemoteError,
+    TelegradError,
+    WorkerLost,
+    WorkersFailed,
+)
+from telegrad.testing.universe.world import World
+
+
+def objection(
+    world: World,
+    error: BaseException,
+    *,
+    here: str,
+    may_be_late: bool = False,
+    may_be_cancelled: bool = False,
+    lineage: Collection[str] = (),
+) -> str:
+    """Return why a program must not see an error; empty if it may.
+
+    `lineage` are the workers through which the reference went that was used.
+    """
+    kind = type(error).__name__
+    if not isinstance(error, TelegradError):
+        return f"{kind} is not an error of telegrad"
+    if isinstance(error, WorkersFailed):
+        found = [objection(world, inner, here=here, may_be_late=may_be_late) for inner in error.errors.values()]
+        return next(filter(None, found), "") if found else "WorkersFailed without errors"
+    if isinstance(error, NotInitialized):
+        return "" if here in world.suspects else f"{here} had not left the group"
+    if here in world.gone:
+        return ""  # it left
+    may_lose = bool(world.suspects) or world.anyone
+    if isinstance(error, WorkerLost):
+        if error.worker not in world.plan.workers:
+            return f"it names no worker ({error.worker!r})"
+        return "" if world.anyone or error.worker in world.suspects else f"nothing had happened to {error.worker}"
+    if isinstance(error, DeadlineExceeded):
+        late = may_be_late or (world.disturbed and world.plan.rpc_timeout)
+        return "" if late else "the call had no deadline that could pass"
+    if isinstance(error, CallCancelled):
+        return "" if may_be_cancelled or may_be_late or may_lose else "nobody cancelled the call"
+    if isinstance(error, ReferenceGone):
+        lost = world.anyone or not world.suspects.isdisjoint(lineage)
+        return "" if lost else f"the reference went only through {sorted(lineage)}, of which none was lost"
+    if isinstance(error, BackwardError | RemoteError):
+        named = world.anyone or any(repr(worker) in str(error) for worker in world.suspects)
+        return "" if may_lose and named else "it names no worker that was lost"
+    if isinstance(error, FunctionNotFound):
+        return "" if world.replaced else "the function was registered"
+    if isinstance(error, AuthenticationError):
+        return "" if may_lose else "every worker knows the token"
+    if isinstance(error, CallError) and type(error) is CallError:
+        return "" if may_lose else "no worker was lost"
+    return f"{kind} is not an error that faults explain"

@@ -1,0 +1,59 @@
+"""Which errors the faults explain."""
+
+from __future__ import annotations
+
+import pytest
+
+from telegrad.errors import (
+    BackwardError,
+    CallCancelled,
+    DeadlineExceeded,
+    NotInitialized,
+    ReferenceGone,
+    TelegradError,
+    WorkerLost,
+    WorkersFailed,
+)
+from telegrad.testing.universe.judge import objection
+from telegrad.testing.universe.network import UniverseSimulation
+from telegrad.testing.universe.plan import Fault, draw_plan
+from telegrad.testing.universe.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    plan = draw_plan(1)
+    return World(plan, UniverseSimulation(1, plan.workers))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WorkerLost("lost", worker="w1"),
+        DeadlineExceeded("late"),
+        CallCancelled("cancelled"),
+        ReferenceGone("gone"),
+        NotInitialized("closed"),
+        BackwardError("worker 'w1' failed"),
+        WorkersFailed("two failed", errors={"w1": WorkerLost("lost", worker="w1")}),
+        TelegradError("a bug"),
+        ValueError("not of telegrad"),
+    ],
+)
+def test_nothing_explains_an_error_without_faults(world: World, error: Exception) -> None:
+    assert objection(world, error, here="w0")
+
+
+def test_a_killed_worker_explains_its_loss_and_no_other(world: World) -> None:
+    world.suspect(Fault(0.0, "kill", ("w1",)))
+    assert not objection(world, WorkerLost("lost", worker="w1"), here="w0")
+    assert not objection(world, BackwardError("worker 'w1' is lost"), here="w0")
+    assert not objection(world, ReferenceGone("gone"), here="w0", lineage={"w1"})
+    assert objection(world, WorkerLost("lost", worker="w0"), here="w0")
+    assert objection(world, WorkerLost("lost"), here="w0")
+    assert objection(world, ReferenceGone("gone"), here="w0", lineage={"w0"})
+
+
+def test_a_deadline_or_a_cancellation_explains_its_error(world: World) -> None:
+    assert not objection(world, DeadlineExceeded("late"), here="w0", may_be_late=True)
+    assert not objection(world, CallCancelled("cancelled"), here="w0", may_be_cancelled=True)
