@@ -18,12 +18,12 @@ from torch.distributed.rendezvous import rendezvous
 from telegrad.connection.worker_record import MAX_ID
 from telegrad.errors import RendezvousError, RendezvousTimeout
 from telegrad.interrupts import interruptible
-from telegrad.waiting_report import FIRST, WaitingReport, seconds
+from telegrad.waiting_report import WaitingReport, seconds
 
 _log = logging.getLogger("telegrad")
 
 _MAX_PAUSE = 0.1
-_FIRST_LOG = FIRST  # seconds of waiting after which it is logged for the first time
+_FIRST_LOG = 10.0  # seconds of waiting after which it is logged: importing torch takes some on a busy machine
 _UNKNOWN_HOST_LIMIT = 5.0  # seconds for which a host name may be unknown: name servers have moments of weakness
 _MIN_FREE = 4096  # bytes that a rendezvous file needs at least
 MAX_TIMEOUT = 10.0 * 365 * 86400
