@@ -7,6 +7,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from fuzz.choices import Choices
 from fuzz.hostile_messages import HostileMember
 from telegrad.agent.agent import Agent
@@ -53,7 +55,8 @@ class Attacker:
             return channel
         self.close()
         agent = self._agent = self._make_agent()
-        agent.start([agent.me, self._target])
+        agent.me = agent.local.me = msgspec.structs.replace(agent.me, generation=self.lives)
+        agent.start([agent.me, self._target], is_open=True)
         self.lives += 1
         agent.call(self._target.name, divmod, (1, 1), timeout=30.0)
         channel = self._channel = agent.peers.find(self._target.name).outgoing

@@ -138,7 +138,7 @@ def run(transport: str, attack: str, frames: int, seed: int, steps: int = 5) -> 
     """Attack, and print the figures."""
     with tempfile.TemporaryDirectory(prefix="tg-") as directory, victim(transport, directory) as record:
         agent = make_agent("c", 2, transport, directory)
-        agent.start([agent.me, record])
+        agent.start([agent.me, record], is_open=True)
         caller = Caller(agent)
         attacker = Attacker(lambda: make_agent("b", 1, transport, directory), record, (agent.me,), random.Random(seed))
         try:

@@ -97,13 +97,13 @@ def simulate(program: Callable[[Simulation], Any], seed: int = 1) -> Any:
 @pytest.fixture(autouse=True)
 def random_state() -> Iterator[None]:
     """Leave the generators of the process as they were."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         yield
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> tuple[dict[str, torch.Tensor], dict[int, float]]:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         parameters, losses, training = simulate(train)
     assert training.recoveries == []
     return parameters, losses

@@ -13,7 +13,7 @@ from telegrad.transport.tcp import TcpTransport
 @contextmanager
 def redirected(agent: Agent, real: str, other: str) -> Iterator[None]:
     """Let connections that `agent` opens to the tcp address `real` arrive at `other`."""
-    transport = agent.peers.connector._transports["tcp"]
+    transport = agent.peers.connector.dialer._transports["tcp"]
     assert isinstance(transport, TcpTransport)
     with rerouted(transport, real, other):
         yield

@@ -297,6 +297,7 @@ class Scheduler:
             thread.thread.join(10)
         for loop in self.loops:  # of killed workers
             if not loop.is_closed():
+                loop.set_exception_handler(lambda *_: None)  # it would report the coroutines that were killed
                 loop.close()
 
     def stacks(self) -> str:

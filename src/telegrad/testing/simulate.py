@@ -1,7 +1,7 @@
 """Runs universes: whole programs over many workers, with every fault: ``make simulate SEEDS=10000``.
 
 python -m telegrad.testing.simulate --first 0 --seeds 1000 --jobs 2
-python -m telegrad.testing.simulate --seed 1234 --verbose
+python -m telegrad.testing.simulate --seed 1234
 python -m telegrad.testing.simulate --without resend --seeds 2000 --stop
 """
 

@@ -41,8 +41,8 @@ def target(transport: str) -> Iterator[tuple[Agent, Caller, Attacker]]:
     with tempfile.TemporaryDirectory(prefix="tg-") as directory:
         a = make_agent("a", 0, transport, directory, AgentSettings(session=SessionSettings(resume_limit=2.0)))
         c = make_agent("c", 2, transport, directory)
-        a.start([a.me])
-        c.start([c.me, a.me])
+        a.start([a.me], is_open=True)
+        c.start([c.me, a.me], is_open=True)
         c.call("a", divmod, (7, 2))
         caller = Caller(c)
         attacker = Attacker(lambda: make_agent("b", 1, transport, directory), a.me, (c.me,), random.Random(1))

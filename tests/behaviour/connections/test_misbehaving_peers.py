@@ -64,7 +64,7 @@ class RawChannel:
     peer_names = None
 
     def __init__(self, agent: Agent) -> None:
-        transport = agent.peers.connector._transports.get("tcp")
+        transport = agent.peers.connector.dialer._transports.get("tcp")
         self.binding = transport._credentials.binding if isinstance(transport, TlsTransport) else b""
 
 

@@ -18,7 +18,7 @@ FOUND_BY = {
     "resend": 18,
     "ack-rule": 2,
     "probe": 9,
-    "gate-order": 1630,
+    "gate-order": 386,
     "reference-confirm": 35,
     "incarnation-check": 142,
     "membership-quorum": 26,

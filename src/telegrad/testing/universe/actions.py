@@ -6,17 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
-from telegrad import autograd, rpc
+from telegrad import rpc
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.futures import Future
-from telegrad.optim import DistributedOptimizer
 from telegrad.rref.handle import RRef
 from telegrad.testing.universe.judge import objection
 from telegrad.testing.universe.plan import Action
-from telegrad.testing.universe.services import layer
+from telegrad.testing.universe.training import Training
 from telegrad.testing.universe.world import Handle, World
 
 _GATHER_LIMIT = 200.0
@@ -101,7 +98,9 @@ class Program:
                 if self._mine:
                     self._mine.pop(action.count % len(self._mine))
             case "train":
-                self._train(action)
+                training = Training(self._world, self._worker, action)
+                self._using = training.key
+                training.run()
             case "sleep":
                 self._world.sim.sleep(action.seconds)
             case _:
@@ -216,68 +215,3 @@ class Program:
                 error = error or caught
         if error is not None:
             raise error
-
-    # -- training -----------------------------------------------------------------------------------------------
-
-    def _train(self, action: Action) -> None:
-        """Train parameters of other workers for some steps, and the same parameters in one process."""
-        world, owners = self._world, sorted(set(action.workers))
-        training = world.new_key("training", self._worker)
-        self._using = training
-        world.lineage[training].update((self._worker, *owners))
-        for number, owner in enumerate(owners):
-            world.weights[training, owner] = torch.full((2,), 0.5 + number, dtype=torch.double, requires_grad=True)
-        mirror = [world.weights[training, owner].detach().clone().requires_grad_() for owner in owners]
-        rrefs = [rpc.remote(o, "@weight", (world.new_key("weight", self._worker), training), timeout=0) for o in owners]
-        remote = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.1)
-        local = torch.optim.SGD(mirror, lr=0.1)
-        for step in range(1 + action.count % 2):
-            x = torch.full((2,), 1.0 + step, dtype=torch.double, requires_grad=True)
-            local.zero_grad()
-            self._forward(action, owners, lambda owner, y: layer(y, mirror[owners.index(owner)]), x).sum().backward()  # type: ignore[no-untyped-call]
-            want, x = x.grad, x.detach().clone().requires_grad_()
-            with autograd.context() as context:
-                y = self._forward(action, owners, lambda owner, y: self._scaled(owner, training, y), x)
-                autograd.backward(context, [y.sum()])
-                got = autograd.get_gradients(context).get(x)
-                self._compare(f"the gradient of {training}", got, want)
-                self._check_gradients(training, owners, mirror, context)
-                remote.step(context)
-            local.step()
-        for owner, expected in zip(owners, mirror, strict=True):
-            if owner not in world.suspects:
-                self._compare(f"the weight of {training} on {owner}", world.weights[training, owner], expected)
-
-    def _scaled(self, owner: str, training: str, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        key = self._world.new_key("layer", self._worker)
-        both: tuple[torch.Tensor, torch.Tensor] = rpc.rpc_sync(owner, "@scaled", (key, training, y), timeout=0)
-        self._world.has_returned(key)
-        return both
-
-    def _forward(
-        self,
-        action: Action,
-        owners: list[str],
-        run: Callable[[str, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
-        x: torch.Tensor,
-    ) -> torch.Tensor:
-        """Go through the owners; with `flag` use the second results, too, else they are dead ends."""
-        y = x
-        for _ in range(1 + action.count // 3):
-            for owner in owners:
-                first, second = run(owner, y)
-                y = first + second if action.flag else first
-        return y
-
-    def _check_gradients(self, training: str, owners: list[str], mirror: list[torch.Tensor], context: int) -> None:
-        for owner, expected in zip(owners, mirror, strict=True):
-            agent = self._world.live().get(owner)
-            if agent is None or owner in self._world.suspects:
-                continue
-            there = agent.autograd.contexts.get(context)
-            got = None if there is None else there.gradients.get(self._world.weights[training, owner])
-            self._compare(f"the gradient of {training} on {owner}", got, expected.grad)
-
-    def _compare(self, what: str, got: torch.Tensor | None, want: torch.Tensor | None) -> None:
-        if got is None or want is None or not torch.allclose(got, want, rtol=1e-12):
-            self._world.violated(f"{what} is {got} instead of {want}")

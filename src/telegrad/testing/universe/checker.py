@@ -52,6 +52,7 @@ def settle(world: World) -> None:
     give_up = sim.scheduler.now + SETTLING
     pause = 0.05
     while True:
+        world.kept.clear()  # a call whose caller is gone may still run, and keep what it brought
         left = {name: found for name, agent in world.live().items() if (found := left_behind(agent))}
         if not left:
             return
