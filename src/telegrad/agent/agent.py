@@ -134,7 +134,7 @@ class Agent:
             accept=settings.accept,
             devices=local_devices() if devices is None else devices,
         )
-        _forget_in_children(self)
+        _agents.add(self)
 
     def start(self, group: Iterable[WorkerRecord], *, is_open: bool = False) -> None:
         """Start serving in a new group of these workers, which include this one."""
@@ -312,13 +312,13 @@ class _NotAdded:
         raise NotInitialized(f"worker {self._worker!r} was made without {self._part}: make it with telegrad.init_rpc()")
 
 
-def _forget_in_children(agent: Agent) -> None:
-    """Have the children of forks, such as DataLoader workers, neither hold nor use the agent's sockets."""
-    reference = weakref.ref(agent)
+_agents: weakref.WeakSet[Agent] = weakref.WeakSet()
 
-    def in_child() -> None:
-        forgotten = reference()
-        if forgotten is not None:
-            forgotten.abandon()
 
-    os.register_at_fork(after_in_child=in_child)
+def _forget_in_children() -> None:
+    """Have the children of forks, such as DataLoader workers, neither hold nor use the sockets of agents."""
+    for agent in list(_agents):
+        agent.abandon()
+
+
+os.register_at_fork(after_in_child=_forget_in_children)
