@@ -165,7 +165,7 @@ class WrappedHandlers:
         if threading.current_thread() is threading.main_thread():
             self._wrap()
             self._wrap_in_notebook_cells()
-            _restore_in_forked_children(self)
+            _all_handlers.add(self)
 
     def _wrap(self, *_: object) -> None:
         for number in _WRAPPED:
@@ -205,12 +205,12 @@ class WrappedHandlers:
         self.restore()
 
 
-def _restore_in_forked_children(handlers: WrappedHandlers) -> None:
-    reference = weakref.ref(handlers)
+_all_handlers: weakref.WeakSet[WrappedHandlers] = weakref.WeakSet()
 
-    def in_child() -> None:
-        inherited = reference()
-        if inherited is not None:
-            inherited.restore_in_child()
 
-    os.register_at_fork(after_in_child=in_child)
+def _restore_in_forked_children() -> None:
+    for handlers in list(_all_handlers):
+        handlers.restore_in_child()
+
+
+os.register_at_fork(after_in_child=_restore_in_forked_children)

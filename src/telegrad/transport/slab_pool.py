@@ -84,7 +84,7 @@ class SlabPool:
         self.total = 0
         self.numbers = itertools.count(1)
         self.receivers: weakref.WeakSet[SlabReceiver] = weakref.WeakSet()
-        _pin_regions_at_fork(self)
+        _pools.add(self)
 
     def make_room(self, size: int) -> list[Slab] | None:
         """Remove idle slabs, oldest first, until `size` more bytes fit, and return them. None: that is impossible.
@@ -112,20 +112,24 @@ class SlabPool:
         self.total -= slab.allocator.size
 
 
-def _pin_regions_at_fork(pool: SlabPool) -> None:
+_pools: weakref.WeakSet[SlabPool] = weakref.WeakSet()
+_locked: dict[int, list[SlabPool]] = {}  # by thread: the pools whose locks it holds during a fork
+
+
+def _pin_regions_before_fork() -> None:
     """Never release a region that a forked child can see: it must not change under the child."""
-    reference = weakref.ref(pool)
+    pools = _locked[threading.get_ident()] = sorted(_pools, key=id)  # in one order, if two threads fork
+    for pool in pools:
+        pool.lock.acquire()
+        for receiver in pool.receivers:
+            receiver.pin_all()
 
-    def before() -> None:
-        pool = reference()
-        if pool is not None:
-            pool.lock.acquire()
-            for receiver in pool.receivers:
-                receiver.pin_all()
 
-    def after() -> None:
-        pool = reference()
-        if pool is not None:
-            pool.lock.release()
+def _unlock_after_fork() -> None:
+    for pool in _locked.pop(threading.get_ident()):
+        pool.lock.release()
 
-    os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
+
+os.register_at_fork(
+    before=_pin_regions_before_fork, after_in_parent=_unlock_after_fork, after_in_child=_unlock_after_fork
+)
