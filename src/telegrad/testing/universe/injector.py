@@ -110,8 +110,10 @@ class Injector:
                     self._end_later(fault, partial(network.unblock, *pair))
             case "slow":
                 sim.scheduler.slow(one, now + fault.seconds, 0.0, min(0.2, fault.seconds / 4))
+                self._end_later(fault, _nothing)
             case "freeze":
                 sim.scheduler.freeze(one, now + fault.seconds)
+                self._end_later(fault, _nothing)
             case "jump":
                 sim.scheduler.jump(one, fault.seconds)
             case "leave":
@@ -249,3 +251,7 @@ class Injector:
         self._at(self._sim.scheduler.now + SIDES_APART, heal)
         self._restart(name, vouched=False)
         self._restart(name, vouched=False, place=rival)
+
+
+def _nothing() -> None:
+    """Do nothing: the scheduler ends the fault, and this keeps the universe waiting until then."""

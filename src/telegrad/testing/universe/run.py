@@ -181,7 +181,8 @@ class _Run:
                 return
             want = run_locally(program)
             refused = bool(refusal(got, want))
-            if want.error is None and isinstance(got.error, TelegradError) and not refused:
+            earlier = want.error is None or len(got.results) < len(want.results)
+            if earlier and isinstance(got.error, TelegradError) and not refused:
                 world.story.add(names[0], "fails program: %s", str(got.error))
                 world.counts["failed programs"] += 1
                 if reason := objection(world, got.error, here=names[0]):
