@@ -401,6 +401,7 @@ EXEMPT = {
     "nn": "calls protected code",
     "worker_devices": "runs before and after agents, and holds nothing",
     "optim": "calls protected code",
+    "recovery": "calls protected code",
     "testing": "interrupts on purpose",
 }
 """Top-level modules and packages that may be interrupted anywhere, and why."""

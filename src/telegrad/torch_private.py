@@ -53,7 +53,7 @@ _NEEDED: Sequence[tuple[str, object, Sequence[str]]] = (
         "torch.Tensor",
         torch.Tensor,
         (
-            *("grad_dtype", "_use_count", "_is_view", "_base", "_is_zerotensor", "_indices", "_values"),
+            *("grad_dtype", "_version", "_use_count", "_is_view", "_base", "_is_zerotensor", "_indices", "_values"),
             *("_backward_hooks", "_post_accumulate_grad_hooks", "_make_subclass", "_make_wrapper_subclass"),
         ),
     ),
@@ -154,6 +154,8 @@ use_engine_threads: Callable[[bool], None] = _C._set_multithreading_enabled
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 """Returns the tensor that a tensor is a view of."""
 is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""Returns how often a tensor was changed in place."""
 backward_hooks: Callable[[torch.Tensor], Any] = attrgetter("_backward_hooks")
 """Returns what `register_hook` registered on a tensor, if anything."""
 post_accumulate_hooks: Callable[[torch.Tensor], Any] = attrgetter("_post_accumulate_grad_hooks")

@@ -55,14 +55,14 @@ class Training(Generic[T]):
     `build` creates modules, optimizers and whatever else the steps use, on this worker and on others, and returns them
     in any structure of dicts, lists, tuples and dataclasses; `state` is what it returned. It is called again after a
     loss, and must build the same every time. A snapshot is taken every `every` steps, and `copies` other workers hold
-    the share of each one in their memory. With a `directory`, which all
-    workers must see, snapshots are written to disk, too, and a training that is started anew goes on from the last one.
-    `replacement_timeout` is how many seconds to wait for the replacement of a lost worker.
+    the share of each one in their memory. With a `directory`, which all workers must see, snapshots are written to
+    disk, too, and a training that is started anew goes on from the last one. `replacement_timeout` is how many seconds to
+    wait for the replacement of a lost worker. ::
 
-    >>> training = Training(lambda: torch.nn.Linear(2, 1), every=10)
-    >>> for step in training.steps(100):
-    ...     with training:
-    ...         training.state(data[step])
+        training = Training(build, every=10)
+        for step in training.steps(1000):
+            with training:
+                train_on(training.state, data[step])
     """
 
     def __init__(

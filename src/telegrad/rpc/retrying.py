@@ -33,6 +33,7 @@ from telegrad.execution.executor import GuaranteedTask
 from telegrad.execution.reported_wait import ReportedWait
 from telegrad.futures import Future
 from telegrad.rpc.idempotence import RetryPolicy
+from telegrad.torch_private import version_of
 from telegrad.waiting_report import seconds
 from telegrad.wire.devices import DevicePairs
 
@@ -317,7 +318,7 @@ def _fingerprint_check(agent: Agent, args: tuple[Any, ...], kwargs: dict[str, An
 def _state_of(attachment: torch.Tensor | pickle.PickleBuffer) -> object:
     if isinstance(attachment, pickle.PickleBuffer):
         return hashlib.blake2b(attachment.raw()).digest()
-    return id(attachment), None if attachment.is_inference() else attachment._version
+    return id(attachment), None if attachment.is_inference() else version_of(attachment)
 
 
 keep_uncompiled(__name__)

@@ -39,12 +39,16 @@ def check_seed(seed: int) -> SeedResult:
 
 def show(seed: int) -> int:
     """Print the story of one seed. Return 1 if it failed, for the command."""
-    logging.getLogger("telegrad").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("telegrad")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)  # injected faults log warnings
     try:
         found = run_seed(seed)
     except Violated as error:
         sys.stdout.write(f"{error}\n")
         return 1
+    finally:
+        logger.setLevel(before)
     sys.stdout.write(f"{found.plan}\n{found.story}\nNothing was violated. Fingerprint {found.fingerprint:08x}\n")
     return 0
 

@@ -22,6 +22,8 @@ NOT_REACHED = {
     "wire/torchscript.py": "called by resolve_function and by the pickling codec",
     "transport/device.py": "opens handles of devices; find_direct_path returns none in registered mode",
     "calls/exceptions.py": "unpickle_exception, which decodes with the pickling codec",
+    "rpc/idempotence.py": "an example in its docstring",
+    "recovery/files.py": "reads snapshots from a directory of the user; there are none in registered mode",
     "launch/forked.py": "reads what the launcher sends its own worker through a pipe",
     "launch/worker_result.py": "reads what a worker sends its own launcher through a pipe",
     "__init__.py": "imports the submodules of telegrad on first use, by names in a table",

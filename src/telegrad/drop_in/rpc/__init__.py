@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import numbers
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -108,6 +109,8 @@ _DEFAULT_RPC_TIMEOUT_SEC = constants.DEFAULT_RPC_TIMEOUT_SEC
 _UNSET_RPC_TIMEOUT = constants.UNSET_RPC_TIMEOUT
 _INIT_TIMEOUT = 300.0
 _is_tensorpipe_available = True
+_init_counter = 0  # torch counts the groups of a process; here the store does
+_init_counter_lock = threading.Lock()
 
 
 def is_available() -> bool:
