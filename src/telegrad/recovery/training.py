@@ -56,8 +56,8 @@ class Training(Generic[T]):
     in any structure of dicts, lists, tuples and dataclasses; `state` is what it returned. It is called again after a
     loss, and must build the same every time. A snapshot is taken every `every` steps, and `copies` other workers hold
     the share of each one in their memory. With a `directory`, which all workers must see, snapshots are written to
-    disk, too, and a training that is started anew goes on from the last one. `replacement_timeout` is how many seconds to
-    wait for the replacement of a lost worker. ::
+    disk, too, and a training that is started anew goes on from the last one. `replacement_timeout` is how many seconds
+    to wait for the replacement of a lost worker. ::
 
         training = Training(build, every=10)
         for step in training.steps(1000):
