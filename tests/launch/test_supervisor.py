@@ -335,9 +335,10 @@ def test_keep_going_applies_after_the_last_restart(
 def test_a_signal_stops_a_group_in_which_a_worker_failed(
     write: Write, liveness: LivenessPipe, launch: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    command = write(f"if rank == 1: sys.exit(3)\nf = open({str(liveness.path)!r}, 'w')\n" + SLEEP)
-    launcher = launch("-n", "2", "--keep-going", *command)
+    opened = f"f = open({str(liveness.path)!r}, 'w')\nprint('up', file=f, flush=True)\n"
+    launcher = launch("-n", "2", "--keep-going", *write(f"if rank == 1: sys.exit(3)\n{opened}{SLEEP}"))
     assert launcher.stderr is not None
+    assert liveness.wait_for_lines(1) == ["up"]  # or its end would never come
     assert launcher.stderr.readline() == "telegrad run: worker1 failed with exit code 3; the other workers continue\n"
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(timeout=60) == 130
