@@ -15,6 +15,7 @@ from telegrad.wire.handshake_messages import (
     HandshakeMessage,
     Hello,
     Proof,
+    Purpose,
     Reject,
     Welcome,
     decode_handshake,
@@ -30,10 +31,11 @@ devices = st.lists(st.tuples(texts, numbers), max_size=2).map(tuple)
 handshake_messages = st.one_of(
     st.builds(
         Hello,
-        *(texts, numbers, numbers, addresses, texts, texts, st.booleans(), texts, devices, texts, texts, nonces),
+        *(texts, numbers, numbers, numbers, st.sampled_from(Purpose), addresses, texts, texts, st.booleans(), texts),
+        *(devices, texts, texts, nonces),
         *(numbers, numbers, pairs, st.booleans(), nonces),
     ),
-    st.builds(Challenge, texts, numbers, numbers, texts, nonces, nonces),
+    st.builds(Challenge, texts, numbers, numbers, texts, st.integers(-1, 2**63), nonces, nonces),
     st.builds(Proof, nonces),
     st.builds(Welcome, pairs, nonces),
     st.builds(Reject, texts, numbers, numbers, texts, texts, nonces),
