@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.stores import reserved_port, tcp_client, tcp_server
+from tests.support.stores import reserved_port, tcp_client, tcp_server, together
 from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store
 
 from telegrad import rendezvous_store
@@ -71,24 +71,6 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
             return next(stores)
 
     return plain if kind == request.param else lambda: PrefixStore("group-1", plain())
-
-
-def together(*workers: Callable[[], list[WorkerRecord]]) -> list[list[WorkerRecord] | RendezvousError]:
-    """Run all workers concurrently in threads, and return what each returned or raised."""
-    outcomes: dict[int, list[WorkerRecord] | RendezvousError] = {}
-
-    def run(index: int, worker: Callable[[], list[WorkerRecord]]) -> None:
-        try:
-            outcomes[index] = worker()
-        except RendezvousError as error:
-            outcomes[index] = error
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [outcomes[index] for index in range(len(workers))]
 
 
 def joining(store: Store, me: WorkerRecord, world_size: int, timeout: float = LONG) -> Callable[[], list[WorkerRecord]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.support.stores import tcp_client, tcp_server
+from tests.support.stores import tcp_client, tcp_server, together
 from torch.distributed import FileStore, HashStore, PrefixStore, Store
 
 from telegrad import rendezvous_epochs, rendezvous_search
@@ -113,23 +113,6 @@ def hashed() -> World:
 
 
 Outcomes = list[FoundGroup | RendezvousError]
-
-
-def together(*workers: Callable[[], FoundGroup]) -> Outcomes:
-    outcomes: dict[int, FoundGroup | RendezvousError] = {}
-
-    def run(index: int, worker: Callable[[], FoundGroup]) -> None:
-        try:
-            outcomes[index] = worker()
-        except RendezvousError as error:
-            outcomes[index] = error
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [outcomes[index] for index in range(len(workers))]
 
 
 def formed(outcomes: Outcomes) -> list[WorkerRecord]:

@@ -24,6 +24,7 @@ from telegrad.errors import NotAMember, TelegradError, WorkerLost
 from telegrad.execution.executor import GuaranteedTask
 from telegrad.protocol.membership import Vote
 from telegrad.waiting import Event
+from telegrad.waiting_report import WaitingReport
 from telegrad.wire.handshake_messages import Purpose
 
 _log = logging.getLogger("telegrad")
@@ -32,7 +33,6 @@ SERVICE = "@telegrad.members"
 _PAUSE = 0.2  # seconds between two rounds of votes
 _MAX_PAUSE = 1.0
 _ATTEMPT = 3.0  # seconds that one member may take to answer a request for its vote
-_REPORT = 3.0  # seconds after which a newcomer says why it waits
 
 CallWorker = Callable[..., Any]
 
@@ -75,7 +75,7 @@ class Joining:
         local, members, me = self._local, self._peers.members, self._local.me
         others = [record for record in records if record.name != me.name]
         generation = max((record.generation for record in records if record.name == me.name), default=-1) + 1
-        began, pause, reported = local.runtime.now(), _PAUSE, False
+        report, pause = WaitingReport(local.runtime.now()), _PAUSE
         while True:
             candidate = msgspec.structs.replace(me, generation=generation)
             until = min(deadline, local.runtime.now() + _ATTEMPT)
@@ -90,8 +90,7 @@ class Joining:
                 raise NotAMember(
                     f"worker {me.name!r} cannot take its place in the group: {_summary(len(records), voters, reasons)}"
                 )
-            if now - began > _REPORT and not reported:
-                reported = True
+            if report.is_due(now):
                 _log.warning(
                     "worker %r waits to take its place in the group: %s",
                     me.name,

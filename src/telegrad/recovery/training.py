@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from telegrad.default_agent import default_agent
-from telegrad.errors import DeadlineExceeded, RecoveryFailed, TelegradError, WorkerLost
+from telegrad.errors import DeadlineExceeded, RecoveryFailed, TelegradError
 from telegrad.protocol.membership import State
 from telegrad.recovery.snapshots import Snapshots
 from telegrad.recovery.stateful import Found, find
@@ -92,7 +92,7 @@ class Training(Generic[T]):
         self._built: list[T] = []
         self._found = Found({}, {})
         self._incarnations: dict[str, int] = {}  # of all workers, when the state was built
-        self._failure: Exception | None = None
+        self._failed = False
         self._entered = False
         self.recoveries: list[Recovery] = []
         """The recoveries so far."""
@@ -119,14 +119,14 @@ class Training(Generic[T]):
                 self._recover()
             while self._step < count or self._is_spoiled():
                 if self._step < count:
-                    self._entered, self._failure = False, None
+                    self._entered = self._failed = False
                     yield self._step
                     if not self._entered:
                         raise TelegradError("write `with training:` around the body of the loop over steps()")
-                    if self._failure is None:
+                    if not self._failed:
                         self._step += 1
                         self._attempt(self._end_of_step)
-                if self._failure is not None:
+                if self._failed:
                     self._recover()
         finally:
             self._snapshots.drop_all(list(self._current()))
@@ -140,16 +140,15 @@ class Training(Generic[T]):
     ) -> bool:
         if not isinstance(error, Exception) or not self._is_loss(error):
             return False
-        self._failure = error
+        self._failed = True
         return True
 
     def _is_spoiled(self) -> bool:
         """Return whether a worker was lost after the last step."""
-        self._failure = None
+        self._failed = False
         self._attempt(self._snapshots.finish)
-        if self._failure is None and self._lost():
-            self._failure = WorkerLost("lost after the last step", worker=self._lost()[0])
-        return self._failure is not None
+        self._failed = self._failed or bool(self._lost())
+        return self._failed
 
     def _attempt(self, action: Callable[[], None]) -> None:
         with self:
