@@ -42,6 +42,22 @@ PATIENCE = 20.0
 """Seconds that threads, processes and sockets get to finish closing."""
 STARTED_ONCE = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 """Processes that multiprocessing starts on first use and keeps running."""
+SERVER = b"tests.support.loaded_interpreter"
+"""The process that forks programs for tests, which keeps running as well."""
+
+
+LONG = (
+    "tests/project/test_conformance_suites.py",
+    "tests/project/test_benchmarks.py",
+    "tests/testing/test_endurance.py",
+    "tests/project/test_examples.py",
+    "tests/behaviour/network/",
+)
+"""Tests that take 10 to 60 seconds each. They come first: one that starts last would run while other cores are idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 def socket_count() -> int:
@@ -56,26 +72,45 @@ def socket_count() -> int:
 
 
 def children() -> dict[int, str]:
-    """Return the command lines of child processes by pid, without those that multiprocessing keeps."""
+    """Return the command lines of child processes by pid, and of those forked for a test, without those that stay."""
+    found = children_of("self")
+    for pid, command in list(found.items()):
+        if SERVER in command:
+            del found[pid]
+            found |= children_of(pid)
+    return {
+        pid: command.replace(b"\0", b" ").decode(errors="replace").strip() or "(a zombie)"
+        for pid, command in found.items()
+        if not any(name in command for name in STARTED_ONCE)
+    }
+
+
+def children_of(process: int | str) -> dict[int, bytes]:
+    """Return the command lines of the children of a process by pid."""
     found = {}
-    for task in os.listdir("/proc/self/task"):
+    for task in os.listdir(f"/proc/{process}/task"):
         try:
-            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
+            pids = Path(f"/proc/{process}/task/{task}/children").read_text().split()
         except FileNotFoundError:
             continue  # the thread has ended since
         for pid in pids:
             try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_bytes()
             except FileNotFoundError:
                 continue
-            if not any(name in command for name in STARTED_ONCE):
-                found[int(pid)] = command.replace(b"\0", b" ").decode(errors="replace").strip() or "(a zombie)"
     return found
 
 
 def left_in(directory: Path) -> list[str]:
     """Return the names of telegrad's files in a runtime directory."""
     return sorted(path.name for pattern in ("*.sock", "*.new", "tg-*") for path in directory.glob(pattern))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast_collections() -> None:
+    """Keep the garbage collector from visiting what torch and the tests loaded, which takes 0.15 s each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -76,11 +76,16 @@ class Benchmark:
         measured = {}
         with started(self.systems, known, transport) as ready:
             for number, name in enumerate(cases):
-                iterations = max(2, known[name].iterations // 10) if quick else known[name].iterations
                 taking_part = self.turns(ready, name, number)
+                iterations = self.iterations(name, quick)
                 runs = {who: workers.runs(what, iterations) for who, (workers, what) in taking_part.items()}
                 measured[name] = alternate(runs, blocks)
         return measured
+
+    def iterations(self, case: str, quick: bool) -> int:
+        """Return the iterations in a block of a case."""
+        every = self.cases[case].iterations
+        return max(2, every // 10) if quick else every
 
     def _compared(self, transport: str, name: str, measured: Mapping[str, Series]) -> Comparison:
         case = self.cases[name]
@@ -114,7 +119,7 @@ def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
 
 def add_amount(parser: argparse.ArgumentParser) -> None:
     """Add the options that set how much is measured."""
-    parser.add_argument("--blocks", type=_at_least_one, help="blocks per system and case (10; with --quick, 2)")
+    parser.add_argument("--blocks", type=at_least_one, help="blocks per system and case (10; with --quick, 2)")
     parser.add_argument("--quick", action="store_true", help="run a tenth of the iterations, to see that it works")
 
 
@@ -145,7 +150,8 @@ def reporting_errors(program: str) -> Iterator[Exit]:
         end.code = 130
 
 
-def _at_least_one(text: str) -> int:
+def at_least_one(text: str) -> int:
+    """Parse a number of something."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")

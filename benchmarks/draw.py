@@ -161,9 +161,9 @@ def _curves(
         if all(system in cases[name]["systems"] for name in sizes)
     }
     times = [seconds for points in medians.values() for _, seconds in points]
-    across = _logarithmic(min(sizes.values()), max(sizes.values()), left, left + width)
+    across = logarithmic(min(sizes.values()), max(sizes.values()), left, left + width)
     low, high = 10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times)))
-    up = _logarithmic(low, high, top + height, top)
+    up = logarithmic(low, high, top + height, top)
     if transport == titled[0]:
         picture.text(20, top - 38, "Round trip of a tensor, by size", size=15, bold=True, at="start")
     picture.text(left, top - 12, TRANSPORTS[transport][0], size=12, bold=True, at="start")
@@ -191,7 +191,8 @@ def _sizes(cases: Mapping[str, Any]) -> dict[str, int]:
     return {name: int(match[1]) * units[match[2]] for name, match in found.items() if match}
 
 
-def _logarithmic(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+def logarithmic(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """Return a function that maps values between `low` and `high` to places between `start` and `end`."""
     return lambda value: start + (end - start) * math.log(value / low) / math.log(high / low)
 
 

@@ -60,14 +60,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run all benchmarks, and draw the results.")
-    parser.add_argument(
-        "--transports", nargs="+", choices=command.TRANSPORTS, default=command.TRANSPORTS, help="(both)"
-    )
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help="of %(choices)s")
+    add_choices(parser)
     command.add_amount(parser)
     parser.add_argument("--json", type=Path, default=draw.FIGURES, metavar="FILE", help="(%(default)s)")
     parser.add_argument("--picture", type=Path, default=draw.PICTURE, metavar="FILE", help="(%(default)s)")
     return parser.parse_args(arguments)
+
+
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """Add the options that set what is measured."""
+    parser.add_argument(
+        "--transports", nargs="+", choices=command.TRANSPORTS, default=command.TRANSPORTS, help="(both)"
+    )
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help="of %(choices)s")
 
 
 def _plan(transports: Sequence[str]) -> Iterator[tuple[command.Benchmark, str]]:

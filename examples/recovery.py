@@ -8,7 +8,9 @@ python examples/recovery.py [--steps 120] [--kills 3]
 """
 
 import argparse
+import os
 import random
+import sys
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -23,8 +25,8 @@ from telegrad.recovery import Recovery, Training
 
 STAGES = ["stage0", "stage1", "stage2"]
 NAMES = ["trainer", *STAGES]
-Outcome = tuple[list[torch.Tensor], dict[int, float], list[Recovery]]
-"""The final parameters, the losses by step, and what happened to workers."""
+Outcome = tuple[list[torch.Tensor], dict[int, float], list[Recovery]] | None
+"""The final parameters, the losses by step, and what happened to workers. None: the trainer itself failed."""
 
 
 class Stage(torch.nn.Module):
@@ -70,13 +72,14 @@ def step(model: Model) -> float:
     return loss.item()
 
 
-def work(
-    steps: int, width: int, begun: str | None = None
-) -> tuple[list[torch.Tensor], dict[int, float], list[Recovery]] | None:
+def work(steps: int, width: int, begun: str | None = None) -> Outcome:
     torch.manual_seed(1)
     if telegrad.get_worker_info().name != "trainer":
         return None  # and serve the trainer until it shuts down
-    training = Training(partial(build, width), every=10)
+    if os.environ.get("TELEGRAD_RESTART", "0") != "0":
+        return None  # nobody kills the trainer: its training has failed, and beginning anew would hide that
+    # All others hold a copy, the trainer, too: so all stages may be lost before one of them is replaced.
+    training = Training(partial(build, width), every=10, copies=len(STAGES))
     losses = {}
     for number in training.steps(steps):
         if begun is not None:
@@ -123,15 +126,20 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=3.0, help="between two kills, on average")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    expected, losses, _ = launch.local(work, NAMES, args=(options.steps, options.width), prefix=False)[0]
+    undisturbed = launch.local(work, NAMES, args=(options.steps, options.width), prefix=False)[0]
+    assert undisturbed is not None
+    expected, losses, _ = undisturbed
     print(f"undisturbed: the loss went from {losses[0]:.3f} to {losses[options.steps - 1]:.3f}", flush=True)
-    parameters, again, recoveries = train(options.steps, options.width, options.kills, options.seconds, options.seed)
+    outcome = train(options.steps, options.width, options.kills, options.seconds, options.seed)
+    if outcome is None:
+        sys.exit("FAILED: the training was not recovered; the error of the trainer is above")
+    parameters, again, recoveries = outcome
     for each in recoveries:
         print(
             f"{' and '.join(each.workers)} was lost in step {each.step}: went on with step {each.resumed} after "
             f"{each.seconds:.1f} s"
         )
     same = all(torch.equal(one, other) for one, other in zip(parameters, expected, strict=True)) and again == losses
-    print(
-        f"with {len(recoveries)} losses: parameters and losses are {'the same' if same else 'DIFFERENT'}, bit for bit"
-    )
+    if not same:
+        sys.exit(f"FAILED: after {len(recoveries)} losses the parameters or losses differ")
+    print(f"with {len(recoveries)} losses: parameters and losses are the same, bit for bit")

@@ -94,8 +94,17 @@ def _run(name: str, seconds: int, *, verbose: bool) -> str:
         "-close_fd_mask=1",
         *(str(folder) for folder in inputs(target)),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=not verbose, check=False, errors="replace")
-    return (done.stderr or "") + (done.stdout or "")
+    # Always read, because the counts of the table are in it: libFuzzer writes to stderr.
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if verbose:
+                print(line, end="", file=sys.stderr, flush=True)
+    return "".join(lines)
 
 
 def main() -> int:
@@ -105,7 +114,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=600, help="in all; the targets share them equally")
     parser.add_argument("--minimize", action="store_true", help="write the committed corpus, and do not fuzz")
     parser.add_argument("--replay", metavar="FILE", help="run one input of the target, and show what it raises")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show libFuzzer's output instead of the table")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show libFuzzer's output, too")
     options = parser.parse_args()
     unknown = set(options.targets) - set(TARGETS)
     if unknown:

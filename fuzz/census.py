@@ -62,7 +62,7 @@ def held(agent: Agent) -> dict[str, int]:
         "unacked": sum(channel.session.unacked[1] for channel in channels),
         "unsent": sum(_unsent(channel.link) for channel in channels),
         "pooled MB": agent.local.buffers.held() >> 20,
-        "gathers": len(agent.collectives._rounds) if hasattr(agent.collectives, "_rounds") else 0,
+        "gathers": len(agent.collectives.node._pending),
     }
 
 

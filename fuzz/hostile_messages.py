@@ -58,6 +58,7 @@ FUNCTIONS = (
     "@telegrad.to_here",
     "@telegrad.method",
     "@telegrad.gather",
+    "@telegrad.members",
     "@nothing",
     "no.such.module:f",
     "operator:",
@@ -77,6 +78,7 @@ _PICKLED: tuple[Any, ...] = (
 PICKLES = tuple(pickle.dumps(value, 5) for value in _PICKLED)
 DATA = (*PICKLES, b"", b"\x80\x05.", b"\x80\x05N", b"garbage")
 TEXTS = ("", "text", "x" * 300, "two\nlines", "\x1b[2J", "\u202e", "x" * 5000)
+DEVICES = ("", "cpu", "cuda:0", "cuda:7", "meta", "cuda:-1", "x\n", "cuda:" + "9" * 80, "x" * 300)
 TIMEOUTS = (0.0, 1.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e308, 1e-308)
 
 
@@ -99,7 +101,7 @@ def _tensors(choices: Choices) -> tuple[tuple[TensorDescriptor, ...], bytes]:
                 (choices.number(), 2) if wrong else (size,),
                 (choices.number(),) if choices.rarely() else (),
                 choices.flag(),
-                choices.pick(("", "", "", "cpu", "cuda:7", "meta", "x\n")),
+                choices.pick(("", "", "", *DEVICES)),
             )
         )
         offset = aligned(offset + 8 * size)
@@ -174,7 +176,11 @@ class HostileMember:
         if choices.flag():
             return None
         tensors = tuple(choices.number(3) for _ in range(choices.below(3)))
-        return AutogradMetadata(self._context_id(choices), choices.number(8), tensors, choices.flag())
+        fields = (self._context_id(choices), choices.number(8), tensors, choices.flag())
+        if not choices.rarely():
+            return AutogradMetadata(*fields)
+        count = len(tensors) if not choices.rarely() else choices.below(5)
+        return AutogradMetadata(*fields, tuple(choices.pick(DEVICES) for _ in range(count)))
 
     def _forks(self, choices: Choices) -> tuple[ForkInfo, ...]:
         if not choices.rarely():
@@ -209,8 +215,10 @@ class HostileMember:
             creation,
             access,
         )
-        autocast = _autocast(choices)
-        head = Request(*fields) if autocast is None else RequestWithState(*fields, autocast)
+        autocast, devices = _autocast(choices), _device_map(choices)
+        head = Request(*fields)
+        if autocast is not None or devices:
+            head = RequestWithState(*fields, autocast, devices)
         return head, choices.pick(DATA), region
 
     def _reply(self, choices: Choices) -> tuple[Any, bytes, bytes]:
@@ -311,6 +319,13 @@ def _autocast(choices: Choices) -> Autocast | None:
         return None
     device = choices.pick(("cpu", "cuda", "x", ""))
     return Autocast(((device, choices.number(20)),), choices.flag())
+
+
+def _device_map(choices: Choices) -> tuple[tuple[str, str], ...]:
+    if not choices.rarely():
+        return ()
+    count = choices.below(4) if not choices.rarely() else 300
+    return tuple((choices.pick(DEVICES), choices.pick(DEVICES)) for _ in range(count))
 
 
 def pack_body(head: bytes, data: bytes, region: bytes) -> bytes:

@@ -53,7 +53,11 @@ def test_help_of_run_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
         (["-n", "2", "--devices-per-worker", "0", __file__], "devices per worker must be at least 1, not 0"),
         (["-n", "2", "--restart", "-1", __file__], "the number of restarts must be at least 0, not -1"),
         (["-n", "2", "--restart-window", "0", __file__], "must be a number of seconds above 0, not 0"),
+        (["-n", "2", "--attach", "b", __file__], "--attach names 'b', but the workers are worker0, worker1"),
+        (["-n", "2", "--log-dir", "x", "--no-prefix", __file__], "--log-dir needs the output of the workers"),
         ([__file__], "specify the workers to start"),
+        ([__file__, "-n", "2"], f"write it first, as in `telegrad run -n 2 {__file__}`"),
+        ([__file__, "--names=a,b"], "--names=a,b is after the script, so it is an argument of the script"),
     ],
 )
 def test_invalid_arguments_are_reported_in_one_line_before_anything_starts(
@@ -115,3 +119,22 @@ def test_too_few_devices_are_reported_before_anything_starts(capsys: pytest.Capt
     assert (
         "2 workers with 2 devices each need 4 devices, but this machine has 2 (its accelerators: sim:0, sim:1)" in err
     )
+
+
+def test_a_malformed_range_of_ports_is_an_error_of_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TELEGRAD_PORTS", "many")
+    assert main(["run", "-n", "1", __file__]) == 2
+    assert capsys.readouterr().err.startswith("telegrad run: TELEGRAD_PORTS is 'many'")
+
+
+def test_a_directory_for_logs_that_cannot_be_made_is_an_error_of_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["run", "-n", "1", "--log-dir", str(file), __file__]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"telegrad run: the output of workers cannot be written to {file}: ")
+    assert said.endswith("; pass another --log-dir\n")

@@ -65,6 +65,22 @@ def test_callbacks_run_when_the_agent_is_closed_during_the_call(transport: str) 
         Latch.released.set()
 
 
+def test_the_value_of_a_future_that_is_not_done_is_an_error_that_says_what_to_call() -> None:
+    Latch.released.clear()
+    try:
+        with local_group() as group, acting_as(group["a"]):
+            future = rpc.rpc_async("b", wait_for_release)
+            with pytest.raises(TelegradError, match=r"wait_for_release.* on worker 'b'.* has no value yet: wait\(\)"):
+                future.value()
+            Latch.released.set()
+            assert future.wait() is None
+            assert future.value() is None
+    finally:
+        Latch.released.set()
+    with pytest.raises(TelegradError, match=r"nobody has completed, has no value yet: wait\(\)"):
+        rpc.Future().value()
+
+
 def _outcome_of(future: torch.futures.Future[object]) -> str:
     try:
         future.value()

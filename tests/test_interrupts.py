@@ -278,16 +278,21 @@ def test_an_interrupted_pass_ends_on_all_workers_and_the_next_one_works() -> Non
 def test_an_interrupt_in_an_island_that_the_main_thread_runs_for_another_worker_is_not_lost() -> None:
     # The pass of the island fails, with the interrupt as its reason.
     run = SimpleNamespace(
-        graph=SimpleNamespace(islands={0: SimpleNamespace(direct=False, last=0)}),
-        engine=SimpleNamespace(
-            run=lambda *_: (_ for _ in ()).throw(KeyboardInterrupt), forget=lambda island: ended.append(island)
+        graph=SimpleNamespace(
+            islands={0: SimpleNamespace(direct=False, last=0, entries=[7])},
+            fed={7: SimpleNamespace(forget=lambda: ended.append(7))},
         ),
-        info=SimpleNamespace(create_graph=False),
+        engine=SimpleNamespace(run=lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)),
+        info=SimpleNamespace(create_graph=False, modes=0),
         context=None,
         failure=None,
         fail=lambda error: failed.append(error),
         driver_thread=0,
-        messaging=SimpleNamespace(agent=None),
+        messaging=SimpleNamespace(agent=None, pass_profiler=None, now=time.monotonic),
+        threads={},
+        touched=0.0,
+        islands_run=0,
+        events=SimpleNamespace(on=False),
         wait_for_gradient=None,
         wait_for_slot=None,
         inner={},
@@ -394,7 +399,9 @@ def test_an_exception_of_an_unwrapped_handler_closes_the_connection_with_a_reaso
 
 EXEMPT = {
     "cli": "runs no agent",
+    "doctor": "runs no agent",
     "drop_in": "calls protected code",
+    "environment": "reads variables, and holds nothing",
     "errors": "changes no state",
     "interrupts": "the handler itself",
     "launch": "runs no agent in its process",

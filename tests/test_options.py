@@ -44,6 +44,14 @@ def test_invalid_shared_memory_is_refused(text: str, monkeypatch: pytest.MonkeyP
         Options(shared_memory=-1).settings()
 
 
+def test_ports_are_set_by_the_option_or_the_environment_or_are_any() -> None:
+    assert Options().allowed_ports({}) == ()
+    assert Options().allowed_ports({"TELEGRAD_PORTS": "29600-29602"}) == (29600, 29601, 29602)
+    assert Options(ports="443").allowed_ports({"TELEGRAD_PORTS": "29600-29602"}) == (443,)
+    with pytest.raises(ValueError, match="TELEGRAD_PORTS is 'many': it must list ports"):
+        Options().allowed_ports({"TELEGRAD_PORTS": "many"})
+
+
 def test_the_repr_of_options_shows_no_token() -> None:
     assert "secret" not in repr(Options(token="secret"))
     assert "rpc_timeout=10" in repr(Options(rpc_timeout=10))

@@ -15,15 +15,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.loaded_interpreter import LoadedPython
 from tests.support.stores import reserved_port, tcp_client, tcp_server, together
 from torch.distributed import DistStoreError, FileStore, HashStore, PrefixStore, Store
 
-from telegrad import rendezvous_store
+from telegrad import rendezvous, rendezvous_store
 from telegrad.connection.group_keys import derive_keys
+from telegrad.connection.packed_group import digest_of, pack
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, StoreLost
 from telegrad.rendezvous import _Rendezvous, assemble
-from telegrad.rendezvous_records import MAX_RECORD, Confirmation, Records, Registration, digest_of
+from telegrad.rendezvous_records import MAX_RECORD, Confirmation, Records, Registration
 from telegrad.wire.frames import VERSION
 
 LONG = 60.0
@@ -74,7 +76,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
 
 
 def joining(store: Store, me: WorkerRecord, world_size: int, timeout: float = LONG) -> Callable[[], list[WorkerRecord]]:
-    return lambda: assemble(store, me, KEYS, world_size, timeout)
+    return lambda: list(assemble(store, me, KEYS, world_size, timeout))
 
 
 def test_every_worker_gets_all_records_in_order_of_ids(connect: OpenStore) -> None:
@@ -97,7 +99,7 @@ def test_nobody_returns_before_all_listen_in_a_group_that_needs_it(connect: Open
             listening.append(rank)
 
         def join() -> list[WorkerRecord]:
-            records = assemble(store, record(rank), KEYS, 3, LONG, listen)
+            records = list(assemble(store, record(rank), KEYS, 3, LONG, listen))
             seen[rank] = len(listening)
             return records
 
@@ -109,7 +111,10 @@ def test_nobody_returns_before_all_listen_in_a_group_that_needs_it(connect: Open
 
 
 @pytest.mark.parametrize("kind", [RendezvousError, OSError])
-def test_nobody_waits_for_a_worker_that_cannot_listen(connect: OpenStore, kind: type[Exception]) -> None:
+def test_nobody_waits_for_a_worker_that_cannot_listen(
+    connect: OpenStore, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "FAILURE_LINGER", 0.05)  # nobody's store ends with its process here
     stores = [connect(), connect()]
 
     def fails(records: Sequence[WorkerRecord]) -> None:
@@ -138,7 +143,7 @@ def test_a_full_disk_is_an_error_with_the_path_and_a_remedy(tmp_path: Path) -> N
 
 
 def test_a_group_of_one_is_complete(connect: OpenStore) -> None:
-    assert assemble(connect(), record(0), KEYS, 1, LONG) == [record(0)]
+    assert list(assemble(connect(), record(0), KEYS, 1, LONG)) == [record(0)]
 
 
 def test_a_duplicate_rank_is_an_error_that_names_both_workers(connect: OpenStore) -> None:
@@ -190,7 +195,7 @@ def test_a_worker_that_waits_says_for_whom(
     together(*(joining(connect(), record(rank), 8, timeout=0.5) for rank in (0, 1, 3, 4, 6, 7)))
     lines = [one.getMessage() for one in caplog.records if "'w0'" in one.getMessage()]
     assert 2 <= len(lines) <= 4, "not ever more rarely"
-    assert lines[-1].startswith("worker 'w0' (rank 0) has waited 0 s for ranks 2, 5 of 8 workers")
+    assert re.match(r"worker 'w0' \(rank 0\) has waited 0\.\d+ s for ranks 2, 5 of 8 workers", lines[-1])
     assert {one.levelname for one in caplog.records} == {"WARNING"}
 
 
@@ -246,8 +251,7 @@ def put_registration(store: Store, record: WorkerRecord, world_size: int) -> Non
 
 def put_confirmation(store: Store) -> None:
     """Confirm as worker 1 that workers 0, which runs in this process, and 1 have registered."""
-    mine = Registration(record(0), 2, os.getpid(), socket.gethostname())
-    digest = digest_of([mine, Registration(record(1), 2, 1, "elsewhere")])
+    digest = digest_of(pack([record(0), record(1)]))
     store.set("confirmed/1", Records(KEYS, store).encode("confirmed/1", Confirmation(digest)))
 
 
@@ -314,7 +318,7 @@ def test_rank_0_waits_for_dead_workers_only_until_the_timeout() -> None:
     store = HashStore()
     put_registration(store, record(1), 2)
     put_confirmation(store)
-    assert assemble(store, record(0), KEYS, 2, 0.1) == [record(0), record(1)]
+    assert list(assemble(store, record(0), KEYS, 2, 0.1)) == [record(0), record(1)]
 
 
 def test_a_worker_that_ends_after_its_registration_fails_the_group_at_the_timeout() -> None:
@@ -329,7 +333,20 @@ def test_a_worker_that_ends_after_the_last_confirmation_does_not_fail_the_group(
     assert together(*(joining(store, record(rank), 2) for rank in range(2))) == [[record(0), record(1)]] * 2
     store.delete_key("outcome")  # as if the worker that sets it had died before
     mine = Registration(record(1), 2, os.getpid(), socket.gethostname())
-    assert _Rendezvous(store, mine, Records(KEYS, store), 0.0)._timed_out() == ("complete", "")
+    _Rendezvous(store, mine, Records(KEYS, store), 0.0)._time_out()
+    assert rendezvous.read_outcome(store, Records(KEYS, store)).status == "complete"
+
+
+def test_a_worker_that_ends_before_it_lists_the_others_does_not_fail_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous_store, "_FIRST_LOG", 0.01)
+    real = rendezvous.completes
+
+    def completes(store: Store, key: Callable[[int], str], rank: int, size: int) -> bool:
+        return key(0) != "rank/0" and real(store, key, rank, size)  # the one that finds all registrations has died
+
+    monkeypatch.setattr(rendezvous, "completes", completes)
+    store = HashStore()
+    assert together(*(joining(store, record(rank), 2) for rank in range(2))) == [[record(0), record(1)]] * 2
 
 
 def test_a_lost_store_is_an_error_that_names_its_host() -> None:
@@ -385,7 +402,7 @@ def port() -> Iterator[int]:
 def test_processes_find_each_other_even_if_rank_0_exits_immediately(port: int) -> None:
     environ = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
     workers = [
-        subprocess.Popen(
+        LoadedPython(
             [sys.executable, "-c", PROGRAM],
             env=environ | {"RANK": str(rank)},
             stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tests.support.stores import tcp_client, tcp_server, together
 from torch.distributed import FileStore, HashStore, PrefixStore, Store
 
-from telegrad import rendezvous_epochs, rendezvous_search
+from telegrad import rendezvous, rendezvous_epochs, rendezvous_search
 from telegrad.connection.group_keys import GroupKeys, derive_keys
 from telegrad.connection.worker_record import FoundGroup, WorkerRecord
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, StoreLost, UnauthenticatedRecord
@@ -575,7 +575,7 @@ def test_dead_members_are_marked(opened: World) -> None:
     opened.boards[second.incarnation].remove([first])
     marked = read_current(opened.open_store(), KEYS)[1]
     assert marked is not None
-    assert [member.left for member in marked.members] == [True, False]
+    assert [(member.left, member.lost) for member in marked.members] == [(False, True), (False, False)]
 
 
 def test_a_living_name_or_id_of_an_open_group_is_refused(opened: World) -> None:
@@ -659,3 +659,113 @@ def test_the_first_worker_of_an_open_group_waits_for_survivors_only_for_a_while(
     (found,) = together(world.worker(0, is_host=True, restart=1))
     assert isinstance(found, FoundGroup)
     assert not found.exists
+
+
+# -- failures that are told -----------------------------------------------------------------------------------
+
+
+def told(world: World, failing: int, histories: list[dict[int, int]]) -> RendezvousError:
+    """Let one worker report that it failed, and return what the other one gets."""
+    finder = GroupFinder(world.open_store(), 2, LONG, history=histories[failing])
+    finder.report(f"worker {failing}", KEYS, ValueError("it has a bad option"))
+    other = together(world.worker(1 - failing, history=histories[1 - failing]))[0]
+    assert isinstance(other, RendezvousError)
+    return other
+
+
+def test_after_a_failure_that_it_was_told_of_a_process_may_try_again(hashed: World) -> None:
+    histories: list[dict[int, int]] = [{}, {}]
+    for failing in (0, 1, 0):
+        assert f"worker {failing} failed in init_rpc: ValueError: it has a bad option" in str(
+            told(hashed, failing, histories)
+        )
+    records = formed(together(*(hashed.worker(rank, history=histories[rank]) for rank in (0, 1))))
+    assert [record.id for record in records] == [0, 1]
+
+
+def test_a_worker_that_fails_after_its_group_is_over_tells_those_that_will_form_the_next(hashed: World) -> None:
+    histories: list[dict[int, int]] = [{}, {}]
+    records = formed(together(*(hashed.worker(rank, history=histories[rank]) for rank in (0, 1))))
+    for record in records:
+        hashed.boards[record.incarnation].leave(is_over=True)
+        hashed.states[record.incarnation] = "gone"
+    assert "it has a bad option" in str(told(hashed, 1, histories))
+    formed(together(*(hashed.worker(rank, history=histories[rank]) for rank in (0, 1))))
+
+
+# -- interrupts, and errors of others -------------------------------------------------------------------------
+
+
+def test_those_who_come_after_an_interrupt_begin_anew(hashed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(start: float, deadline: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rendezvous, "pause", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hashed.worker(0)()
+    formed(together(hashed.worker(0), hashed.worker(1)))
+
+
+def test_the_error_of_others_does_not_fail_the_next_group(hashed: World) -> None:
+    first: dict[int, int] = {}
+    with pytest.raises(RendezvousTimeout):
+        hashed.worker(0, timeout=0.05, history=first)()
+    late = GroupFinder(hashed.open_store(), 2, LONG, history=(second := {}))
+    with pytest.raises(RendezvousTimeout, match=r"ranks? 1"):
+        late.find(WorkerRecord("w1", 1, 77, ()), KEYS, lambda records: None, hashed.probe)
+
+    def again() -> FoundGroup:
+        late.report("w1", KEYS, RendezvousTimeout("rank 1 did not join"))
+        return hashed.worker(1, history=second)()
+
+    formed(together(hashed.worker(0, history=first), again))
+
+
+def test_a_process_that_reports_the_death_of_another_worker_before_it_comes_gets_the_error(hashed: World) -> None:
+    history: dict[int, int] = {}
+    reporting = GroupFinder(hashed.open_store(), 2, LONG, history=history)
+    reporting.report("worker 'w1' (rank 1)", KEYS, RendezvousError("its actor is dead"), of_another=True)
+    for worker in (hashed.worker(0, history=history), hashed.worker(0)):
+        with pytest.raises(RendezvousError, match=r"worker 'w1' \(rank 1\) failed in init_rpc: its actor is dead"):
+            worker()
+
+
+def test_members_are_asked_at_the_same_time_whether_they_are_there() -> None:
+    shared = HashStore()
+    world = World(lambda: shared, world_size=6)
+    formed(together(*[world.worker(rank) for rank in range(6)]))
+    meeting = threading.Barrier(5)
+
+    def probe(record: WorkerRecord) -> str:
+        if threading.current_thread() is not threading.main_thread():
+            meeting.wait(LONG)  # for all the others
+        return "gone"
+
+    finder = GroupFinder(shared, 6, 1.0)
+    with pytest.raises(RendezvousTimeout, match="5 of 6 workers did not join"):
+        finder.find(WorkerRecord("w0", 0, 77, ()), KEYS, lambda records: None, probe)
+    assert not meeting.broken
+
+
+# -- returning to an open group -------------------------------------------------------------------------------
+
+
+def test_who_has_left_an_open_group_in_order_returns_without_votes(opened: World) -> None:
+    together(opened.worker(0))
+    together(opened.worker(1))
+    _, second = (member.record for member in read_current(opened.open_store(), KEYS)[1].members)  # type: ignore[union-attr]
+    opened.leave(second)
+    assert opened.worker(1)().generation == 1
+    current = read_current(opened.open_store(), KEYS)[1]
+    assert current is not None
+    assert [(one.record.generation, one.gone) for one in current.members] == [(0, False), (1, False)]
+
+
+def test_the_place_of_a_lost_member_of_an_open_group_needs_votes(opened: World) -> None:
+    together(opened.worker(0))
+    together(opened.worker(1))
+    first, second = (member.record for member in read_current(opened.open_store(), KEYS)[1].members)  # type: ignore[union-attr]
+    opened.boards[first.incarnation].remove([second])
+    opened.kill(second)
+    assert opened.worker(1)().generation == -1

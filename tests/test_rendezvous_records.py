@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +20,16 @@ from telegrad.connection.group_keys import GroupKeys, derive_keys
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, RendezvousError, UnauthenticatedRecord
 from telegrad.rendezvous import assemble
-from telegrad.rendezvous_records import MAX_RECORD, Outcome, Records, Registration, describe_store
+from telegrad.rendezvous_records import (
+    MAX_RECORD,
+    Epoch,
+    Outcome,
+    Records,
+    Registration,
+    check_epoch,
+    describe_store,
+)
+from telegrad.rendezvous_roster import write_roster
 from telegrad.wire.frames import VERSION
 
 KEYS, OTHERS = derive_keys(b"the token of this group"), derive_keys(b"the token of another group")
@@ -61,7 +73,7 @@ def meet(
     def run(rank: int) -> None:
         mine: Any = store if hostile is None or rank else hostile
         try:
-            found[rank] = assemble(mine, record(rank), keys[rank], len(keys), SHORT)
+            found[rank] = list(assemble(mine, record(rank), keys[rank], len(keys), SHORT))
         except RendezvousError as error:
             found[rank] = error
 
@@ -101,6 +113,7 @@ def test_workers_with_different_tokens_learn_it_at_once(
         assert isinstance(error, UnauthenticatedRecord)
         assert isinstance(error, AuthenticationError)
         assert "Start every worker with the same TELEGRAD_TOKEN" in str(error)
+        assert not isinstance(error.__context__, UnauthenticatedRecord)  # or a traceback would say it twice
     assert any(reason in str(error) for error in meet(HashStore(), keys))
 
 
@@ -111,11 +124,28 @@ def rewrite_address(key: str, value: bytes) -> bytes:
     return value.replace(b"10.0.0.2:1", b"10.6.6.6:6")
 
 
-def test_an_address_that_was_rewritten_is_not_believed() -> None:
+@pytest.mark.parametrize("entry", ["rank/1", "roster"])
+def test_a_changed_entry_is_not_believed(entry: str) -> None:
+    def change(key: str, value: bytes) -> bytes:
+        return rewrite_address(key, value).replace(b'{"digest":"', b'{"digest": "') if key == entry else value
+
     store = HashStore()
-    first, _ = meet(store, hostile=HostileStore(store, rewrite_address))
-    assert isinstance(first, UnauthenticatedRecord)
-    assert "was not written with the token of this group (it says: by worker 'w1'" in str(first)
+    # Worker 0 comes last, so it reads the entries of all.
+    other = threading.Thread(target=lambda: meet_alone(store, 1))
+    other.start()
+    store.wait(["rank/1"])
+    error = meet_alone(HostileStore(store, change), 0)
+    other.join()
+    assert isinstance(error, UnauthenticatedRecord)
+    claim = " (it says: by worker 'w1'" if entry == "rank/1" else ""
+    assert f"was not written with the token of this group{claim}" in str(error)
+
+
+def meet_alone(store: Any, rank: int) -> list[WorkerRecord] | RendezvousError:
+    try:
+        return list(assemble(store, record(rank), KEYS, 2, SHORT))
+    except RendezvousError as error:
+        return error
 
 
 def test_an_entry_cannot_be_moved_to_another_name() -> None:
@@ -148,46 +178,71 @@ def test_records_of_an_earlier_group_do_not_form_a_group() -> None:
     ):
         store = HashStore()
         for name in repeated:
-            store.set(name, old[name].decode())
+            store.set(name, old[name])  # type: ignore[arg-type]  # bytes, of the list
         with pytest.raises(RendezvousError):
             assemble(store, restarted, KEYS, 2, 0.1)
 
 
-def test_a_worker_notices_that_its_own_record_was_replaced() -> None:
-    class Replacing(HostileStore):
-        def multi_get(self, keys: list[str]) -> list[bytes]:
-            return [older if key == "rank/0" else self.get(key) for key in keys]
+def roster(store: Store, *registrations: Registration) -> bytes:
+    """Return an authentic list of these workers."""
+    other = HashStore()
+    write_roster(other, Records(KEYS, store), [each.record for each in registrations])
+    return other.get("roster")
 
+
+def registration(rank: int, incarnation: int | None = None) -> Registration:
+    mine = record(rank) if incarnation is None else record(rank, incarnation=incarnation)
+    return Registration(mine, 2, os.getpid(), socket.gethostname())
+
+
+def test_a_worker_notices_that_its_own_record_was_replaced() -> None:
     store = HashStore()
-    older = Records(KEYS, store).encode("rank/0", Registration(record(0, incarnation=7), 2, 1, "elsewhere")).encode()
-    first, _ = meet(store, hostile=Replacing(store, lambda key, value: value))
+    older = roster(store, registration(0, incarnation=7), registration(1))
+    hostile = HostileStore(store, lambda key, value: older if key == "roster" else value)
+    first, _ = meet(store, hostile=hostile)
     assert isinstance(first, UnauthenticatedRecord)
     assert "the record of worker 'w0' (rank 0) in the rendezvous store was replaced" in str(first)
 
 
 def test_a_store_that_shows_different_records_to_different_workers_is_noticed() -> None:
-    # Worker 0 sees an older record of worker 1, which is authentic.
+    # Worker 0 sees a list with an older record of worker 1, which is authentic.
     store = HashStore()
-    older = Records(KEYS, store).encode("rank/1", Registration(record(1, incarnation=5), 2, 1, "elsewhere")).encode()
-    hostile = HostileStore(store, lambda key, value: older if key == "rank/1" else value)
+    older = roster(store, registration(0), registration(1, incarnation=5))
+    hostile = HostileStore(store, lambda key, value: older if key == "roster" else value)
     first, second = meet(store, hostile=hostile)
     for error in (first, second):
         assert isinstance(error, RendezvousError)
     assert "found different records" in f"{first}{second}"
 
 
+def test_an_outcome_of_other_records_is_not_believed() -> None:
+    store = HashStore()
+    other = Records(KEYS, store).encode("outcome", Outcome("complete", digest="of another group")).encode()
+    first, _ = meet(store, hostile=HostileStore(store, lambda key, value: other if key == "outcome" else value))
+    assert isinstance(first, UnauthenticatedRecord)
+    assert "worker 'w0' (rank 0) and the others found different records" in str(first)
+
+
 @pytest.mark.parametrize("missing", ["rank/0", "confirmed/0"])
 def test_a_deleted_entry_ends_the_rendezvous_without_blocking(missing: str) -> None:
     class Deleting(HostileStore):
+        looks = 0
+
         def check(self, keys: list[str]) -> bool:
-            return True if keys == ["registered"] else super().check(keys) and (missing not in keys)
+            if missing not in keys:
+                return super().check(keys)
+            self.looks += 1
+            return self.looks == 1  # it is there, and then it is not
 
     store = HashStore()
-    with pytest.raises(RendezvousError):
-        assemble(Deleting(store, lambda key, value: value), record(1), KEYS, 2, 0.1)  # type: ignore[arg-type]
+    store.set("rank/0", Records(KEYS, store).encode("rank/0", registration(0)))
+    with pytest.raises(UnauthenticatedRecord, match="entries are missing"):
+        assemble(Deleting(store, lambda key, value: value), record(1), KEYS, 2, 5.0)  # type: ignore[arg-type]
 
 
-@given(data=st.binary(max_size=200), name=st.sampled_from(["first", "name/w1", "rank/0", "rank/1", "outcome"]))
+@given(
+    data=st.binary(max_size=200), name=st.sampled_from(["first", "name/w1", "rank/0", "rank/1", "roster", "outcome"])
+)
 def test_garbage_in_the_store_raises_only_rendezvous_errors(data: bytes, name: str) -> None:
     for keys in (KEYS, None):
         store = HashStore()
@@ -210,6 +265,27 @@ def test_no_change_of_an_entry_is_accepted(data: st.DataObject) -> None:
     )
     with pytest.raises(RendezvousError):
         records.decode("rank/0", changed, Registration, "it")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"group": -1}, "an invalid group -1"),
+        ({"number": 2**63}, "an invalid number 9223372036854775808"),
+        ({"world_size": -1}, "an invalid size -1"),
+        ({"world_size": 2**40}, "an invalid size 1099511627776"),
+        ({"members": ((0, 0), (0, 0))}, "lists a worker twice"),
+        ({"members": ((0, -1),)}, "the record of rank 0 is invalid: invalid generation -1"),
+    ],
+)
+def test_an_epoch_that_cannot_be_is_refused(changes: dict[str, Any], reason: str) -> None:
+    members = [
+        Registration(msgspec.structs.replace(record(rank), generation=generation), 0, 1, "")
+        for rank, generation in changes.pop("members", ())
+    ]
+    epoch = msgspec.structs.replace(Epoch(1, 7, 0, tuple(members)), **changes)
+    with pytest.raises(RendezvousError, match=reason):
+        check_epoch(epoch)
 
 
 def test_a_huge_entry_is_not_parsed() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.full_file_system import full_file_system
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.stores import reserved_port, tcp_server
 from torch.distributed import Store, TCPStore
 
@@ -55,6 +58,15 @@ def test_port_0_is_replaced_by_the_chosen_port() -> None:
     assert store.port != 0
 
 
+def test_rank_0_hosts_the_store_only_at_a_port_that_is_allowed(port: int) -> None:
+    with pytest.raises(RendezvousError, match=f"port {port}: TELEGRAD_PORTS or .* allows only 29600-29604"):
+        open_store(f"tcp://127.0.0.1:{port}", 0, 2, LONG, ports=range(29600, 29605))
+    store, *_ = open_store(f"tcp://127.0.0.1:{port}", 0, 2, LONG, ports=(29600, port))
+    other, *_ = open_store(f"tcp://127.0.0.1:{port}", 1, 2, LONG, ports=(29600,))  # somebody else hosts it
+    other.set("key", "value")
+    assert store.get("key") == b"value"
+
+
 def test_env_is_the_default_and_provides_rank_and_world_size(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
         monkeypatch.setenv(name, value)
@@ -90,6 +102,16 @@ def test_rank_and_world_size_may_be_in_the_url(tmp_path: Path) -> None:
     assert open_store(f"file://{tmp_path}/store?rank=1&world_size=2", -1, -1, LONG)[1:3] == (1, 2)
     with pytest.raises(RendezvousError, match="rank argument is 0, but the init_method says 1"):
         open_store(f"file://{tmp_path}/store?rank=1&world_size=2", 0, 2, LONG)
+
+
+def test_a_script_without_a_launcher_is_told_how_to_start_it(tmp_path: Path) -> None:
+    script = tmp_path / "hello.py"
+    script.write_text("import telegrad; telegrad.init_rpc()")
+    done = run_loaded([sys.executable, "hello.py"], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, timeout=60)
+    assert done.returncode == 1
+    assert "no launcher has started this process: start it with `telegrad run -n 2 hello.py`" in done.stderr
+    done = run_loaded([sys.executable, "-c", script.read_text()], env={"PATH": os.environ["PATH"]}, timeout=60)
+    assert "telegrad.launch.workers(2) starts two workers" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -205,4 +227,5 @@ def test_a_worker_that_waits_for_the_store_says_so(
         open_store(f"tcp://127.0.0.1:{port}", 1, 2, 0.3)
     lines = [record.getMessage() for record in caplog.records]
     assert 2 <= len(lines) <= 4, "not ever more rarely"
-    assert f"the worker with rank 1 has waited 0 s for the rendezvous store at 127.0.0.1:{port}, which rank" in lines[0]
+    assert "the worker with rank 1 has waited 0." in lines[0]
+    assert f" s for the rendezvous store at 127.0.0.1:{port}, which rank" in lines[0]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
+import pydoc
 import subprocess
 import sys
+
+import pytest
+from tests.support.loaded_interpreter import run_loaded
 
 import telegrad
 
@@ -17,7 +23,7 @@ def test_importing_the_package_does_not_load_torch() -> None:
 
 def test_submodules_are_available_without_importing_them() -> None:
     program = "import telegrad; print(telegrad.errors.WorkerLost.__name__, telegrad.rpc.session.__name__)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = run_loaded([sys.executable, "-c", program], timeout=60, check=True)
     assert done.stdout == "WorkerLost session\n"
 
 
@@ -32,3 +38,22 @@ def test_dir_lists_every_public_name_and_submodule_without_loading_torch() -> No
     names, loaded = done.stdout.splitlines()
     assert {*telegrad.__all__, "autograd", "nn", "optim", "rpc", "errors", "launch"} <= set(names.split())
     assert loaded == "False"
+
+
+@pytest.mark.parametrize("module", ["", "rpc", "autograd", "optim", "nn", "launch", "recovery", "testing"])
+def test_tab_completion_and_help_show_the_api_and_nothing_else(module: str) -> None:
+    facade = operator.attrgetter(module)(telegrad) if module else telegrad
+    lazily = {"": telegrad._SUBMODULES, "launch": {"mpi", "ray", "slurm", "ssh", "torchrun"}}.get(module, set())
+    expected = {name for name in (*facade.__all__, *lazily) if not name.startswith("_")}
+    assert {name for name in dir(facade) if not name.startswith("_")} == expected
+    text = pydoc.plain(pydoc.render_doc(facade))
+    assert facade.__doc__.splitlines()[0] in text
+    missing = [name for name in expected if name not in text]
+    assert not missing
+
+
+def test_every_public_function_and_class_has_help() -> None:
+    for module in (telegrad, telegrad.rpc, telegrad.autograd, telegrad.optim, telegrad.nn, telegrad.launch):
+        for name in module.__all__:
+            if callable(one := getattr(module, name)):
+                assert inspect.getdoc(one), f"{module.__name__}.{name}"

@@ -22,7 +22,7 @@ from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, ProtocolError, WorkerLost
 from telegrad.wire.frame_reader import FrameReader
 from telegrad.wire.frames import HANDSHAKE_LIMITS, Kind, pack_header
-from telegrad.wire.handshake_messages import HandshakeMessage, Hello, decode_handshake
+from telegrad.wire.handshake_messages import Challenge, Description, HandshakeMessage, Hello, decode_handshake
 
 KEY = derive_keys(b"the token of the group, 32 bytes").handshake
 OTHER_KEY = derive_keys(b"another group's token, 32 bytes.").handshake
@@ -66,6 +66,7 @@ def acceptor(
         check=accepted.append,
         resume=resume,
         known_generation=lambda hello: hello.generation - 1,
+        describe=lambda hello: Description(b"", 0, False, b""),
         link=link,
     )
     return acceptor, accepted
@@ -123,7 +124,7 @@ def _frames(data: bytes) -> Iterable[HandshakeMessage]:
     rest = memoryview(data)
     while rest:
         buffer = reader.buffer()
-        assert 0 < len(buffer) <= FrameReader.UNAUTHENTICATED_SCRATCH
+        assert 0 < len(buffer) <= FrameReader.SCRATCH
         count = min(len(buffer), len(rest))
         buffer[:count] = rest[:count]
         rest = rest[count:]
@@ -240,6 +241,22 @@ def _run_stream(data: bytes) -> None:
         assert listening.proof is None
 
 
+_ALTERED_HELLOS = {
+    "accept": "registered",
+    "generation": 2**63,
+    "purpose": 1,
+    "devices": [["cuda", 2]],
+    "addresses": ["tcp://[::1]:1"],
+    "dialled": "tcp://127.0.0.1:2",
+    "attempt": 2**64 - 1,
+}
+
+
+def _index(kind: type[Hello | Challenge], field: str) -> int:
+    """Return where a field is in the array of a message, whose tag comes first."""
+    return 1 + kind.__struct_fields__.index(field)
+
+
 def _seeds() -> Iterable[bytes]:
     encode = msgspec.msgpack.encode
     count = len(RECORDED)
@@ -250,8 +267,11 @@ def _seeds() -> Iterable[bytes]:
     for first in range(0, count, 6):
         yield encode([_PLAIN, *([index % 2 == 0, [first + index]] for index in range(6))])
         yield encode([0, *([index % 2 == 0, RECORDED[first + index]] for index in range(4))])
-    yield encode([_PLAIN, [True, [count, 8, "registered"]], [False, [count, 1, "c"]]])
-    yield encode([_PLAIN, [True, [count]], [False, [count + 1, 5, b""]], [True, [count + 2, 1, b""]]])
+    for field, value in _ALTERED_HELLOS.items():
+        yield encode([_PLAIN, [True, [count, _index(Hello, field), value]], [False, [count, 1, "c"]]])
+    for field, value in {"known_generation": 2**64 - 1, "nonce": b"", "accept": "registered"}.items():
+        altered = [count + 1, _index(Challenge, field), value]
+        yield encode([_PLAIN, [True, [count]], [False, altered], [True, [count + 2, 1, b""]]])
     yield encode([_PLAIN, *relayed[:3], [False, [count + 3, 1, [5, 5]]]])
     for message in RECORDED[:6]:
         yield encode(message)

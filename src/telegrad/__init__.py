@@ -1,8 +1,33 @@
 """Autograd across machines: remote calls, and one backward pass through all participating workers.
 
-The names below are imported on first use, because torch takes seconds to load and ``telegrad --version`` does not need
-it.
+Try it at the prompt, on a group of this process and two workers that are started for it:
+
+    import telegrad, torch
+
+    with telegrad.launch.workers(2):
+        x = torch.ones(3, requires_grad=True)
+        with telegrad.autograd.context() as context_id:
+            loss = telegrad.rpc_sync("worker0", torch.mul, (x, 2)).sum()
+            telegrad.autograd.backward(context_id, [loss])
+            print(telegrad.autograd.get_gradients(context_id)[x])
+
+What is where:
+
+    telegrad           init_rpc, shutdown; rpc_sync, rpc_async, remote; barrier, all_gather, broadcast, call_all
+    telegrad.rpc       the same, and the workers of the group: workers, wait_for_worker, on_worker_lost, traffic
+    telegrad.autograd  context, backward, grad, get_gradients
+    telegrad.optim     DistributedOptimizer, clip_grad_norm_
+    telegrad.nn        RemoteModule, split, parameter_rrefs
+    telegrad.launch    workers, local, start, and one module for each launcher: ray, slurm, mpi, torchrun, ssh
+    telegrad.recovery  snapshots of a training, and going back to them after a loss
+    telegrad.errors    every exception
+    telegrad.testing   a simulated network, clock and scheduler
+
+In a shell: `telegrad run`, `telegrad doctor`, `telegrad --help`.
 """
+
+# The names of `__all__` are imported on first use: torch takes seconds to load, and `telegrad --version` does not need
+# it.
 
 from __future__ import annotations
 
@@ -20,6 +45,8 @@ if TYPE_CHECKING:
         WorkerInfo,
         all_gather,
         barrier,
+        broadcast,
+        call_all,
         expose,
         get_worker_info,
         idempotent,
@@ -41,6 +68,8 @@ __all__ = [
     "__version__",
     "all_gather",
     "barrier",
+    "broadcast",
+    "call_all",
     "expose",
     "get_worker_info",
     "idempotent",
@@ -53,7 +82,7 @@ __all__ = [
 ]
 
 
-_SUBMODULES = frozenset(("autograd", "errors", "launch", "nn", "optim", "recovery", "rpc", "testing"))
+_SUBMODULES = frozenset(("autograd", "errors", "launch", "nn", "observe", "optim", "recovery", "rpc", "testing"))
 
 
 def __getattr__(name: str) -> Any:
@@ -67,4 +96,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_SUBMODULES})
+    # Without what this module imports for itself, and without internal packages that happen to be loaded.
+    return sorted({*__all__, *_SUBMODULES, *(name for name in globals() if name.startswith("__"))})

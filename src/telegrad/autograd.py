@@ -15,6 +15,7 @@ import torch
 from telegrad.backward.contexts import DistAutogradContext, current
 from telegrad.backward.engine import Autograd
 from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.calls.tracebacks import hide_frames
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 
@@ -38,7 +39,11 @@ class ContextId(int):
 
     def backward(self, roots: Sequence[torch.Tensor] | torch.Tensor, retain_graph: bool = False, **kwargs: Any) -> None:
         """Run a pass in this context; see `telegrad.autograd.backward`."""
-        self._autograd.backward(self, roots, retain_graph, **kwargs)
+        try:
+            self._autograd.backward(self, roots, retain_graph, **kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     @property
     def gradients(self) -> dict[torch.Tensor, torch.Tensor]:
@@ -111,16 +116,20 @@ def backward(
     `create_graph` are those of torch.autograd.backward; `inputs` are tensors of this worker. `timeout` limits the
     duration of the pass, in seconds.
     """
-    _autograd().backward(
-        context_id,
-        roots,
-        retain_graph,
-        grad_tensors=grad_tensors,
-        inputs=inputs,
-        create_graph=create_graph,
-        accumulate=accumulate,
-        timeout=timeout,
-    )
+    try:
+        _autograd().backward(
+            context_id,
+            roots,
+            retain_graph,
+            grad_tensors=grad_tensors,
+            inputs=inputs,
+            create_graph=create_graph,
+            accumulate=accumulate,
+            timeout=timeout,
+        )
+    except Exception as error:
+        hide_frames(error)
+        raise
 
 
 def grad(
@@ -193,6 +202,10 @@ def _get_debug_info() -> dict[str, str]:
 
 def _init(worker_id: int) -> None:
     """Do nothing: every agent has its autograd."""
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 keep_uncompiled(__name__)

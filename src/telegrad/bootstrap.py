@@ -9,17 +9,23 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
 from telegrad.calls.registry import Registry
 from telegrad.connection.group_keys import GroupKeys, derive_keys
-from telegrad.connection.joining import probe
+from telegrad.connection.joining import GroupEnded
+from telegrad.connection.packed_group import find_in, representatives
+from telegrad.connection.questions import Questions
+from telegrad.connection.relaying import needs_relay
+from telegrad.connection.routes import can_dial, family, relays
 from telegrad.connection.token_source import find_token
-from telegrad.connection.worker_record import AWAIT_VARIABLE, RESTART_VARIABLE, FoundGroup, WorkerRecord, modes_differ
+from telegrad.connection.worker_record import AWAIT_VARIABLE, FoundGroup, WorkerRecord, modes_differ
+from telegrad.environment.advice import token_advice
+from telegrad.environment.detection import restart_count
 from telegrad.errors import RendezvousError, TelegradError, TokenError
+from telegrad.observe.profiling.agent import Profiling
 from telegrad.options import Options
 from telegrad.rref.manager import RRefManager
 from telegrad.transport.addresses import (
@@ -38,15 +44,13 @@ from telegrad.wire.devices import DevicePairs, check_pairs_exist
 
 _log = logging.getLogger("telegrad")
 
-_NEEDS_TOKEN = "Run `telegrad token` once and set TELEGRAD_TOKEN to its output on every worker."
-
+_NETWORK = {"tcp", "relay"}
 
 ListenIfNeeded = Callable[[Sequence[WorkerRecord]], None]
 Probe = Callable[[WorkerRecord], str]
 """Returns whether a worker is "alive", "leaving", "gone", or "silent": it does not answer."""
-ExchangeRecords = Callable[[WorkerRecord, GroupKeys | None, ListenIfNeeded, Probe], FoundGroup]
+ExchangeRecords = Callable[[WorkerRecord, GroupKeys | None, ListenIfNeeded, Questions], FoundGroup]
 _JOINS = 65536  # more often no process joins groups between two restarts
-_PROBE_TIMEOUT = 2.0
 _joins = itertools.count()
 
 
@@ -62,27 +66,52 @@ def start_agent(
 ) -> Agent:
     """Create an agent and join a group.
 
-    `exchange_records` receives this worker's record, the group's keys, a function that opens the TCP port if the group
-    needs it, and one that tells whether a worker is there. It returns the group. `store_address` is the host and port
+    `exchange_records` receives this worker's record, the group's keys, a function that checks whether this worker can
+    be in a group with others and opens the TCP port if they need it, and one that tells whether a worker is there. It
+    returns the group. `store_address` is the host and port
     of the rendezvous store, if it has any. `prepare` is called with the agent before it serves calls. `registry` is
     what other workers may call in registered mode. `device_index` is the accelerator that is current on the agent's
     threads; None: the first one.
     """
+    while True:
+        try:
+            return _start(name, rank, exchange_records, options, store_address, prepare, registry, device_index)
+        except GroupEnded as error:
+            _log.info("worker %r looks for its group again: %s", name, error)
+
+
+def _start(
+    name: str,
+    rank: int,
+    exchange_records: ExchangeRecords,
+    options: Options,
+    store_address: tuple[str, int] | None,
+    prepare: Callable[[Agent], None] | None,
+    registry: Registry | None,
+    device_index: int | None,
+) -> Agent:
+    """See `start_agent`. Raises GroupEnded if the group that was found has ended before this worker could join it."""
     token, allowed = check_token(options)
     agent = _make_agent(name, rank, token, allowed, options, store_address, registry)
     agent.executor.threads.device_index = device_index
     try:
-        found = exchange_records(agent.me, agent.local.keys, partial(_listen_if_needed, agent), partial(_probe, agent))
+        checked: list[Sequence[WorkerRecord]] = [()]
+
+        def check(group: Sequence[WorkerRecord]) -> None:
+            _check_and_listen(agent, token, group)
+            checked[0] = group
+
+        found = exchange_records(agent.me, agent.local.keys, check, Questions(agent.local, agent.peers))
         group = [*found.records, agent.me] if found.exists else found.records
-        _check_modes(agent.me, group)
-        _check_reachable(agent.me, group, token)
-        check_device_maps(agent.me, agent.settings.device_maps, group)
+        if group != checked[0]:
+            _check_group(agent, token, group)
         if prepare is not None:
             prepare(agent)
         if found.exists:
             deadline = agent.runtime.now() + options.init_timeout
             vouched = _is_vouched_for(agent.me, found.records)
-            agent.join(found.records, deadline=deadline, vouched=vouched, is_open=found.is_open)
+            generation = -1 if vouched else found.generation
+            agent.join(found.records, deadline=deadline, vouched=vouched, is_open=found.is_open, generation=generation)
         else:
             agent.start(group, is_open=found.is_open)
     except BaseException:
@@ -91,18 +120,10 @@ def start_agent(
     return agent
 
 
-def _probe(agent: Agent, target: WorkerRecord) -> str:
-    return probe(agent.peers, agent.me, target, agent.runtime.now() + _PROBE_TIMEOUT)
-
-
 def _first_generation() -> int:
     """Return the generation that the launcher of this worker gives it, or 0."""
-    text = os.environ.get(RESTART_VARIABLE, "")
-    if not text:
-        return 0
-    if not text.isdecimal():
-        raise RendezvousError(f"{RESTART_VARIABLE} must be how often the worker was started before, not {text!r}")
-    return int(text) * _JOINS + next(_joins)
+    restart = restart_count(os.environ)
+    return 0 if restart is None else restart * _JOINS + next(_joins)
 
 
 def _is_vouched_for(me: WorkerRecord, members: Sequence[WorkerRecord]) -> bool:
@@ -111,7 +132,7 @@ def _is_vouched_for(me: WorkerRecord, members: Sequence[WorkerRecord]) -> bool:
     It has not if the one before it comes from another launcher, or was started by hand, and has a higher one.
     """
     known = max((record.generation for record in members if record.name == me.name), default=-1)
-    return RESTART_VARIABLE in os.environ and me.generation > known
+    return restart_count(os.environ) is not None and me.generation > known
 
 
 def _awaited_replacement() -> float:
@@ -126,12 +147,30 @@ def _awaited_replacement() -> float:
     return seconds
 
 
+def _check_and_listen(agent: Agent, token: bytes | None, group: Sequence[WorkerRecord]) -> None:
+    """Check these workers, and open the TCP port if they need it.
+
+    This is called before a new group is complete. So an error is told to all who wait, and none of them goes on.
+    """
+    if group:
+        _check_group(agent, token, group)
+    _listen_if_needed(agent, group)
+
+
+def _check_group(agent: Agent, token: bytes | None, group: Sequence[WorkerRecord]) -> None:
+    """Raise an error if this worker cannot be in a group with these workers."""
+    samples = representatives(group)
+    _check_modes(agent.me, samples)
+    _check_reachable(agent.me, samples, token)
+    check_device_maps(agent.me, agent.settings.device_maps, group)
+
+
 def _listen_if_needed(agent: Agent, group: Sequence[WorkerRecord]) -> None:
-    """Open the TCP port, unless all workers reach each other over unix sockets."""
-    hosts = {record.host for record in group}
-    on_one_host = len(hosts) == 1 and "" not in hosts
-    if on_one_host and all(any(one.startswith("unix://") for one in record.addresses) for record in group):
-        return
+    """Open the TCP port, unless all workers reach each other over unix sockets. No workers: any may join later."""
+    dialer = agent.peers.connector.dialer
+    samples, me = representatives(group), agent.me
+    if group and all(record == me or dialer.is_local(record) for each in (samples, group) for record in each):
+        return  # the samples first: in a large group, those of another host are among them
     for listener in agent.listeners:
         listener.open()
 
@@ -141,7 +180,7 @@ def check_token(options: Options) -> tuple[bytes | None, Sequence[str]]:
     token = find_token(options.token)
     allowed = options.allowed_transports()
     if "unix" not in allowed and token is None:
-        raise TokenError(f"tcp connections need a group token, but none is set. {_NEEDS_TOKEN}")
+        raise TokenError(f"tcp connections need a group token, but none is set. {token_advice(os.environ)}")
     return token, allowed
 
 
@@ -164,14 +203,25 @@ def _make_agent(
         host = host_identity(directory)
         transports.append((UnixTransport(), f"unix://{socket_path(directory, name, incarnation)}"))
     if "tcp" in allowed and token is not None:
-        bind, advertise = choose_addresses(
+        pairs = choose_addresses(
             rendezvous_host=store_address[0] if store_address else None,
             rendezvous_port=store_address[1] if store_address else None,
             bind=options.bind,
             advertise=options.advertise,
             interface=options.interface,
         )
-        transports.append((_tcp_transport(name, token, options, advertise), format_tcp(bind, 0)))
+        tcp = _tcp_transport(name, token, options, dict(pairs))
+        if options.accepts_inbound():
+            transports.extend((tcp, format_tcp(listened, 0)) for listened, _ in pairs)
+        else:
+            transports.append((tcp, ""))
+        if options.uses_tls():
+            from telegrad.transport.relay import RelayTransport, relay_address
+            from telegrad.transport.tls import TlsTransport
+
+            assert isinstance(tcp, TlsTransport)
+            own = "".join(sorted(frozenset[str]().union(*(family(advertised) for _, advertised in pairs))))
+            transports.append((RelayTransport(tcp), relay_address(own, incarnation)))
     try:
         agent = Agent(
             name,
@@ -193,24 +243,26 @@ def _make_agent(
         raise TelegradError(f"worker {name!r} cannot create its unix socket: {explain(error, directory)}") from error
     Autograd(agent)
     RRefManager(agent)
+    Profiling(agent)
     return agent
 
 
-def _tcp_transport(name: str, token: bytes, options: Options, advertise: str) -> Transport:
-    files = options.certificate_files()
+def _tcp_transport(name: str, token: bytes, options: Options, advertise: Mapping[str, str]) -> Transport:
+    files, ports = options.certificate_files(), options.allowed_ports()
     if not options.uses_tls():
         _log.warning(
             "worker %r runs without TLS (tls=False or TELEGRAD_TLS=0): anyone on the network path to another machine "
             "can read and change its traffic, and run code on both workers",
             name,
         )
-        return TcpTransport(advertise=advertise, deferred=True)
+        return TcpTransport(advertise=advertise, deferred=True, ports=ports)
     # Imported here, because workers without a token use unix sockets only.
     from telegrad.transport.certificates import load_credentials
     from telegrad.transport.tls import TlsTransport
 
     credentials = load_credentials(*files, worker=name) if files is not None else None
-    return TlsTransport(derive_keys(token).preamble, credentials, advertise=advertise, deferred=True)
+    preamble_key = derive_keys(token).preamble
+    return TlsTransport(preamble_key, credentials, advertise=advertise, deferred=True, ports=ports)
 
 
 def _main_program() -> str:
@@ -234,32 +286,45 @@ def _check_modes(me: WorkerRecord, group: Sequence[WorkerRecord]) -> None:
 
 def check_device_maps(me: WorkerRecord, maps: Mapping[str, DevicePairs], group: Sequence[WorkerRecord]) -> None:
     """Raise ValueError if a device map names a worker or a device that does not exist."""
-    records = {record.name: record for record in group}
     for name, pairs in maps.items():
-        if name not in records:
+        record = find_in(group, name)
+        if record is None:
             raise ValueError(
                 f"device_maps of worker {me.name!r} names worker {name!r}, which is not in the group: the workers are "
-                f"{', '.join(sorted(records))}"
+                f"{', '.join(sorted(each.name for each in group))}"
             )
-        check_pairs_exist(pairs, me.name, me.devices, name, records[name].devices, "the device map")
+        check_pairs_exist(pairs, me.name, me.devices, name, record.devices, "the device map")
 
 
 def _check_reachable(me: WorkerRecord, group: Sequence[WorkerRecord], token: bytes | None) -> None:
     mine = {address.partition("://")[0] for address in me.addresses}
     for record in group:
         theirs = {address.partition("://")[0] for address in record.addresses}
-        if "tcp" in mine & theirs and record.tls != me.tls:
+        if mine & _NETWORK and theirs & _NETWORK and record.tls != me.tls:
             plain, encrypted = (me, record) if record.tls else (record, me)
             raise RendezvousError(
                 f"worker {plain.name!r} has TLS switched off and worker {encrypted.name!r} has not: start all workers "
                 "with the same option tls and the same TELEGRAD_TLS"
             )
-        if "tcp" in mine & theirs or ("unix" in mine & theirs and record.host == me.host):
+        if needs_relay(me, record) and record.name != me.name:
+            if can_dial(record, me) or relays(me, record, group):
+                continue
+            raise RendezvousError(
+                f"worker {me.name!r} (at {', '.join(me.addresses)}) and worker {record.name!r} (at "
+                f"{', '.join(record.addresses)}) cannot connect to each other, and there is no third worker to which "
+                "both can: one of the group needs an address that both can reach (IPv4 and IPv6, and inbound "
+                "connections)"
+            )
+        if (
+            record.name == me.name
+            or ("tcp" in theirs and mine & _NETWORK)
+            or ("unix" in mine & theirs and record.host == me.host)
+        ):
             continue
         if token is None:
             raise TokenError(
                 f"worker {record.name!r} runs on another host or as another user, so a tcp connection is needed, and "
-                f"that needs a group token. {_NEEDS_TOKEN}"
+                f"that needs a group token. {token_advice(os.environ)}"
             )
         raise RendezvousError(
             f"worker {me.name!r} (at {', '.join(me.addresses)}) and worker {record.name!r} (at "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from _thread import interrupt_main
 from collections.abc import Callable, Generator
 from contextvars import Context, copy_context
@@ -15,13 +16,12 @@ import torch
 from telegrad.agent.agent import Agent
 from telegrad.backward.contexts import current
 from telegrad.backward.graph_breaks import keep_uncompiled
-from telegrad.calls.call import Call
+from telegrad.calls.call import Access, Call
 from telegrad.calls.reraise import another
-from telegrad.errors import CallCancelled, DeadlineExceeded
+from telegrad.errors import CallCancelled, DeadlineExceeded, TelegradError
 from telegrad.interrupts import interruptible, shielded
 from telegrad.torch_private import FutureBase
 from telegrad.wire.devices import DevicePairs
-from telegrad.wire.messages import RRefAccess
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -44,6 +44,7 @@ class Future(torch.futures.Future[T]):
         self._lock = threading.Lock()  # protects _outcome
         self._trace: TracebackType | None = None  # of the error passed to set_exception
         self._outcome: tuple[Any, Exception | None] | None = None
+        self._source: weakref.ref[Future[Any]] | None = None  # the future that this one follows, see `then`
 
     # -- completion -------------------------------------------------------------------------------------------
 
@@ -55,7 +56,7 @@ class Future(torch.futures.Future[T]):
         kwargs: Any,
         timeout: float | None,
         *,
-        rref_access: RRefAccess | None = None,
+        rref_access: Access | None = None,
         devices: DevicePairs | None = None,
     ) -> Future[T]:
         """Start the call of this future."""
@@ -177,11 +178,15 @@ class Future(torch.futures.Future[T]):
         call = self._call
         if call is not None and call.done():
             return self.wait()
-        return self._torch_result() if super().done() else super().value()
+        if super().done():
+            return self._torch_result()
+        what = "this future, which nobody has completed," if call is None else f"{call}, which is still running,"
+        raise TelegradError(f"{what} has no value yet: wait() waits for it, and done() tells whether it is there")
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:
         """Return a future of ``callback(self)``, which runs when this future is done."""
         next_future: Future[S] = type(self)(self._agent)  # type: ignore[assignment]  # of another result
+        next_future._source = weakref.ref(self)
         context = copy_context()  # callbacks keep the autograd context and the default agent
 
         def run(_: torch.futures.Future[T]) -> None:
@@ -228,12 +233,25 @@ class Future(torch.futures.Future[T]):
                 loop.call_soon_threadsafe(wake)
 
         super().add_done_callback(ended)
+        call = self._awaited_call()
+        if call is not None:
+            call.awaited += 1
         try:
             yield from waiter
         except asyncio.CancelledError:
             self.cancel()
             raise
+        finally:
+            if call is not None:
+                call.awaited -= 1
         return self.value()
+
+    def _awaited_call(self) -> Call | None:
+        """Return the call that whoever awaits this future waits for."""
+        future: Future[Any] | None = self
+        while future is not None and future._call is None:
+            future = None if future._source is None else future._source()
+        return None if future is None else future._call
 
 
 @interruptible

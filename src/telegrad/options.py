@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from telegrad.errors import CertificateError
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.peer_limits import PeerLimits, check_limits
 from telegrad.settings import AgentSettings
+from telegrad.transport.addresses import parse_address
+from telegrad.transport.ports import PORTS_VARIABLE, parse_ports
 from telegrad.transport.spinning import SPIN
 from telegrad.wire.devices import DeviceMap, DevicePairs, parse_device_map
 from telegrad.wire.frames import Limits
@@ -21,6 +23,7 @@ DEFAULT_SHUTDOWN_TIMEOUT = 0.0
 DEFAULT_NUM_WORKER_THREADS = 16
 TRANSPORTS = ("unix", "tcp")
 MODES = ("any", "registered")
+OBSERVERS = ("group", "local", "off")
 
 
 @dataclass
@@ -47,6 +50,12 @@ class Options:
     """The address that others connect to. Default: this host's address on the route to the rendezvous store."""
     interface: str | None = None
     """The network interface whose address to use, instead of `bind` and `advertise`."""
+    ports: str | None = None
+    """The TCP ports that this worker may listen on, as in ``"29600-29663"``. It takes one. Default: TELEGRAD_PORTS, or
+    else any free port."""
+    inbound: bool | None = None
+    """Whether other workers can connect to this one. False: it listens on no TCP port, and opens the connections on
+    which others call it. Default: TELEGRAD_INBOUND, or else True."""
     tls: bool | None = None
     """Whether tcp connections are encrypted. Default: TELEGRAD_TLS, or else True. Without TLS, anyone on the network
     path can read and change the traffic, and run code on the workers."""
@@ -63,6 +72,21 @@ class Options:
     spin: int | None = None
     """Microseconds for which a waiting thread spins before it sleeps. 0 means none. Default: TELEGRAD_SPIN, or else
     400."""
+    slow_call: int | None = None
+    """Seconds after which a call that this worker waits for is logged as slow, and again when it has lasted twice as
+    long. 0 means never. Default: TELEGRAD_SLOW_CALL, or else 10."""
+    events: int | None = None
+    """How many of its latest events this worker keeps for `telegrad.observe`. 0 means none. Default: TELEGRAD_EVENTS,
+    or else 8192."""
+    observe: str | None = None
+    """Who may look at this worker: ``group`` (members, and whoever has the token), ``local`` (only processes of this
+    user on this host), or ``off``. Default: TELEGRAD_OBSERVE, or else group, and local in registered mode."""
+    metrics: str | None = None
+    """Where this worker serves Prometheus metrics: ``PORT`` on loopback, or ``HOST:PORT``. The worker's id is added to
+    the port; 0 means any free one. Default: TELEGRAD_METRICS, or else nowhere. Needs ``telegrad[metrics]``."""
+    otel: bool | None = None
+    """Whether this worker makes OpenTelemetry spans of calls and passes. Default: TELEGRAD_OTEL, or else False. Needs
+    ``telegrad[otel]``."""
     accept: str | None = None
     """``any``, or ``registered``: other workers may call only what is exposed, with plain data. One mode per group.
     Default: TELEGRAD_ACCEPT, or else any."""
@@ -73,6 +97,9 @@ class Options:
     direct_devices: bool = False
     """Whether tensors on CUDA devices are passed to other processes of this host by CUDA's memory handles, instead of
     through host memory. It has never run on hardware. The same on every worker."""
+    members: Sequence[str] | None = None
+    """Addresses of members of a group that exists, to join it through the first that answers, without the store.
+    `rpc.workers()` lists them."""
     init_timeout: float = 300.0
     """Seconds to wait for all workers to join."""
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -81,8 +108,8 @@ class Options:
     """What each other worker may use of this one: limits for all, or by patterns of worker names such as
     ``{"partner*": PeerLimits(calls=8)}``, of which the first that matches counts."""
 
-    def settings(self) -> AgentSettings:
-        """Return the settings of the agent."""
+    def settings(self, environ: Mapping[str, str] = os.environ) -> AgentSettings:
+        """Return the settings of the agent, from the options or the environment."""
         if self.rpc_timeout < 0:
             raise ValueError(f"rpc_timeout must be at least 0 (0: no timeout), not {self.rpc_timeout}")
         if self.num_worker_threads < 1:
@@ -90,14 +117,26 @@ class Options:
         return AgentSettings(
             rpc_timeout=self.rpc_timeout,
             running=self.num_worker_threads,
-            shared_memory=self._shared_memory(),
-            accept=self.accepted(),
+            shared_memory=self._shared_memory(environ),
+            accept=self.accepted(environ),
+            slow_call=_number(
+                "slow_call", self.slow_call, int(AgentSettings.slow_call), "seconds, or 0 for never", environ
+            ),
             session=self.session,
             limits=self.limits,
             device_maps=self._device_maps(),
             direct_devices=self.direct_devices,
             peer_limits=check_limits(self.peer_limits),
+            events=_number("events", self.events, AgentSettings.events, "events, or 0 to keep none", environ),
+            observe=self._observe(environ),
         )
+
+    def member_addresses(self) -> list[str]:
+        """Return the addresses of members of the group, if there are any. Raises a ValueError if one is invalid."""
+        members = () if self.members is None else self.members
+        if isinstance(members, str) or not all(isinstance(one, str) for one in members):
+            raise TypeError(f"members must be a list of addresses, such as ['tcp://10.0.0.1:4000'], not {members!r}")
+        return [str(parse_address(one)) for one in members]
 
     def _device_maps(self) -> dict[str, DevicePairs]:
         maps = {} if self.device_maps is None else self.device_maps
@@ -117,13 +156,34 @@ class Options:
             raise ValueError(f"{source} must be {' or '.join(map(repr, MODES))}, not {accept!r}")
         return accept
 
-    def _shared_memory(self) -> int:
-        what = "bytes, or 0 to share none"
-        return _number("shared_memory", self.shared_memory, AgentSettings.shared_memory, what)
+    def _observe(self, environ: Mapping[str, str]) -> str:
+        observe, source = self.observe, "the option observe"
+        if observe is None:
+            observe, source = environ.get("TELEGRAD_OBSERVE", "").strip(), "TELEGRAD_OBSERVE"
+        if observe not in ("", *OBSERVERS):
+            raise ValueError(f"{source} must be {', '.join(map(repr, OBSERVERS))}, not {observe!r}")
+        return observe
 
-    def microseconds_of_spin(self) -> int:
+    def _shared_memory(self, environ: Mapping[str, str]) -> int:
+        what = "bytes, or 0 to share none"
+        return _number("shared_memory", self.shared_memory, AgentSettings.shared_memory, what, environ)
+
+    def microseconds_of_spin(self, environ: Mapping[str, str] = os.environ) -> int:
         """Return how long to spin before sleeping, from the option or the environment."""
-        return _number("spin", self.spin, SPIN, "microseconds, or 0 to sleep at once")
+        return _number("spin", self.spin, SPIN, "microseconds, or 0 to sleep at once", environ)
+
+    def metrics_address(self, environ: Mapping[str, str] = os.environ) -> str:
+        """Return where to serve metrics, from the option or the environment; empty: nowhere."""
+        return environ.get("TELEGRAD_METRICS", "").strip() if self.metrics is None else str(self.metrics)
+
+    def uses_otel(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Return whether to make OpenTelemetry spans, from the option or the environment."""
+        if self.otel is not None:
+            return self.otel
+        text = environ.get("TELEGRAD_OTEL", "").strip()
+        if text not in ("", "0", "1"):
+            raise ValueError(f"TELEGRAD_OTEL is {text!r}: set it to 1 to make spans, or to 0")
+        return text == "1"
 
     def allowed_transports(self, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         """Return the transports that may be used, from the option or the environment."""
@@ -138,6 +198,26 @@ class Options:
         if unknown or not names:
             raise ValueError(f"{source} contains {unknown or 'nothing'}; the transports are {', '.join(TRANSPORTS)}")
         return names
+
+    def allowed_ports(self, environ: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+        """Return the TCP ports to listen on, from the option or the environment; empty: any."""
+        if self.ports is not None:
+            return parse_ports(self.ports, "the option ports")
+        text = environ.get(PORTS_VARIABLE, "").strip()
+        return parse_ports(text) if text else ()
+
+    def accepts_inbound(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Return whether other workers can connect to this one, from the option or the environment."""
+        text = environ.get("TELEGRAD_INBOUND", "").strip()
+        if self.inbound is None and text not in ("", "0", "1"):
+            raise ValueError(f"TELEGRAD_INBOUND is {text!r}: set it to 0 if nobody can connect to this worker, or to 1")
+        inbound = text != "0" if self.inbound is None else self.inbound
+        if not inbound and not self.uses_tls(environ):
+            raise ValueError(
+                "a worker that only connects outwards (inbound=False or TELEGRAD_INBOUND=0) needs TLS, which is "
+                "switched off (tls=False or TELEGRAD_TLS=0)"
+            )
+        return inbound
 
     def uses_tls(self, environ: Mapping[str, str] = os.environ) -> bool:
         """Return whether tcp connections are encrypted, from the option or the environment."""
@@ -171,12 +251,12 @@ class Options:
         return certificate, key, ca
 
 
-def _number(name: str, given: int | None, default: int, what: str) -> int:
+def _number(name: str, given: int | None, default: int, what: str, environ: Mapping[str, str]) -> int:
     """Return a numeric option: the given value, or else that of the environment, or else the default."""
     number, source = given, f"the option {name}"
     if number is None:
         variable = f"TELEGRAD_{name.upper()}"
-        text = os.environ.get(variable, "").strip()
+        text = environ.get(variable, "").strip()
         if not text:
             return default
         number, source = int(text) if text.isdecimal() else -1, f"{variable} ({text!r})"

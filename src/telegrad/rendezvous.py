@@ -4,22 +4,23 @@ This is one *epoch* of a store. `telegrad.rendezvous_epochs` decides which epoch
 
 1. A worker *registers* its name, then its rank. Each registration is one compare-and-set, so one of two conflicting
    workers sees the other. The rank comes last: once every rank is registered, all conflicts have been found.
-2. When every rank is registered, each worker reads all registrations, checks that its own is among them, and *confirms*
-   them: it writes their digest.
-3. The group has one *outcome*, again a compare-and-set. A worker that sees every confirmation sets "complete", and one
-   that sees a conflict or times out sets the reason. The first outcome holds for everybody, so either all workers
-   continue or none does. A worker that arrives later fails alone. A worker that fails for a reason of its own sets that
-   as the outcome, so nobody waits for it. "Superseded" is not an error: all meet again in another epoch.
-4. When the group is complete, each worker checks that all confirmations have the digest of what it has read itself.
+2. When every rank is registered, one worker writes the list of all registrations (`telegrad.rendezvous_roster`). Each
+   worker reads it, checks that its own is among them, and *confirms* them: it writes their digest.
+3. The group has one *outcome*, again a compare-and-set. A worker that sees every confirmation checks that they are
+   equal, and sets "complete" and the digest. One that sees a conflict or times out sets the reason. The first outcome
+   holds for everybody, so either all workers continue or none does. A worker that arrives later fails alone. A worker
+   that fails for a reason of its own sets that as the outcome, so nobody waits for it. "Superseded" is not an error:
+   all meet again in another epoch.
+4. When the group is complete, each worker checks that its digest is that of what it has read itself.
 5. A worker that has read the outcome signs off. Rank 0, whose process may host the store and exit right after this,
    waits until all have signed off.
 
 The store is not trusted. In a group with a token, every entry is authenticated (`telegrad.rendezvous_records`), so a
 store, or whoever can write into it, can delete entries and repeat old ones, but make none. Repeating does not help:
 every registration has the random incarnation of its worker, so a confirmation of this very set of registrations exists
-only if each worker of the set has read it now. Old outcomes can only stop a group from forming, which a store can do
-anyway. One thing remains: of two groups that form at the same time with the same token and size, a hostile store can
-exchange workers. So give every group its own token.
+only if each worker of the set has read it now, and an outcome with its digest only if all these exist. Old outcomes can
+only stop a group from forming, which a store can do anyway. One thing remains: of two groups that form at the same time
+with the same token and size, a hostile store can exchange workers. So give every group its own token.
 
 Workers with different tokens find each other's entries unauthenticated, and all fail at once with an error that says
 so: whoever finds one writes an outcome, which the others cannot authenticate either.
@@ -34,28 +35,28 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, NoReturn
 
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.connection.group_keys import GroupKeys
+from telegrad.connection.packed_group import PackedGroup
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, StoreLost, UnauthenticatedRecord
-from telegrad.rendezvous_records import Confirmation, Outcome, Records, Registration, check_record, digest_of
+from telegrad.rendezvous_file import SharedFileStore
+from telegrad.rendezvous_records import Confirmation, Outcome, Records, Registration, check_record
+from telegrad.rendezvous_roster import Key, absent, completes, has_roster, read_roster, sign_off, write_roster
 from telegrad.rendezvous_store import MAX_TIMEOUT, WaitLog, check_rank, pause
 
 FAILURE_LINGER = 2.0
 """Seconds for which rank 0 keeps the store open for others after a failure, even if the timeout has passed."""
 _SIGN_OFF_LIMIT = 10.0  # seconds for which rank 0 waits for workers that have read the outcome
 
-_MAX_LISTED = 32
-"""How many workers an error names, so that it fits into the store and on a screen."""
-
+_MAX_LISTED = 32  # workers that an error names, so that it fits into the store and on a screen
 _MAX_TEXT = 2000  # characters of an error of another kind that the others get
 _FULL_DISK = ("No space left on device", "Disk quota exceeded")
 _FIRST = "first"
-_REGISTERED = "registered"  # every rank is
 _OUTCOME = "outcome"
 
 
@@ -68,10 +69,9 @@ _ERRORS: dict[str, type[RendezvousError]] = {
     "timeout": RendezvousTimeout,
     "error": RendezvousError,
     "superseded": Superseded,
+    "interrupted": RendezvousError,
 }
-
-
-Status = Literal["complete", "duplicate", "timeout", "error", "superseded"]
+Status = Literal["complete", "duplicate", "timeout", "error", "superseded", "interrupted"]
 
 
 def read_outcome(store: Store, records: Records) -> Outcome:
@@ -84,18 +84,24 @@ def has_outcome(store: Store) -> bool:
     return store.check([_OUTCOME])
 
 
-def set_outcome(store: Store, records: Records, status: Status, message: str = "") -> Outcome:
+def set_outcome(store: Store, records: Records, status: Status, message: str = "", digest: str = "") -> Outcome:
     """Set the outcome of an epoch unless it has one, and return what it is then."""
-    mine = records.encode(_OUTCOME, Outcome(status, message, time.time()))
+    mine = records.encode(_OUTCOME, Outcome(status, message, time.time(), digest))
     data = store.compare_set(_OUTCOME, "", mine)
     return records.decode(_OUTCOME, data, Outcome, "the result of the rendezvous")
 
 
 def report_failure(store: Store, records: Records, who: str, error: BaseException) -> None:
     """Set an error of this worker as the outcome of an epoch, so that the others do not wait for it."""
-    lines = str(error).splitlines() or [""]
+    text = (str(error).splitlines() or [""])[0][:_MAX_TEXT]
+    if isinstance(error, DuplicateWorker):
+        set_outcome(store, records, "duplicate", text)
+        return
+    if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit
+        set_outcome(store, records, "interrupted", f"{who} was interrupted in init_rpc ({type(error).__name__})")
+        return
     kind = "" if isinstance(error, RendezvousError) else f"{type(error).__name__}: "
-    set_outcome(store, records, "error", f"{who} failed in init_rpc: {kind}{lines[0][:_MAX_TEXT]}")
+    set_outcome(store, records, "error", f"{who} failed in init_rpc: {kind}{text}")
 
 
 def raise_outcome(outcome: Outcome) -> NoReturn:
@@ -114,7 +120,7 @@ def assemble(
     epoch: str = "",
     restart: int = -1,
     is_stale: Callable[[Registration], bool] = lambda registration: False,
-) -> list[WorkerRecord]:
+) -> PackedGroup:
     """Register `me`, wait until all workers have registered, and return the records of all by id.
 
     `listen_if_needed` is called with the records before this worker confirms them. So when the group is complete, it
@@ -144,6 +150,11 @@ def store_errors(store: Store, who: str) -> Iterator[None]:
             raise RendezvousError(
                 f"{who} cannot write to the rendezvous store{_path_of(store)}: {error}. Remove files there, or choose "
                 "an init_method on another file system"
+            ) from error
+        if _path_of(store):
+            raise StoreLost(
+                f"{who} lost the rendezvous store before the group was complete: {error}. Start all workers again, "
+                "with a file that nothing else uses"
             ) from error
         raise StoreLost(
             f"{who} lost the rendezvous store before the group was complete: {error}. The process that hosts the "
@@ -177,25 +188,27 @@ class _Rendezvous:
         self._who = f"worker {me.name!r} (rank {me.id})"
         self._waits = WaitLog(self._who)
 
-    def run(self) -> list[WorkerRecord]:
+    def run(self) -> PackedGroup:
         """Perform the rendezvous, and return the records of all workers."""
         store, me = self._store, self._me
         registered = False
         try:
             self._register()
             registered = True
-            registrations = self._complete()
+            group = self._complete()
         except RendezvousError as error:
             # Unless there is one, so that the others do not wait. Workers with another token cannot read it, and fail.
-            report_failure(store, self._records, self._who, error)
-            present = [rank for rank in self._ranks if store.check([_rank_key(rank)])]
-            _sign_off(store, me.id, registered, present, time.monotonic() + FAILURE_LINGER)
+            with suppress(UnauthenticatedRecord):  # there is one of theirs, and `error` says so
+                report_failure(store, self._records, self._who, error)
+            gone = set(absent(store, _rank_key, self._ranks)) if me.id == 0 else set()
+            present = [rank for rank in self._ranks if rank not in gone]
+            sign_off(store, me.id, registered, present, time.monotonic() + FAILURE_LINGER)
             raise
         except BaseException as error:
             report_failure(store, self._records, self._who, error)
             raise
-        _sign_off(store, me.id, registered, self._ranks, min(self._deadline, time.monotonic() + _SIGN_OFF_LIMIT))
-        return [registration.record for registration in registrations]
+        sign_off(store, me.id, registered, self._ranks, min(self._deadline, time.monotonic() + _SIGN_OFF_LIMIT))
+        return group
 
     # -- registering ------------------------------------------------------------------------------------------
 
@@ -237,51 +250,54 @@ class _Rendezvous:
 
     # -- waiting ----------------------------------------------------------------------------------------------
 
-    def _complete(self) -> list[Registration]:
-        """Return all registrations when the group is complete. Raises an error if it fails."""
+    def _complete(self) -> PackedGroup:
+        """Return the records of all workers when the group is complete. Raises an error if it fails."""
         store = self._store
-        registrations: list[Registration] | None = None
-        # The store serializes operations, so the last worker to register sees all registrations here, and the last one
-        # to confirm sees all confirmations below.
-        if store.check([_rank_key(rank) for rank in self._ranks]):
-            store.set(_REGISTERED, "1")
+        group: PackedGroup | None = None
+        if completes(store, _rank_key, self._me.id, self._mine.world_size):
+            self._write_roster()
         while not store.check([_OUTCOME]):
-            if registrations is None and store.check([_REGISTERED]):
-                registrations = self._confirm()
+            if group is None and has_roster(store):
+                group = self._confirm()
             elif time.monotonic() >= self._deadline:
-                set_outcome(store, self._records, *self._timed_out())
+                self._time_out()
             else:
                 self._waits.log_if_due(self._waited_for)
                 pause(self._start, self._deadline)
         outcome = read_outcome(store, self._records)
         if outcome.status != "complete":
             raise_outcome(outcome)
-        if registrations is None:
+        if group is None:
             raise UnauthenticatedRecord(
                 f"the rendezvous store says that the group is complete, but worker {self._me.name!r} (rank "
                 f"{self._me.id}) has not confirmed it: somebody repeats entries of an earlier group"
             )
-        self._check_confirmations(digest_of(registrations))
-        return registrations
+        if outcome.digest != group.digest:
+            raise self._records_differ("the others")
+        return group
 
-    def _confirm(self) -> list[Registration]:
-        """Read all registrations, and confirm them to the others."""
-        store, me = self._store, self._me
+    def _write_roster(self) -> None:
         self._require(_rank_key)
-        registrations = self._read_registrations(self._ranks)
-        if registrations[me.id] != self._mine:
+        write_roster(self._store, self._records, [one.record for one in self._read_registrations(self._ranks)])
+
+    def _confirm(self) -> PackedGroup:
+        """Read the list of all workers, and confirm it to the others."""
+        store, me = self._store, self._me
+        group = read_roster(store, self._records, self._mine.world_size)
+        if not group.confirm(me):
             raise UnauthenticatedRecord(
                 f"the record of worker {me.name!r} (rank {me.id}) in the rendezvous store was replaced: somebody else "
                 "writes into the store"
             )
-        self._listen_if_needed([registration.record for registration in registrations])
-        name = _confirmation_key(me.id)
-        store.set(name, self._records.encode(name, Confirmation(digest_of(registrations))))
-        if store.check([_confirmation_key(rank) for rank in self._ranks]):
-            set_outcome(store, self._records, "complete")
-        return registrations
+        self._listen_if_needed(group)
+        name, digest = _confirmation_key(me.id), group.digest
+        store.set(name, self._records.encode(name, Confirmation(digest)))
+        if completes(store, _confirmation_key, me.id, self._mine.world_size):
+            self._check_confirmations(digest)
+            set_outcome(store, self._records, "complete", digest=digest)
+        return group
 
-    def _require(self, key: Callable[[int], str]) -> None:
+    def _require(self, key: Key) -> None:
         """Raise an error if an entry is missing that should exist. To read it would block."""
         if not self._store.check([key(rank) for rank in self._ranks]):
             raise UnauthenticatedRecord(
@@ -295,10 +311,13 @@ class _Rendezvous:
         for rank, value in zip(self._ranks, values, strict=True):
             what = f"the confirmation of rank {rank}"
             if self._records.decode(_confirmation_key(rank), value, Confirmation, what).digest != digest:
-                raise UnauthenticatedRecord(
-                    f"worker {self._me.name!r} (rank {self._me.id}) and rank {rank} found different records in the "
-                    "rendezvous store: somebody changes them, or repeats those of an earlier group"
-                )
+                raise self._records_differ(f"rank {rank}")
+
+    def _records_differ(self, who: str) -> UnauthenticatedRecord:
+        return UnauthenticatedRecord(
+            f"worker {self._me.name!r} (rank {self._me.id}) and {who} found different records in the rendezvous store: "
+            "somebody changes them, or repeats those of an earlier group"
+        )
 
     def _read_registrations(self, ranks: Sequence[int]) -> list[Registration]:
         if not ranks:
@@ -313,38 +332,45 @@ class _Rendezvous:
 
     def _waited_for(self) -> str:
         """Return whom this worker waits for, for the log."""
-        key = _confirmation_key if self._store.check([_REGISTERED]) else _rank_key
-        missing = [rank for rank in self._ranks if not self._store.check([key(rank)])]
+        is_listed = has_roster(self._store)
+        missing = absent(self._store, _confirmation_key if is_listed else _rank_key, self._ranks)
+        if not missing and not is_listed:  # whoever was about to write it is dead
+            self._write_roster()
         return f"{_list_ranks(missing)} of {len(self._ranks)} workers to join the group" if missing else ""
 
-    def _timed_out(self) -> tuple[Status, str]:
-        store, waited, size = self._store, time.monotonic() - self._start, len(self._ranks)
-        present = [rank for rank in self._ranks if store.check([_rank_key(rank)])]
-        missing = sorted(set(self._ranks) - set(present))
+    def _time_out(self) -> None:
+        """Set the outcome because the time is over."""
+        if absent(self._store, _rank_key, self._ranks) or absent(self._store, _confirmation_key, self._ranks):
+            set_outcome(self._store, self._records, "timeout", self._timed_out())
+            return
+        # The last worker died between its confirmation and the outcome. Calls to it will fail.
+        digest = read_roster(self._store, self._records, self._mine.world_size).digest
+        self._check_confirmations(digest)
+        set_outcome(self._store, self._records, "complete", digest=digest)
+
+    def _timed_out(self) -> str:
+        waited, size = time.monotonic() - self._start, len(self._ranks)
+        missing = absent(self._store, _rank_key, self._ranks)
         if not missing:
-            silent = [rank for rank in self._ranks if not store.check([_confirmation_key(rank)])]
-            if not silent:
-                # The last worker died between its confirmation and the outcome. Calls to it will fail.
-                return "complete", ""
+            silent = absent(self._store, _confirmation_key, self._ranks)
             return (
-                "timeout",
                 f"all {size} workers registered, but some ended before the group was complete, within {waited:.3g} s: "
-                f"{_list_ranks(silent)}. Check their output",
+                f"{_list_ranks(silent)}. Check their output"
             )
+        present = sorted(set(self._ranks) - set(missing))
         listed = [registration.record for registration in self._read_registrations(present[:_MAX_LISTED])]
         names = ", ".join(f"{record.name!r} (rank {record.id})" for record in listed)
         more = f" and {len(present) - _MAX_LISTED} more" if len(present) > _MAX_LISTED else ""
         return (
-            "timeout",
             f"{len(missing)} of {size} workers did not join within {waited:.3g} s: {_list_ranks(missing)}. "
-            f"Workers that joined: {names}{more}. Check the output of the missing ones, or raise the timeout",
+            f"Workers that joined: {names}{more}. Check the output of the missing ones, or raise the timeout"
         )
 
 
 def _path_of(store: Store) -> str:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return f" {store.path}" if isinstance(store, FileStore) else ""  # type: ignore[attr-defined]  # not in the stubs
+    return f" {store.path}" if isinstance(store, FileStore | SharedFileStore) else ""  # type: ignore[union-attr]  # stubs
 
 
 def _leftover_hint(store: Store) -> str:
@@ -359,22 +385,6 @@ def _rank_key(rank: int) -> str:
 
 def _confirmation_key(rank: int) -> str:
     return f"confirmed/{rank}"
-
-
-def _sign_off(store: Store, rank: int, registered: bool, expected: Sequence[int], deadline: float) -> None:
-    """Announce that this worker no longer needs the store. Rank 0 also waits until all `expected` ranks have done so.
-
-    Only the worker that registered the rank signs off for it, not another that tried to. The announcement needs no
-    reply (TCPStore sends none), so rank 0 may exit as soon as it has seen the last. A worker that died meanwhile is not
-    an error here: calls to it will fail.
-    """
-    if registered:
-        store.set(f"left/{rank}", "1")
-    if rank == 0:
-        start = time.monotonic()
-        keys = [f"left/{other}" for other in expected]
-        while keys and time.monotonic() < deadline and not store.check(keys):
-            pause(start, deadline)
 
 
 def _list_ranks(ranks: Sequence[int]) -> str:

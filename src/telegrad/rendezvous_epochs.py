@@ -13,7 +13,8 @@ identity as prefix. A worker that comes to the store looks at the current epoch:
    is alive, though, it was started twice, which is an error.
 5. The epoch is *superseded*: it begins the next.
 6. The epoch *failed*: a process that took part in it begins the next, and so does one that a launcher started again,
-   or that was started after the failure. All others get the error of the epoch: they came too late.
+   or that was started after the failure. All others get the error of the epoch: they came too late. If a worker was
+   interrupted (Ctrl-C), those who wait with it get an error, and all who come later begin the next.
 
 A worker that was killed while its group formed stays registered. When another one finds it in its place and knows that
 it is dead (a later start by the same launcher, or no process with its number on this machine), it supersedes the epoch,
@@ -46,13 +47,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.worker_record import FoundGroup, WorkerRecord
 from telegrad.errors import RendezvousError, StoreLost
-from telegrad.rendezvous import report_failure, store_errors
-from telegrad.rendezvous_members import Noticeboard, read_current, swap_current
+from telegrad.rendezvous import has_outcome, read_outcome, report_failure, store_errors
+from telegrad.rendezvous_file import Prefixed
+from telegrad.rendezvous_members import Noticeboard, is_over, read_current, swap_current
 from telegrad.rendezvous_records import Epoch, Records, Registration
 from telegrad.rendezvous_search import Probe, Search, Terms
 from telegrad.rendezvous_store import MAX_TIMEOUT
@@ -114,21 +116,38 @@ class GroupFinder:
             finally:
                 self.registered |= search.registered
 
-    def report(self, who: str, keys: GroupKeys | None, error: BaseException) -> None:
-        """Tell the workers that wait in a forming group that this one failed before it registered."""
+    def report(self, who: str, keys: GroupKeys | None, error: BaseException, *, of_another: bool = False) -> None:
+        """Tell the workers that wait in a forming group that this one failed before it registered.
+
+        With `of_another`, it was a worker of another process, and one of this process is still to hear of it.
+        """
         if self.registered or not self._terms.world_size:
             return
         try:
             with store_errors(self._store, who):
                 text, current = read_current(self._store, keys)
-                if current is None:
-                    swap_current(self._store, keys, text, Epoch(1, secrets.randbits(63), self._terms.world_size))
+                if current is None or self._has_ended(current, keys):
+                    number = 1 if current is None else current.number + 1
+                    swap_current(self._store, keys, text, Epoch(number, secrets.randbits(63), self._terms.world_size))
                     _, current = read_current(self._store, keys)
                 if current is not None and current.world_size:
-                    store = PrefixStore(current.prefix, self._store)
+                    store = Prefixed(current.prefix, self._store)
+                    if not of_another:
+                        self._terms.history[-1 - current.group] = current.group  # no worker has this incarnation
                     report_failure(store, Records(keys, store, current.prefix), who, error)
         except RendezvousError as other:
             error.add_note(f"The other workers could not be told: {other}")
+
+    def _has_ended(self, epoch: Epoch, keys: GroupKeys | None) -> bool:
+        """Return whether the others will meet in the epoch after this one."""
+        store = Prefixed(epoch.prefix, self._store)
+        records = Records(keys, store, epoch.prefix)
+        if not epoch.world_size or not has_outcome(store):
+            return False
+        status = read_outcome(store, records).status
+        if status != "complete":
+            return status in ("superseded", "interrupted") or epoch.group in self._terms.history.values()
+        return is_over(store, records)
 
     def _look_for_another_store(self, error: StoreLost) -> None:
         """Open the store that rank 0 hosts after it was started again, or has begun another group."""

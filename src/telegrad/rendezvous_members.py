@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import RendezvousError
 from telegrad.rendezvous import has_outcome, read_outcome, set_outcome
-from telegrad.rendezvous_records import MAX_LIST, Departure, Epoch, Records, Registration, check_record
+from telegrad.rendezvous_file import Prefixed
+from telegrad.rendezvous_records import MAX_LIST, Departure, Epoch, Records, Registration, check_epoch, check_record
+from telegrad.rendezvous_roster import absent
 
 _Change = Callable[[tuple[Registration, ...]], tuple[Registration, ...]]
 
@@ -35,10 +37,7 @@ def read_current(store: Store, keys: GroupKeys | None) -> tuple[str, Epoch | Non
         return "", None
     data = store.get(_CURRENT)
     epoch = Records(keys, store).decode(_CURRENT, data, Epoch, "the current epoch", MAX_LIST)
-    if not 0 <= epoch.group < 2**63:
-        raise RendezvousError(f"the current epoch in the rendezvous store has an invalid group {epoch.group}")
-    for member in epoch.members:
-        check_record(member.record, member.record.id)
+    check_epoch(epoch)
     return data.decode(errors="replace"), epoch
 
 
@@ -69,15 +68,19 @@ class Noticeboard:
     def read_members(self) -> list[Registration]:
         """Return the members of a group of a fixed size, by id, as far as they are known."""
         store, records = self._of_epoch(self._store)
-        members = []
-        for rank in range(self._epoch.world_size):
-            for name in (f"member/{rank}", f"rank/{rank}"):
-                if store.check([name]):
-                    member = records.decode(name, store.get(name), Registration, f"the record of rank {rank}")
-                    check_record(member.record, rank)
-                    members.append(replace(member, left=_has_departed(store, records, member)))
-                    break
-        return members
+        ranks = range(self._epoch.world_size)
+        found: dict[int, Registration] = {}
+        for key in ("rank/{}".format, "member/{}".format):  # the second replaces the first
+            missing = set(absent(store, key, ranks))
+            present = [rank for rank in ranks if rank not in missing]
+            for rank, data in zip(present, store.multi_get([key(rank) for rank in present]), strict=True):
+                found[rank] = records.decode(key(rank), data, Registration, f"the record of rank {rank}")
+                check_record(found[rank].record, rank)
+        stayed = set(absent(store, _departure_key, list(found)))
+        return [
+            replace(member, left=rank not in stayed and _has_departed(store, records, member))
+            for rank, member in sorted(found.items())
+        ]
 
     def publish(self, record: WorkerRecord) -> None:
         """Publish the record of this worker, if it has joined a group that existed."""
@@ -92,23 +95,23 @@ class Noticeboard:
     def leave(self, *, is_over: bool = False) -> None:
         """Publish that this worker leaves the group, or with `is_over` that all have agreed to leave it."""
         if self.is_open:
-            gone = {self._mine.record.incarnation}
-            self._change_list(lambda members: _marked(members, gone))
+            mine = self._mine.record.incarnation
+            self._change_list(
+                lambda members: tuple(
+                    replace(member, left=member.left or member.record.incarnation == mine) for member in members
+                )
+            )
             return
         store, records = self._of_epoch(self._store)
-        name = _OVER if is_over else f"departed/{self._mine.record.id}"
+        name = _OVER if is_over else _departure_key(self._mine.record.id)
         store.set(name, records.encode(name, Departure(self._mine.record.incarnation)))
 
     def is_over(self) -> bool:
         """Return whether all members of a group of a fixed size have agreed to leave it."""
-        store, records = self._of_epoch(self._store)
-        if not store.check([_OVER]):
-            return False
-        records.decode(_OVER, store.get(_OVER), Departure, "the end of the group")
-        return True
+        return is_over(*self._of_epoch(self._store))
 
     def remove(self, gone: Collection[WorkerRecord]) -> None:
-        """Mark members of an open group that are dead."""
+        """Mark members of an open group that were lost."""
         incarnations = {record.incarnation for record in gone}
         if incarnations and self.is_open:
             self._change_list(lambda members: _marked(members, incarnations))
@@ -119,7 +122,7 @@ class Noticeboard:
         `gone` has the incarnations of lost members. Returns False if there is another group now.
         """
         own, records = self._of_epoch(store)
-        known = [Registration(one, self._epoch.world_size, 0, "", left=one.incarnation in gone) for one in group]
+        known = [Registration(one, self._epoch.world_size, 0, "", lost=one.incarnation in gone) for one in group]
         known = [self._mine if one.record.name == self._mine.record.name else one for one in known]
         if not self.is_open:
             for member in known:
@@ -143,8 +146,8 @@ class Noticeboard:
     def _supersede(self, store: Store, epoch: Epoch) -> bool:
         """End an epoch that is forming. Returns False if its group is complete."""
         if not epoch.world_size:
-            return all(member.left for member in epoch.members)
-        forming = PrefixStore(epoch.prefix, store)
+            return all(member.gone for member in epoch.members)
+        forming = Prefixed(epoch.prefix, store)
         records = Records(self._keys, store, epoch.prefix)
         message = f"{self._mine} is in a group that exists"
         outcome = read_outcome(forming, records) if has_outcome(forming) else None
@@ -152,7 +155,7 @@ class Noticeboard:
         return outcome.status != "complete"
 
     def _of_epoch(self, store: Store) -> tuple[Store, Records]:
-        return PrefixStore(self._epoch.prefix, store), Records(self._keys, store, self._epoch.prefix)
+        return Prefixed(self._epoch.prefix, store), Records(self._keys, store, self._epoch.prefix)
 
     def _change_list(self, change: _Change) -> None:
         """Change the list of members of an open group, if the group is still the current one."""
@@ -187,10 +190,20 @@ def _publish_member(store: Store, records: Records, member: Registration) -> Non
     raise RendezvousError(f"{member} cannot publish its record in the rendezvous store: others kept changing it")
 
 
-def _has_departed(store: Store, records: Records, member: Registration) -> bool:
-    name = f"departed/{member.record.id}"
-    if not store.check([name]):
+def is_over(store: Store, records: Records) -> bool:
+    """Return whether all members of the group of an epoch have agreed to leave it."""
+    if not store.check([_OVER]):
         return False
+    records.decode(_OVER, store.get(_OVER), Departure, "the end of the group")
+    return True
+
+
+def _departure_key(rank: int) -> str:
+    return f"departed/{rank}"
+
+
+def _has_departed(store: Store, records: Records, member: Registration) -> bool:
+    name = _departure_key(member.record.id)
     departure = records.decode(name, store.get(name), Departure, f"the departure of rank {member.record.id}")
     return departure.incarnation == member.record.incarnation
 
@@ -211,4 +224,4 @@ def _with(members: tuple[Registration, ...], mine: Registration) -> tuple[Regist
 
 
 def _marked(members: tuple[Registration, ...], gone: Collection[int]) -> tuple[Registration, ...]:
-    return tuple(replace(member, left=member.left or member.record.incarnation in gone) for member in members)
+    return tuple(replace(member, lost=member.lost or member.record.incarnation in gone) for member in members)

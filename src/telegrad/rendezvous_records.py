@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -23,10 +22,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
     TCPStore,
 )
 
+from telegrad.connection import worker_record
 from telegrad.connection.group_keys import GroupKeys, authenticate
-from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
+from telegrad.connection.worker_record import MAX_ID, WorkerRecord
 from telegrad.errors import RendezvousError, UnauthenticatedRecord
-from telegrad.transport.addresses import parse_address
+from telegrad.rendezvous_file import SharedFileStore
 from telegrad.wire.frames import VERSION
 
 MAX_RECORD = 64 * 1024
@@ -49,7 +49,14 @@ class Registration(msgspec.Struct, frozen=True):
     restart: int = -1
     """How often its launcher has started the worker before; -1 without a launcher that starts workers again."""
     left: bool = False
-    """Whether the worker has left an open group. Its name and its id stay its own."""
+    """Whether the worker has left an open group in order. Its name and its id stay its own."""
+    lost: bool = False
+    """Whether other members of an open group have lost the worker."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the worker has left, or was lost."""
+        return self.left or self.lost
 
     def __str__(self) -> str:
         process = f", pid {self.pid} on {self.machine}" if self.pid else ""
@@ -57,19 +64,21 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class Confirmation(msgspec.Struct, frozen=True):
-    """A worker has read the registrations of all workers, and found its own among them."""
+    """A worker has read the list of all workers, and found itself in it."""
 
     digest: str
-    """The digest of all registrations; see `digest_of`."""
+    """The digest of the list of all workers; see `PackedGroup`."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """Whether the group is complete, or why not. After "superseded", the workers meet again in another epoch."""
 
-    status: Literal["complete", "duplicate", "timeout", "error", "superseded"]
+    status: Literal["complete", "duplicate", "timeout", "error", "superseded", "interrupted"]
     message: str = ""
     time: float = 0.0
     """When it was decided, in seconds since 1970 on the clock of the worker that decided it."""
+    digest: str = ""
+    """If the group is complete: of the list that all its workers have confirmed."""
 
 
 class Epoch(msgspec.Struct, frozen=True):
@@ -95,19 +104,14 @@ class Departure(msgspec.Struct, frozen=True):
     incarnation: int
 
 
-def digest_of(registrations: Sequence[Registration]) -> str:
-    """Return a digest that is equal for two workers only if they have read the same registrations."""
-    return hashlib.sha256(msgspec.msgpack.encode(registrations)).hexdigest()
-
-
 def describe_store(store: Store) -> str:
     """Return where a store is, for error messages."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):
         return f"at {store.host}:{store.port}"
-    if isinstance(store, FileStore):
-        return f"in the file {store.path}"  # type: ignore[attr-defined]  # torch's stubs lack it
+    if isinstance(store, FileStore | SharedFileStore):
+        return f"in the file {store.path}"  # type: ignore[union-attr]  # torch's stubs lack it
     return "of this process"
 
 
@@ -188,12 +192,24 @@ def claimed_epoch(data: bytes) -> str:
 def check_record(record: WorkerRecord, rank: int) -> None:
     """Raise an error if a record is not valid for this rank."""
     try:
-        if check_id(record.id) != rank:
+        worker_record.check_record(record)
+        if record.id != rank:
             raise ValueError(f"it belongs to rank {record.id}")
-        check_name(record.name)
-        if not 0 <= record.incarnation < 2**64:
-            raise ValueError(f"incarnation {record.incarnation} does not fit in 64 bits")
-        for address in record.addresses:
-            parse_address(address)
     except ValueError as error:
         raise RendezvousError(f"the record of rank {rank} is invalid: {error}") from error
+
+
+def check_epoch(epoch: Epoch) -> None:
+    """Raise an error if an epoch is not valid. It may have been written without a token."""
+    if not 0 <= epoch.group < 2**63:
+        raise RendezvousError(f"the current epoch in the rendezvous store has an invalid group {epoch.group}")
+    if not 0 <= epoch.number < 2**63:
+        raise RendezvousError(f"the current epoch in the rendezvous store has an invalid number {epoch.number}")
+    if not 0 <= epoch.world_size <= MAX_ID + 1:
+        raise RendezvousError(f"the current epoch in the rendezvous store has an invalid size {epoch.world_size}")
+    for member in epoch.members:
+        check_record(member.record, member.record.id)
+    names = {member.record.name for member in epoch.members}
+    ids = {member.record.id for member in epoch.members}
+    if len(names) < len(epoch.members) or len(ids) < len(epoch.members):
+        raise RendezvousError("the current epoch in the rendezvous store lists a worker twice")

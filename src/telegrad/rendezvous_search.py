@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from msgspec.structs import replace
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.worker_record import MAX_ID, FoundGroup, WorkerRecord
 from telegrad.errors import DuplicateWorker, RendezvousError, RendezvousTimeout, UnauthenticatedRecord
+from telegrad.interrupts import interruptible
 from telegrad.rendezvous import Superseded, assemble, has_outcome, raise_outcome, read_outcome, report_failure
+from telegrad.rendezvous_file import Prefixed
 from telegrad.rendezvous_members import Noticeboard, read_current, swap_current
 from telegrad.rendezvous_records import Epoch, Outcome, Records, Registration, claimed_epoch
 from telegrad.rendezvous_store import pause
@@ -26,6 +29,7 @@ _Result = tuple[FoundGroup, Noticeboard]
 
 REPUBLISH_WAIT = 12.0
 """Seconds for which the replacement of rank 0 of an open group waits for the survivors; they look every 5 s."""
+_MAX_PROBES = 32  # members that are asked at the same time whether they are there
 _SILENCE = 10.0  # seconds for which a member may not answer, because it is stopped or its machine busy
 _LATE = 10.0  # seconds after a failure after which a process that starts then belongs to another run
 _MAX_SUPERSEDED = 3  # epochs that one worker supersedes because of dead workers
@@ -121,7 +125,7 @@ class Search:
         """Let the workers of an epoch that this worker cannot read fail, too: their token is another."""
         prefix = claimed_epoch(self._store.get("current"))
         if prefix:
-            store = PrefixStore(prefix, self._store)
+            store = Prefixed(prefix, self._store)
             report_failure(store, Records(self._keys, store, prefix), str(self._mine), error)
 
     def _advance(self, text: str, current: Epoch | None, *members: Registration) -> Epoch | None:
@@ -144,7 +148,7 @@ class Search:
         if current is None:
             current = self._advance(text, current)
             return None if current is None else self._form(current)
-        store = PrefixStore(current.prefix, self._store)
+        store = Prefixed(current.prefix, self._store)
         if not has_outcome(store):
             return self._form(current)
         outcome = read_outcome(store, Records(self._keys, store, current.prefix))
@@ -154,6 +158,10 @@ class Search:
             # Whoever superseded it may be about to put another epoch in its place.
             pause(time.monotonic() - 1.0, self._terms.deadline)
         elif not self._is_over(current, outcome):
+            self.registered = (
+                True  # as far as telling others goes: the error is theirs, and must not fail the next epoch
+            )
+            self._terms.history[self._mine.record.incarnation] = current.group  # the next attempt begins the next
             raise_outcome(outcome)
         self._advance(text, current)
         return None
@@ -174,7 +182,7 @@ class Search:
 
     def _form(self, epoch: Epoch) -> _Result | None:
         terms, record = self._terms, self._mine.record
-        store = PrefixStore(epoch.prefix, self._store)
+        store = Prefixed(epoch.prefix, self._store)
         terms.history[record.incarnation] = epoch.group
         self.registered = True
         try:
@@ -206,6 +214,8 @@ class Search:
 
     def _is_over(self, epoch: Epoch, outcome: Outcome) -> bool:
         """Return whether this process need not share the error of a failed epoch."""
+        if outcome.status == "interrupted":  # by a user, who may try again with the others
+            return True
         return epoch.group in self._terms.history.values() or self._mine.restart > 0 or outcome.time + _LATE < _STARTED
 
     def _join_complete(self, epoch: Epoch) -> _Result | None:
@@ -235,12 +245,15 @@ class Search:
         elif current is None and terms.waits_for_survivors():
             return None
         exists = current is not None and not current.world_size and self._lives(current.members)
-        records = [mine.record]
+        records, generation = [mine.record], -1
         self._listen_if_needed(())  # whoever joins later may be on another host
         if exists and current is not None:
             self._check_place(current.members)
             others = [member for member in current.members if member.record.name != mine.record.name]
-            records = [one.record for one in current.members if not one.left or one.record.name == mine.record.name]
+            records = [one.record for one in current.members if not one.gone or one.record.name == mine.record.name]
+            generation = next((one.record.generation + 1 for one in current.members if _succeeds(mine, one)), -1)
+            if generation > mine.record.generation:
+                mine = replace(mine, record=replace(mine.record, generation=generation))
             members = tuple(sorted([*others, mine], key=lambda member: member.record.id))
             joined = replace(current, members=members)
             epoch = joined if swap_current(self._store, self._keys, text, joined) else None
@@ -251,11 +264,12 @@ class Search:
         if epoch is None:
             return None
         self.registered = True
-        return FoundGroup(records, exists=exists, is_open=True), self._board(epoch)
+        board = Noticeboard(self._store, self._keys, epoch, mine)
+        return FoundGroup(records, exists=exists, is_open=True, generation=generation), board
 
     def _check_not_used(self, epoch: Epoch) -> None:
         """Raise an error if a group of a fixed size is forming or exists."""
-        store = PrefixStore(epoch.prefix, self._store)
+        store = Prefixed(epoch.prefix, self._store)
         if has_outcome(store):
             outcome = read_outcome(store, Records(self._keys, store, epoch.prefix))
             board = self._board(epoch)
@@ -272,7 +286,8 @@ class Search:
         """Return whether a member is alive and stays. One with this worker's name must not be."""
         mine = self._mine
         own = [member for member in members if member.record.name == mine.record.name]
-        if any(self._is_alive(member) for member in members if member not in own):
+        others = [member.record for member in members if member not in own and not member.gone]
+        if _one_is_alive(others, self._probe, self._terms.deadline):
             return True
         if mine.restart <= 0 and any(self._answers(member) for member in own):
             self._refuse_duplicate(own[0])
@@ -285,16 +300,7 @@ class Search:
         )
 
     def _answers(self, member: Registration) -> bool:
-        return not member.left and self._probe(member.record) == "alive"
-
-    def _is_alive(self, member: Registration) -> bool:
-        """Return whether a member is there and stays. One that does not answer for a while is gone."""
-        if member.left:
-            return False
-        give_up = min(self._terms.deadline, time.monotonic() + _SILENCE)
-        while (state := self._probe(member.record)) == "silent" and time.monotonic() < give_up:
-            pause(time.monotonic() - 1.0, give_up)
-        return state == "alive"
+        return not member.gone and self._probe(member.record) == "alive"
 
     def _check_place(self, members: Sequence[Registration]) -> None:
         """Raise an error if this worker's name or id belongs to another worker of an existing group."""
@@ -331,3 +337,52 @@ def _process_exists(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
+
+
+@interruptible
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.1)
+
+
+def _succeeds(mine: Registration, member: Registration) -> bool:
+    """Return whether this worker takes the place of a member that has left in order.
+
+    Of two processes that want the place, only one puts itself into the list of members. So nobody has to vote.
+    """
+    return member.left and member.record.name == mine.record.name
+
+
+def _one_is_alive(members: Sequence[WorkerRecord], probe: Probe, deadline: float) -> bool:
+    """Return whether one of these members is there and stays. One that does not answer for a while is gone."""
+    if not members or probe(members[0]) == "alive":
+        return bool(members)
+    # Many may be silent, because a machine or a network is down. So they are asked at the same time.
+    give_up = min(deadline, time.monotonic() + _SILENCE)
+    left, found = iter(members), threading.Event()
+    lock = threading.Lock()  # protects `left`
+
+    def ask() -> None:
+        while not found.is_set():
+            with lock:
+                record = next(left, None)
+            if record is None:
+                return
+            while (state := probe(record)) == "silent" and time.monotonic() < give_up and not found.is_set():
+                pause(time.monotonic() - 1.0, give_up)
+            if state == "alive":
+                found.set()
+
+    threads = [
+        threading.Thread(target=ask, name=f"telegrad-probe-{number}", daemon=True)
+        for number in range(min(len(members), _MAX_PROBES))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        _join(threads)
+    except BaseException:
+        found.set()  # an interrupt: the threads end after the question that they wait for
+        raise
+    return found.is_set()

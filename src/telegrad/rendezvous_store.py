@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import NamedTuple, NoReturn
@@ -16,8 +18,11 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # p
 from torch.distributed.rendezvous import rendezvous
 
 from telegrad.connection.worker_record import MAX_ID
+from telegrad.environment.advice import address_advice
 from telegrad.errors import RendezvousError, RendezvousTimeout
 from telegrad.interrupts import interruptible
+from telegrad.rendezvous_file import SharedFileStore
+from telegrad.transport.ports import describe_ports
 from telegrad.waiting_report import WaitingReport, seconds
 
 _log = logging.getLogger("telegrad")
@@ -43,15 +48,21 @@ class OpenedStore(NamedTuple):
     """Whether this process hosts the store."""
 
 
-def open_store(init_method: str | None, rank: int, world_size: int | None, timeout: float) -> OpenedStore:
+def open_store(
+    init_method: str | None, rank: int, world_size: int | None, timeout: float, ports: Sequence[int] = ()
+) -> OpenedStore:
     """Open the group's store, and find out this worker's rank and the world size.
 
-    `init_method` is a URL in the format of torch.distributed, ``env://`` by default. A rank of -1 and a world size of
-    None or -1 are read from the URL, or else from RANK and WORLD_SIZE. If there is no world size anywhere, or it is 0,
-    the group is open, and the rank may remain -1. This does not wait for the other workers:
-    `telegrad.rendezvous.assemble` does, and names the missing ones.
+    `init_method` is a URL in the format of torch.distributed, ``env://`` by default. If the environment names no
+    address for ``env://``, it is the rendezvous of the launcher, TELEGRAD_INIT_METHOD, if there is one. A rank of -1
+    and a world size of None or -1 are read from the URL, or else from RANK and WORLD_SIZE. If there is no world size
+    anywhere, or it is 0, the group is open, and the rank may remain -1. This does not wait for the other workers:
+    `telegrad.rendezvous.assemble` does, and names the missing ones. If there are `ports`, a store that this process
+    hosts must have one of them.
     """
     deadline = time.monotonic() + min(timeout, MAX_TIMEOUT)
+    if init_method in (None, "env://") and not os.environ.get("MASTER_ADDR"):
+        init_method = os.environ.get("TELEGRAD_INIT_METHOD", init_method)
     url = _split(init_method or "env://")
     query = dict(parse_qsl(url.query))
     world_size = _world_size(world_size, query.pop("world_size", None), init_method)
@@ -64,21 +75,32 @@ def open_store(init_method: str | None, rank: int, world_size: int | None, timeo
     is_host = False
     if address is not None:
         is_host = rank == 0 and not launcher_hosts()
+        if is_host and ports and address[1] not in ports:
+            raise RendezvousError(
+                f"rank 0 cannot host the rendezvous store at port {address[1]}: TELEGRAD_PORTS or the option ports "
+                f"allows only {describe_ports(ports)}. Choose one of these (MASTER_PORT), or add this one"
+            )
         # A world size of -1 tells the handlers of tcp:// and env:// not to wait until all have connected. Rank 0 hosts.
         query.update(rank="0" if rank == 0 else "1", world_size="-1")
         _check_host(address[0], min(deadline, time.monotonic() + _UNKNOWN_HOST_LIMIT))
         if not is_host:
             _wait_for_server(*address, deadline, timeout, rank)
     else:
-        # Torch would delete the file after so many workers, when others may already use it for their next group.
         query.update(rank="0", world_size="-1")
     left = timedelta(seconds=max(deadline - time.monotonic(), 1.0))
     try:
+        if url.scheme == "file":
+            file = SharedFileStore(url.path, left.total_seconds())
+            file.check([])  # raises if it cannot be opened, or is locked for ever
+            return OpenedStore(file, rank, world_size, None, False)
         store = next(rendezvous(urlunsplit(url._replace(query=urlencode(query))), timeout=left))[0]
     except (RuntimeError, ValueError, OSError) as error:
         _raise_explained(error, init_method or "env://", address, timeout)
     if address is not None and isinstance(store, TCPStore):
         address = (address[0], store.port)
+    if address is None:
+        # A store of a launcher may know a host that all workers reach; they advertise their address on the way there.
+        address = getattr(store, "address", None)
     return OpenedStore(store, rank, world_size, address, is_host)
 
 
@@ -192,12 +214,18 @@ def _store_address(url: SplitResult) -> tuple[str, int] | None:
     missing = [name for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port)) if not value]
     if not host or not port:
         raise RendezvousError(
-            f"{' and '.join(missing)} must be set for env://: a host name and a free port of rank 0's machine. "
-            "Set them, run under torchrun, or pass init_method='tcp://host:port'"
+            f"{' and '.join(missing)} must be set for env://: a host name and a free port of rank 0's machine; "
+            f"{address_advice(os.environ, _program())}"
         )
     if not port.isdecimal() or int(port) > 0xFFFF:
         raise RendezvousError(f"MASTER_PORT must be a port from 0 to 65535, not {port!r}")
     return host, int(port)
+
+
+def _program() -> str:
+    """Return the script that runs, as a shell would name it; empty at a prompt or in a notebook."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return shlex.quote(os.path.relpath(main)) if main and os.path.exists(main) else ""
 
 
 @interruptible

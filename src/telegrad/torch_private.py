@@ -144,6 +144,12 @@ def compiled_autograd_off() -> Any:
     return contextlib.nullcontext() if compiled is None else compiled._disable()
 
 
+def compiled_autograd_is_on() -> bool:
+    """Return whether a backward on this thread may be compiled, and nodes are not called by torch's engine itself."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return compiled is not None and bool(compiled.compiled_autograd_enabled or compiled.in_compiled_autograd_region)
+
+
 engine_uses_threads: Callable[[], bool] = _C._is_multithreading_enabled
 """Returns whether a backward on this thread runs nodes of devices on threads of theirs."""
 use_engine_threads: Callable[[bool], None] = _C._set_multithreading_enabled
@@ -192,52 +198,6 @@ REBUILD_PARAMETER = (_utils._rebuild_parameter, _utils._rebuild_parameter_with_s
 def untyped(storage: Any) -> Any:
     """Return a storage without its dtype: one that has a dtype warns that it is deprecated."""
     return getattr(storage, "_untyped_storage", storage)
-
-
-def _counts_all_references(tensor: torch.Tensor) -> bool:
-    """Whether `sys.getrefcount` counts the references of local variables and arguments, as it does before 3.14."""
-    return sys.getrefcount(tensor) == 4  # held by: the caller's list, its variable, the argument, and getrefcount's
-
-
-_held = [torch.zeros((), device="cpu")]
-_tensor_held = _held[0]
-_COUNTS_ALL = _counts_all_references(_tensor_held)
-"""Where it is False nobody can tell who holds a gradient, so gradients are copied."""
-del _held, _tensor_held
-
-
-def nobody_else_holds(tensor: torch.Tensor, python_references: int) -> bool:
-    """Whether a tensor and its memory belong to the caller alone, who has so many Python references to it.
-
-    A view that has no graph may keep its base, if nothing else holds that.
-    """
-    holders = 2  # the tensor, and the wrapper that untyped_storage makes
-    if is_view(tensor) and not tensor.requires_grad:
-        if _base_is_held(tensor):
-            return False
-        holders = 3
-    return (
-        _COUNTS_ALL
-        and sys.getrefcount(tensor) <= python_references + 2  # this function's argument, and getrefcount's
-        and tensor._use_count() == 1  # type: ignore[attr-defined]  # private
-        and _C._storage_Use_Count(tensor.untyped_storage()._cdata) <= holders
-    )
-
-
-def _references_to_base(view: torch.Tensor) -> tuple[int, int]:
-    """How many references, in Python and in C++, there are to what a view is a view of."""
-    base: Any = base_of(view)
-    return sys.getrefcount(base), base._use_count()
-
-
-# What torch and this function itself hold.
-_UNHELD = _references_to_base(torch.zeros(2, 2, device="cpu").t())
-
-
-def _base_is_held(view: torch.Tensor) -> bool:
-    """Whether anything but the view holds its base."""
-    in_python, in_cpp = _references_to_base(view)
-    return in_python > _UNHELD[0] or in_cpp > _UNHELD[1]
 
 
 @interruptible

@@ -43,10 +43,10 @@ class WaitingReport:
 def seconds(elapsed: float) -> str:
     """Return a duration as a log line gives it.
 
-    >>> seconds(3.0002), seconds(12345.6)
-    ('3 s', '12346 s')
+    >>> seconds(0.5001), seconds(3.0002), seconds(12345.6)
+    ('0.5 s', '3 s', '12346 s')
     """
-    return f"{elapsed:.0f} s"
+    return f"{elapsed:.2g} s" if elapsed < 0.95 else f"{elapsed:.0f} s"
 
 
 def workers(names: Collection[str], *, limit: int = _MAX_NAMED) -> str:

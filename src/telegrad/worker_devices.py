@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
+from telegrad.environment.detection import local_rank
 from telegrad.errors import TelegradError
 from telegrad.wire.devices import describe_devices, local_devices
 
@@ -68,11 +69,11 @@ def parse(text: str) -> list[int] | None:
 
 def by_local_rank(environ: Mapping[str, str]) -> list[int] | None:
     """Return the device of this worker's local rank, or None if there are not as many as workers of this machine."""
-    rank, workers = environ.get("LOCAL_RANK", ""), environ.get("LOCAL_WORLD_SIZE", "")
-    if not (rank.isdecimal() and workers.isdecimal() and int(rank) < int(workers)) or int(workers) < 2:
+    rank, workers = local_rank(environ)
+    if rank is None or workers is None or rank >= workers or workers < 2:
         return None
     counts = local_devices()
-    return [int(rank)] if counts and counts[0][1] >= int(workers) else None
+    return [rank] if counts and counts[0][1] >= workers else None
 
 
 def share(rank: int, workers: int, per_worker: int, environ: Mapping[str, str]) -> str:

@@ -46,3 +46,5 @@ class WorkerStatus(NamedTuple):
     """Grows whenever the worker is replaced."""
     age: float
     """For how many seconds it has been in this state."""
+    addresses: tuple[str, ...] = ()
+    """Where it listens, for `Options.members` of a worker that joins."""

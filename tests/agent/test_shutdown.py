@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from typing import Any
 
 import pytest
 
-from telegrad.errors import WorkerLost
+from telegrad.agent.shutdown import Shutdown
+from telegrad.errors import DeadlineExceeded, NotInitialized, WorkerLost
+from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.testing.simulation import Simulation
 from telegrad.transport.memory import MemoryTransport
 
 SEEDS = range(6)
+PATIENCE = 30.0
 
 
 class Listening:
@@ -87,3 +91,107 @@ def test_a_call_counts_as_under_way_until_its_answer_has_left(monkeypatch: pytes
         deadline = time.monotonic() + 20
         while b.activity():
             assert time.monotonic() < deadline
+
+
+def test_a_shutdown_that_began_during_a_call_does_not_look_for_calls_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that only serves is always in a shutdown, and most calls come after the one that it began in."""
+    looked: list[bool] = []
+    ended = Shutdown.activity_ended
+
+    def look(self: Shutdown) -> None:
+        looked.append(True)
+        ended(self)
+
+    monkeypatch.setattr(Shutdown, "activity_ended", look)
+    with Simulation(1, ["a", "b"]) as sim:
+
+        def program() -> None:
+            sim["b"].register("sleep", lambda: sim.sleep(5))
+            slow = sim["a"].begin("b", "@sleep")
+            sim.sleep(1)
+            sim.spawn("b", sim["b"].shutdown)
+            sim.sleep(1)
+            assert sim["a"].call("b", abs, (-1,)) == 1
+            assert looked  # one call has ended, and another has not
+            sim["a"].client.complete(slow)
+            sim.sleep(1)
+            looked.clear()
+            for _ in range(3):
+                assert sim["a"].call("b", abs, (-1,)) == 1
+            assert not looked
+            sim["a"].shutdown()
+
+        sim.run(program)
+
+
+def test_who_does_not_want_to_wait_ends_the_shutdown_of_another_thread() -> None:
+    with Simulation(1, ["a", "b"]) as sim:
+        errors: list[BaseException] = []
+
+        def leave() -> None:
+            try:
+                sim["a"].shutdown()
+            except NotInitialized as error:
+                errors.append(error)
+
+        def program() -> None:
+            sim.spawn("a", leave)
+            sim.sleep(5)
+            agent = sim["a"]
+            with pytest.raises(DeadlineExceeded, match=r"another thread is in shutdown\(\), and waits for the other"):
+                agent.shutdown(timeout=3)
+            agent.shutdown(graceful=False)
+            assert agent.closed
+            sim.sleep(1)
+
+        sim.run(program)
+    assert [str(error) for error in errors] == ["worker 'a' cannot take part in a shutdown: it has been shut down"]
+
+
+def test_a_closed_agent_can_be_shut_down_any_number_of_times() -> None:
+    with Simulation(1, ["a", "b"]) as sim:
+
+        def program() -> None:
+            agent = sim["a"]
+            agent.close()
+            for graceful in (True, False, True):
+                agent.shutdown(graceful=graceful, timeout=5)
+
+        sim.run(program)
+
+
+def test_a_signal_handler_may_end_the_shutdown_that_it_interrupts() -> None:
+    with Simulation(1, ["a", "b"]) as sim:
+
+        def program() -> None:
+            agent = sim["a"]
+            drain = agent.shutdown_protocol._drain
+
+            def interrupted(timeout: float) -> list[str]:
+                agent.shutdown(timeout=5)  # waits for nothing: this thread is in shutdown() already
+                agent.shutdown(graceful=False)
+                return drain(timeout)
+
+            agent.shutdown_protocol._drain = interrupted  # type: ignore[method-assign]
+            with pytest.raises(NotInitialized, match="it has been shut down"):
+                agent.shutdown()
+
+        sim.run(program)
+
+
+def test_a_callback_that_still_runs_is_named_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def wait_for_ever() -> None:
+        started.set()
+        assert release.wait(PATIENCE)
+
+    with local_group(["a"], settings=AgentSettings(stop_timeout=0.1)) as agents:
+        agents["a"].executor.submit(wait_for_ever)
+        assert started.wait(PATIENCE)
+        agents["a"].close()
+        release.set()
+    said = [record.getMessage() for record in caplog.records if "still running" in record.getMessage()]
+    assert len(said) == 1
+    assert "worker 'a' shut down while functions were still running: test_a_callback_that_still_runs_" in said[0]
+    assert ".<locals>.wait_for_ever (test_shutdown.py:" in said[0]

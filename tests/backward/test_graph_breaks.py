@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.paths import ROOT
 
 from telegrad import autograd, rpc
@@ -96,13 +97,10 @@ with local_group(["a", "b"]) as agents, acting_as(agents["a"]):
 def test_a_full_graph_is_an_error_that_says_why() -> None:
     # In another process: after such an error torch keeps evaluating all frames of the process itself, and holds one
     # more reference to their arguments, which other tests count.
-    done = subprocess.run(
+    done = run_loaded(
         [sys.executable, "-c", FULL_GRAPHS],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["refused"] * 5

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
-from telegrad import rpc
+from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
-from telegrad.agent.shutdown import RRefMessageCounts
-from telegrad.calls.collective_root import _Collective
+from telegrad.calls.shutdown_rounds import _Round
 from telegrad.errors import (
     CallCancelled,
     DeadlineExceeded,
+    PayloadError,
     ResourceExhausted,
     TelegradError,
     UnknownWorker,
     WorkerLost,
 )
+from telegrad.protocol.limits import SessionSettings
+from telegrad.protocol.shutdown_report import report_of, to_plain
+from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.testing.scheduler import SimThread
 from telegrad.testing.simulation import Simulation
@@ -49,15 +54,15 @@ def test_a_shutdown_ends_if_its_root_leaves_after_answering_some_members(seed: i
             ended.append(name)
 
         def program() -> None:
-            root = sim["a"].collectives.root
-            answer = root._answer
+            rounds = sim["a"].collectives.shutdown_rounds
+            answer = rounds._answer
 
-            def answer_some(collective: _Collective, values: Any, error: Exception | None) -> None:
-                collective.answers = {name: collective.answers[name] for name in answered}
-                answer(collective, values, error)
+            def answer_some(current: _Round, result: object, error: Exception | None) -> None:
+                current.answers = [each for each in current.answers if each[0] in answered]
+                answer(current, result, error)
                 sim.spawn("a", sim["a"].close)
 
-            root._answer = answer_some  # type: ignore[method-assign]  # the answers to the others get lost
+            rounds._answer = answer_some  # type: ignore[method-assign]  # the answers to the others get lost
             threads = [sim.spawn(name, partial(shut_down, name)) for name in MEMBERS[1:]]
             threads.append(sim.spawn("a", partial(take_part, sim["a"])))
             for thread in threads:
@@ -70,8 +75,8 @@ def test_a_shutdown_ends_if_its_root_leaves_after_answering_some_members(seed: i
 def take_part(agent: Agent) -> None:
     """Take part in the first round of a shutdown, from which this worker will get no answer."""
     with contextlib.suppress(TelegradError):
-        value = (0, False, 0, RRefMessageCounts(False, {}, {}))
-        agent.collectives.shutdown_round(value, None, WaitingReport(agent.runtime.now()))
+        idle = report_of(agent.me.id, busy=False, calls=0, pending=False, sent={}, received={})
+        agent.collectives.shutdown_round(to_plain(idle), None, WaitingReport(agent.runtime.now()))
 
 
 # -- waiting says for whom --------------------------------------------------------------------------------------------
@@ -168,7 +173,7 @@ def test_a_member_that_comes_too_late_learns_that_the_others_gave_up(seed: int) 
         assert after == {name: {"a": "a", "b": "b", "c": "c"} for name in "abc"}
 
 
-def test_a_round_that_a_member_skipped_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_a_member_cannot_take_part_in_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     with Simulation(seed=3, workers=["a", "b", "c"]) as sim:
 
         def program() -> None:
@@ -189,7 +194,7 @@ def test_a_round_that_a_member_skipped_fails(monkeypatch: pytest.MonkeyPatch) ->
             threads = [sim.spawn(name, partial(take_part, name)) for name in ("a", "b", "c")]
             for thread in threads:
                 assert thread.join(30.0), f"{thread.node} still waits"
-            assert errors.count("worker 'c' gave up this collective, so not all workers can take part") == 2
+            assert errors.count("worker 'c' cannot take part in barrier(): no memory") == 2
 
         sim.run(program)
 
@@ -233,3 +238,218 @@ def test_a_collective_ends_at_once_when_a_member_is_lost(victim: str, arrived: b
         sim.run(program)
         assert all(10.0 <= when < 13.0 for when in took.values()), took
         assert set(took) == {"a", "b", "c"} - {victim}
+
+
+# -- trees ------------------------------------------------------------------------------------------------------------
+
+MANY = tuple(f"w{number}" for number in range(12))
+TREE = AgentSettings(fan_out=2)
+"""w0 has w1 and w2 below it, w1 has w3 and w4, and so on: w0 to w5 are not leaves."""
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("fan_out", [1, 2, 3])
+def test_values_travel_along_a_tree(seed: int, fan_out: int) -> None:
+    with Simulation(seed=seed, workers=MANY, settings=AgentSettings(fan_out=fan_out)) as sim:
+
+        def take_part(name: str) -> None:
+            rpc.barrier()
+            for number in range(3):
+                assert rpc.all_gather((name, number)) == {each: (each, number) for each in MANY}
+            assert rpc.all_gather(None if name == "w5" else 1) == dict.fromkeys(MANY, 1) | {"w5": None}
+            if name in MANY[3:]:
+                assert rpc.all_gather(name, MANY[3:]) == {each: each for each in MANY[3:]}
+            rpc.barrier()
+
+        def program() -> None:
+            threads = [late(sim, name, sim.random.random(), partial(take_part, name)) for name in MANY]
+            for thread in threads:
+                assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+
+
+def test_collectives_that_wait_hold_no_credits_that_others_need() -> None:
+    """Each worker that collects values calls the one above it once when the first has come, and again at the end."""
+    settings = AgentSettings(fan_out=1, session=SessionSettings(request_credits=2))
+    names = ("a", "b", "c", "d")
+    with Simulation(seed=1, workers=names, settings=settings) as sim:
+
+        def program() -> None:
+            waiting = sim.spawn("d", rpc.barrier)
+            sim.sleep(1.0)
+            few = [sim.spawn(name, partial(rpc.all_gather, name, names[:3])) for name in names[:3]]
+            for thread in few:
+                assert thread.join(30.0), f"{thread.node} still waits"
+            for thread in [waiting, *(sim.spawn(name, rpc.barrier) for name in names[:3])]:
+                assert thread.join(30.0), f"{thread.node} still waits"
+
+        sim.run(program)
+
+
+@pytest.mark.parametrize("victim", ["w0", "w1", "w4", "w5", "w11"])
+@pytest.mark.parametrize("arrived", [False, True])
+@pytest.mark.parametrize("absent", ["w2", "w3", "w10"])
+def test_all_members_of_a_tree_hear_at_once_of_a_loss(victim: str, arrived: bool, absent: str) -> None:
+    """Also those below a member, `absent`, that has not come itself."""
+    with Simulation(seed=4, workers=MANY, settings=TREE) as sim:
+        took: dict[str, float] = {}
+
+        def take_part(name: str) -> None:
+            with pytest.raises(WorkerLost) as caught:
+                rpc.barrier()
+            took[name] = sim.scheduler.now
+            assert caught.value.worker == victim
+
+        def program() -> None:
+            names = [name for name in MANY if name != absent and (arrived or name != victim)]
+            threads = {name: sim.spawn(name, partial(take_part, name)) for name in names}
+            sim.sleep(10.0)
+            sim.kill(victim)
+            for name, thread in threads.items():
+                assert name == victim or thread.join(60.0), f"{name} still waits"
+
+        sim.run(program)
+        assert all(10.0 <= when < 13.0 for when in took.values()), took
+        assert set(took) == set(MANY) - {victim, absent}
+
+
+def test_whoever_comes_late_to_a_round_that_failed_in_a_tree_gets_its_error() -> None:
+    with Simulation(seed=1, workers=MANY, settings=TREE) as sim:
+        after: list[dict[str, Any]] = []
+
+        def take_part(name: str) -> None:
+            with pytest.raises(DeadlineExceeded, match=r"workers? '(w10|w3)'.* did not join"):
+                rpc.barrier(timeout=5.0)
+            after.append(rpc.all_gather(name))
+
+        def program() -> None:
+            threads = [late(sim, name, 9.0 * (name in ("w3", "w10")), partial(take_part, name)) for name in MANY]
+            for thread in threads:
+                assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+        assert after == [{name: name for name in MANY}] * len(MANY)
+
+
+def test_whoever_waits_in_a_tree_says_for_whom_wherever_that_is(caplog: pytest.LogCaptureFixture) -> None:
+    with Simulation(seed=1, workers=MANY, settings=TREE) as sim:
+
+        def program() -> None:
+            threads = [late(sim, name, 5.0 * (name == "w10"), rpc.barrier) for name in MANY]
+            for thread in threads:
+                assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+    lines = sorted(record.getMessage() for record in caplog.records if "waited" in record.getMessage())
+    assert lines == sorted(
+        f"worker {name!r} has waited 3 s in barrier() for worker 'w10'" for name in MANY if name != "w10"
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_member_that_is_ahead_of_the_others_fails_the_rounds_that_it_skipped(seed: int) -> None:
+    with Simulation(seed=seed, workers=MANY[:7], settings=TREE) as sim:
+        skips = MANY[sim.random.randrange(7)]
+
+        def take_part(name: str) -> None:
+            collectives = sim[name].collectives
+            if name == skips:
+                digest, known = collectives._views.current()
+                collectives._numbers[digest] = 1, known  # its first call failed before it was sent
+            else:
+                with pytest.raises(CallCancelled, match=f"worker {skips!r} gave up"):
+                    rpc.barrier()
+            assert rpc.all_gather(name) == {each: each for each in MANY[:7]}
+
+        def program() -> None:
+            threads = [late(sim, name, sim.random.random(), partial(take_part, name)) for name in MANY[:7]]
+            for thread in threads:
+                assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+
+
+# -- values that do not arrive ----------------------------------------------------------------------------------------
+
+
+class Unreadable:
+    """Can be pickled but not unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise LookupError("cannot be rebuilt")
+
+
+class ReadableOnce:
+    """Can be unpickled by the first who receives it, but not by the next."""
+
+    def __init__(self, hops: int = 0) -> None:
+        self.hops = hops
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refuse if self.hops else ReadableOnce, () if self.hops else (1,)
+
+
+@pytest.mark.parametrize("make", [Unreadable, ReadableOnce, threading.Lock], ids=["unread", "once", "unsent"])
+@pytest.mark.parametrize("source", ["w0", "w1", "w2", "w5", "w11"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_value_that_cannot_be_read_is_an_error_for_all(make: Callable[[], object], source: str, first: bool) -> None:
+    with Simulation(seed=3, workers=MANY, settings=TREE) as sim:
+        texts: dict[str, str] = {}
+
+        def take_part(name: str) -> None:
+            with pytest.raises(PayloadError) as caught:
+                rpc.all_gather(make() if name == source else name)
+            texts[name] = str(caught.value)
+            assert rpc.all_gather(name) == {each: each for each in MANY}
+
+        def program() -> None:
+            threads = [
+                late(sim, name, 1.0 if (name == source) != first else 0.0, partial(take_part, name)) for name in MANY
+            ]
+            for thread in threads:
+                assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+        assert texts.keys() == set(MANY)
+        assert all("pickle" in text for text in texts.values()), texts
+
+
+def test_a_value_that_only_a_leaf_cannot_pass_ends_the_collective_of_a_star() -> None:
+    with Simulation(seed=1, workers=MEMBERS) as sim:
+        texts: dict[str, str] = {}
+
+        def take_part(name: str) -> None:
+            with pytest.raises(PayloadError) as caught:
+                rpc.all_gather(Unreadable() if name == "c" else name)
+            texts[name] = str(caught.value)
+
+        def program() -> None:
+            for thread in [sim.spawn(name, partial(take_part, name)) for name in MEMBERS]:
+                assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+        assert all("worker 'c' cannot take part in all_gather(): " in texts[name] for name in "abd"), texts
+
+
+def test_tensors_arrive_as_leaves_in_a_context_too() -> None:
+    with Simulation(seed=1, workers=("a", "b")) as sim:
+
+        def take_part(name: str) -> None:
+            x = torch.ones(2, requires_grad=True)
+            with autograd.context() as context_id:
+                gathered = rpc.all_gather(2 * x)
+                assert all(each.is_leaf and each.grad_fn is None for each in gathered.values())
+                autograd.backward(context_id, [(3 * x).sum() + sum(each.sum() for each in gathered.values())])
+                gradients = autograd.get_gradients(context_id)
+                assert gradients[x].tolist() == [3.0, 3.0]
+
+        def program() -> None:
+            for thread in [sim.spawn(name, partial(take_part, name)) for name in "ab"]:
+                assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)

@@ -55,18 +55,18 @@ def test_replies_that_arrive_together_with_the_welcome_are_delivered(monkeypatch
     channel = connected_channel(local, before, resumable=True)
     lost: Any = before
     channel.link_ended(lost, "the network failed")
-    local.events.clear()
+    local.reported.clear()
 
     def handshake(*_: object) -> tuple[int, int]:
         after.incoming = [Frame(Kind.MESSAGE, 1, 0, 0, bytes(pack_small(b"reply", b"").body))]
         return 0, 0
 
-    transport: Any = SimpleNamespace(connect=lambda address, deadline: after)
+    transport: Any = SimpleNamespace(connect=lambda address, deadline: after, resumable=True)
     connector = Connector(local, local, {"tcp": transport})
     monkeypatch.setattr(connector, "_handshake", handshake)
     peer: Any = SimpleNamespace(record=WorkerRecord("b", 1, 2, ("tcp://b:1",)))
     assert connector.connect(channel, peer) is None
-    assert local.events == [("delivered", b"reply")]
+    assert local.reported == [("delivered", b"reply")]
 
 
 def _poll(condition: Callable[[], bool]) -> None:

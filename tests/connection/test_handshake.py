@@ -25,6 +25,7 @@ from telegrad.errors import AuthenticationError, ProtocolError, TelegradError, W
 from telegrad.wire.frames import HANDSHAKE_LIMITS
 from telegrad.wire.handshake_messages import (
     Challenge,
+    Description,
     HandshakeMessage,
     Hello,
     Proof,
@@ -93,6 +94,7 @@ class Handshake:
             check=self._check,
             resume=self._resume,
             known_generation=lambda hello: self.known_generation,
+            describe=lambda hello: Description(f"member {hello.session}".encode(), 1, True, b""),
             link=self.channels[1],
         )
 
@@ -239,6 +241,7 @@ def test_an_opener_detects_a_listener_with_another_token(token: bytes | None) ->
         check=print,
         resume=lambda hello: (0, 0),
         known_generation=lambda hello: -1,
+        describe=lambda hello: Description(b"", 0, False, b""),
         link=Channel(),
     )
     stranger.hello = hello
@@ -646,6 +649,34 @@ def test_a_question_is_answered_without_a_session(purpose: Purpose) -> None:
     handshake = Handshake(purpose=purpose)
     assert handshake.run() == (0, 0)
     assert handshake.callbacks == ["check"]
+
+
+@pytest.mark.parametrize("name", ["", "bob"])
+def test_a_member_describes_its_group_to_who_knows_only_an_address(name: str) -> None:
+    target = msgspec.structs.replace(
+        BOB, name=name, id=BOB.id if name else 9, incarnation=BOB.incarnation if name else 0
+    )
+    handshake = Handshake(purpose=Purpose.DESCRIBE, target=target)
+    found = handshake.acceptor.receive(handshake.opener.start())
+    found = handshake.acceptor.receive(handshake.opener.receive(found))  # type: ignore[arg-type]  # its Proof
+    assert isinstance(found, Description)
+    assert handshake.opener.receive(reencoded(found)) == found
+    assert (found.record, found.state, found.is_open) == (b"member 77", 1, True)
+    assert handshake.callbacks == ["check"]
+
+
+def test_only_a_question_about_the_group_may_be_addressed_to_anybody() -> None:
+    handshake = Handshake(purpose=Purpose.PROBE, target=msgspec.structs.replace(BOB, name=""))
+    with pytest.raises(Rejected, match="this is worker 'bob', not ''"):
+        handshake.run()
+
+
+def test_a_description_must_be_proved() -> None:
+    handshake = Handshake(purpose=Purpose.DESCRIBE)
+    challenge = handshake.acceptor.receive(handshake.opener.start())
+    found = handshake.acceptor.receive(handshake.opener.receive(challenge))  # type: ignore[arg-type]  # its Proof
+    with pytest.raises(AuthenticationError, match="could not prove"):
+        handshake.opener.receive(msgspec.structs.replace(found, is_open=False))  # type: ignore[type-var]
 
 
 def test_a_newcomer_learns_the_generation_that_it_has_to_exceed() -> None:

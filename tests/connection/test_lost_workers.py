@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from tests.support.channels import FakeAgent, FakeLink, connected_channel
 from telegrad.connection.channel import Channel
 from telegrad.connection.lost_workers import LostWorkers
 from telegrad.connection.members import Members
-from telegrad.connection.peers import Peer
+from telegrad.connection.peer_table import Peer, PeerTable
 from telegrad.connection.worker_record import WorkerRecord
+from telegrad.errors import DeadlineExceeded
 from telegrad.testing.group import local_group
+from telegrad.testing.simulation import Faults, Simulation
+from telegrad.transport.memory import MemoryLink
+from telegrad.wire.frames import Frame
 
 B = WorkerRecord("b", 1, 2, ())
 
@@ -24,6 +29,8 @@ class Group:
     def __init__(self, *, outgoing: bool = True) -> None:
         self.agent = FakeAgent()
         self.peer = Peer(B)
+        self.changes = 0
+        self.table = PeerTable()
         self.channel = connected_channel(self.agent, FakeLink())
         if outgoing:
             self.peer.outgoing = self.channel
@@ -139,3 +146,89 @@ def test_the_buffers_of_large_messages_are_freed_when_a_worker_is_lost() -> None
         assert a.local.buffers.held() == 9 << 20
         a.peers.lost_workers.peer_lost(a.peers.find("b"), "the test lost it")
         assert a.local.buffers.held() == len(in_use)
+
+
+def test_a_late_handshake_over_a_unix_socket_is_no_death() -> None:
+    """The listener admits the opener after that one has given up the connection, and tries another."""
+    with Simulation(1, ["a", "b"], resumable=False) as sim:
+        transmit, sent = sim.network._transmit, []
+
+        def delay_proof(link: MemoryLink, frame: Frame) -> None:
+            if link.origin == "memory://a":
+                sent.append(frame)
+                if len(sent) == 2:
+                    sim.network._last[link] = sim.scheduler.now + 12
+            transmit(link, frame)
+
+        def program() -> None:
+            sim.network._transmit = delay_proof  # type: ignore[method-assign]
+            assert sim["a"].call("b", operator.add, (1, 2)) == 3
+            sim.sleep(20)
+            assert sim["b"].peers.find("a").gone == ""
+            assert sim["b"].call("a", operator.add, (1, 2)) == 3
+            assert sim["a"].call("b", operator.add, (1, 2)) == 3
+
+        sim.run(program)
+
+
+def test_a_process_that_dies_right_after_its_handshake_is_lost() -> None:
+    with Simulation(1, ["a", "b"], resumable=False) as sim:
+
+        def program() -> None:
+            a = sim["a"]
+            a.peers.connector.channel_to(a.peers.find("b"), None)
+            sim.kill("a")
+            sim.sleep(5)
+            assert sim["b"].peers.find("a").gone
+
+        sim.run(program)
+
+
+def test_a_session_that_its_opener_never_had_is_no_loss() -> None:
+    with Simulation(1, ["a", "b"], faults=Faults(shortest_delay=0.002, longest_delay=0.002)) as sim:
+
+        def program() -> None:
+            b = sim["b"]
+
+            def give_up() -> None:
+                with pytest.raises(DeadlineExceeded):
+                    sim["a"].call("b", operator.add, (1, 2), timeout=0.001)
+
+            caller = sim.spawn("a", give_up)
+            while b.peers.find("a").incoming is None:
+                sim.sleep(0.0005)
+            for link in list(sim.network.links):
+                sim.network.cut(link, "the connection was cut")
+            caller.join(None)
+            assert b.peers.find("a").incoming is not None
+            sim.sleep(100.0)
+            assert b.peers.find("a").incoming is None
+            assert not b.peers.find("a").gone
+            assert b.call("a", operator.add, (1, 2)) == 3
+            assert sim["a"].call("b", operator.add, (1, 2)) == 3
+
+        sim.run(program)
+
+
+def test_a_session_that_was_used_is_lost_with_its_opener() -> None:
+    with Simulation(1, ["a", "b"]) as sim:
+
+        def program() -> None:
+            sim["a"].call("b", operator.add, (1, 2))
+            sim.network.part("a", "b")
+            sim.sleep(100.0)
+            assert "resume limit" in sim["b"].peers.find("a").gone
+
+        sim.run(program)
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_an_idle_observer_does_not_hear_of_workers_without_a_connection_when_this_worker_leaves(is_idle: bool) -> None:
+    heard: list[str] = []
+    with local_group(["a", "b", "c", "d"]) as agents:
+        a = agents["a"]
+        assert a.call("b", operator.add, (1, 2)) == 3
+        a.on_lost(lambda record, reason: heard.append(record.name), lambda: is_idle)
+        a.close()
+        assert {peer.record.name: peer.left for peer in a.peers.all()} == dict.fromkeys("abcd", True)
+    assert heard == (["a", "b"] if is_idle else ["a", "b", "c", "d"])

@@ -14,8 +14,10 @@ from telegrad.connection.handshake import NONCE_SIZE, Rejected
 from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import UnknownWorker
+from telegrad.protocol.membership import MAX_STEP, State
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import LinkClosed
+from telegrad.transport.unix import UnixTransport
 from telegrad.wire.handshake_messages import Hello, Purpose
 
 A = WorkerRecord("a", 0, 1, (), host="here")
@@ -35,12 +37,12 @@ class PeersAgent(FakeAgent):
 
     def submit(self, task: Callable[[], object]) -> None:
         """Record that something was to be done later."""
-        self.events.append(("submitted",))
+        self.reported.append(("submitted",))
 
     def observe(self, peers: Peers) -> None:
         """Record the workers that are declared lost."""
         peers.lost_workers.observe(
-            lambda peer, channels, reason: self.events.append(("peer lost", peer.record.incarnation, reason))
+            lambda peer, channels, reason: self.reported.append(("peer lost", peer.record.incarnation, reason))
         )
 
 
@@ -102,12 +104,12 @@ def test_a_known_incarnation_may_connect(peers: Peers, agent: PeersAgent) -> Non
     peer = peers.find("b")
     peers.check(hello(B))
     assert peers.find("b") is peer
-    assert agent.events == []
+    assert agent.reported == []
 
 
 def test_a_new_incarnation_replaces_the_old_one_which_is_lost(peers: Peers, agent: PeersAgent) -> None:
     peers.check(hello(B, incarnation=9, generation=1, addresses=("tcp://127.0.0.1:2",)))
-    assert agent.events == [("peer lost", 2, "it was restarted")]
+    assert agent.reported == [("peer lost", 2, "it was restarted")]
     record = peers.find("b").record
     assert (record.incarnation, record.addresses) == (9, ("tcp://127.0.0.1:2",))
 
@@ -134,7 +136,7 @@ def test_a_question_changes_nothing(peers: Peers, agent: PeersAgent) -> None:
         peers.check(hello(B, incarnation=9, generation=1, purpose=Purpose.VOTE))
     assert caught.value.code == "vote"
     assert peers.find("b").record is B
-    assert agent.events == [("submitted",)]  # it connects to b, to see whether that is alive
+    assert agent.reported == [("submitted",)] * 2  # it connects to b, to see whether that is alive
 
 
 def test_a_lost_worker_gets_a_vote_for_its_replacement(peers: Peers) -> None:
@@ -154,12 +156,50 @@ def test_a_worker_that_is_leaving_says_so(peers: Peers, agent: PeersAgent, purpo
     assert caught.value.code == "leaving"
 
 
+def test_a_generation_that_a_worker_gets_later_is_learned_without_a_loss(peers: Peers, agent: PeersAgent) -> None:
+    peer = peers.find("b")
+    assert not peers.learn(msgspec.structs.replace(B, generation=3))
+    assert (peers.find("b"), peer.record.generation) == (peer, 3)
+    peers.check(hello(B, generation=4))
+    assert (peers.find("b"), peer.record.generation) == (peer, 4)
+    member = peers.members.find("b")
+    assert member is not None
+    assert member.identity.generation == 4
+    assert agent.reported == []
+
+
+def test_a_worker_cannot_use_up_its_generations(peers: Peers) -> None:
+    far = MAX_STEP + 1
+    assert not peers.learn(msgspec.structs.replace(B, generation=far))
+    with pytest.raises(Rejected, match="far ahead"):
+        peers.check(hello(B, generation=far))
+    assert peers.find("b").record.generation == 0
+
+
+def test_an_older_incarnation_that_is_registered_late_does_not_replace_a_later_one(peers: Peers) -> None:
+    """Two threads have admitted two incarnations, and the first one registers its own last."""
+    peers.check(hello(B, incarnation=10, generation=2))
+    peers._register(msgspec.structs.replace(B, incarnation=9, generation=1))
+    assert peers.find("b").record.incarnation == 10
+    with pytest.raises(Rejected, match="'b' was replaced by a later one") as caught:
+        peers.resume(None, hello(B, incarnation=9, generation=1))  # type: ignore[arg-type]  # no link is needed
+    assert caught.value.code == "incarnation"
+
+
+def test_members_are_described_by_id(peers: Peers) -> None:
+    peers.lost_workers.peer_lost(peers.find("b"), "it was silent")
+    found = [peers.describe(number) for number in range(3)]
+    records = [msgspec.msgpack.decode(one.record, type=WorkerRecord) if one.record else None for one in found]
+    assert records == [A, B, None]
+    assert [State(one.state) for one in found[:2]] == [State.ALIVE, State.LOST]
+
+
 def test_what_another_member_says_is_learned(peers: Peers, agent: PeersAgent) -> None:
     assert not peers.learn(msgspec.structs.replace(B, incarnation=5))
     later = msgspec.structs.replace(B, incarnation=5, generation=2)
     assert peers.learn(later)
     assert peers.find("b").record is later
-    assert agent.events == [("peer lost", 2, "it was restarted")]
+    assert agent.reported == [("peer lost", 2, "it was restarted")]
 
 
 def test_an_incarnation_that_was_given_up_may_not_return(peers: Peers) -> None:
@@ -177,11 +217,36 @@ def test_an_incarnation_that_was_given_up_may_not_return(peers: Peers) -> None:
         ({"name": "a", "id": 0, "incarnation": 9}, "worker 'a' is this worker"),
         ({"name": "a b"}, "invalid worker name 'a b'"),
         ({"id": 1 << 16}, "invalid worker id 65536"),
+        ({"incarnation": -1}, "incarnation -1 does not fit in 64 bits"),
+        ({"incarnation": 9, "generation": 2**63}, "invalid generation 9223372036854775808"),
+        ({"incarnation": 9, "generation": -1}, "invalid generation -1"),
+        ({"incarnation": 9, "generation": 2**62}, "far ahead of the last one"),
+        ({"addresses": ("tcp://",)}, "invalid address 'tcp://'"),
+        ({"addresses": ("ftp://x",)}, "invalid address 'ftp://x'"),
+        ({"devices": (("cuda", -1),)}, "-1 devices of the type 'cuda'"),
+        ({"devices": (("cuda", 2**40),)}, "devices of the type 'cuda', which cannot be"),
+        ({"devices": (("\x1b[2J", 1),)}, r"1 devices of the type '\\x1b\[2J'"),
+        ({"devices": (("x" * 2000, 1),)}, "1 devices of the type 'x{64}', which"),
+        ({"devices": (("cuda", 1),) * 33}, "33 types of devices; the limit is 32"),
     ],
 )
 def test_other_identities_are_rejected(peers: Peers, changes: dict[str, object], reason: str) -> None:
     with pytest.raises(Rejected, match=reason):
         peers.check(hello(B, **changes))
+
+
+def test_only_sockets_in_the_directory_of_workers_are_removed(
+    agent: PeersAgent, peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    transport = UnixTransport()
+    monkeypatch.setattr(transport, "remove_dead", lambda address: not removed.append(address))
+    monkeypatch.setitem(peers._transports, "unix", transport)
+    me = peers._local.me
+    peers._local.me = msgspec.structs.replace(me, addresses=("unix:///run/x/telegrad/a.sock",))
+    theirs = ("unix:///run/x/telegrad/b.sock", "unix:///run/x/bus", "unix:///run/x/telegrad/../bus")
+    assert peers.remove_traces(msgspec.structs.replace(B, host=me.host, addresses=theirs))
+    assert removed == ["unix:///run/x/telegrad/b.sock", "unix:///run/x/telegrad/b.observe.sock"]
 
 
 def test_unknown_workers_may_join_if_allowed(peers: Peers) -> None:

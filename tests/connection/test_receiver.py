@@ -40,7 +40,7 @@ def channel(agent: FakeAgent, link: FakeLink) -> Channel:
 def test_messages_are_delivered_and_counted(agent: FakeAgent, link: FakeLink, channel: Channel) -> None:
     link.incoming = [message(1), message(2)]
     channel.receiver.pump()
-    assert agent.events == [("delivered", HEAD)] * 2
+    assert agent.reported == [("delivered", HEAD)] * 2
     assert channel.receiver.received == 2 * len(HEAD + b"data")
 
 
@@ -59,17 +59,17 @@ def test_a_duplicate_is_dropped(agent: FakeAgent, link: FakeLink) -> None:
     channel = connected_channel(agent, link, resumable=True)
     link.incoming = [message(1), message(1)]
     channel.receiver.pump()
-    assert agent.events == [("delivered", HEAD)]
+    assert agent.reported == [("delivered", HEAD)]
 
 
 def test_the_poller_reads_unless_a_thread_does(agent: FakeAgent, link: FakeLink, channel: Channel) -> None:
     channel.readers.reading = True
     link.incoming = [message(1)]
     channel.receiver.on_ready(Ready.READ)
-    assert agent.events == []
+    assert agent.reported == []
     channel.readers.reading = False
     channel.receiver.on_ready(Ready.READ)
-    assert agent.events == [("delivered", HEAD)]
+    assert agent.reported == [("delivered", HEAD)]
     assert not channel.readers.reading
 
 
@@ -86,7 +86,7 @@ def test_completions_are_submitted_after_reading(link: FakeLink, channel: Channe
 def test_a_missing_frame_ends_the_session(agent: FakeAgent, link: FakeLink, channel: Channel) -> None:
     link.incoming = [message(2)]
     channel.receiver.pump()
-    ((event, reason),) = agent.events
+    ((event, reason),) = agent.reported
     assert event == "lost"
     assert "frame 2 of lane 0 arrived before its predecessors" in reason
     assert link.closed
@@ -96,7 +96,7 @@ def test_a_missing_frame_ends_the_session(agent: FakeAgent, link: FakeLink, chan
 def test_the_end_of_the_link_is_handled(agent: FakeAgent, link: FakeLink, channel: Channel) -> None:
     link.incoming = [LinkClosed("end of file")]
     channel.receiver.pump()
-    assert [event[0] for event in agent.events] == ["lost"]
+    assert [event[0] for event in agent.reported] == ["lost"]
     assert link.closed
 
 
@@ -105,13 +105,13 @@ def test_a_frame_about_shared_memory_is_an_error_where_there_is_none(
 ) -> None:
     link.incoming = [Frame(Kind.SLAB_OFFER, 0, 0, 0, b"")]
     channel.receiver.pump()
-    assert "about shared memory, which this connection does not have" in agent.events[0][1]
+    assert "about shared memory, which this connection does not have" in agent.reported[0][1]
 
 
 def test_a_goodbye_is_reported_with_its_cause(agent: FakeAgent, link: FakeLink, channel: Channel) -> None:
     link.incoming = [Frame(Kind.GOODBYE, 0, 0, 0, pack_ping(0, 0) + b"out of memory")]
     channel.receiver.pump()
-    assert agent.events == [("left", "out of memory")]
+    assert agent.reported == [("left", "out of memory")]
 
 
 @pytest.mark.parametrize("can_report", [True, False])
@@ -121,17 +121,17 @@ def test_a_failed_delivery_ends_the_session_only_if_it_cannot_be_reported(
     agent.fail_delivery, agent.can_report = ValueError("a bug"), can_report
     link.incoming = [message(1)]
     channel.receiver.pump()
-    assert agent.events[0] == ("undelivered", agent.fail_delivery)
+    assert agent.reported[0] == ("undelivered", agent.fail_delivery)
     assert (channel.link is not None) == can_report
-    assert [event[0] for event in agent.events[1:]] == ([] if can_report else ["lost"])
+    assert [event[0] for event in agent.reported[1:]] == ([] if can_report else ["lost"])
 
 
 def test_reading_is_retried_after_running_out_of_memory(agent: FakeAgent, link: FakeLink, channel: Channel) -> None:
     link.incoming = [MemoryError(), message(1)]
     channel.receiver.pump()
-    assert agent.events == [("paused",)]
+    assert agent.reported == [("paused",)]
     agent.advance(0.0)
-    assert agent.events == [("paused",), ("delivered", HEAD)]
+    assert agent.reported == [("paused",), ("delivered", HEAD)]
 
 
 def test_an_unexpected_exception_closes_the_link_and_propagates(

@@ -49,7 +49,7 @@ def test_a_silent_connection_is_cut_and_reopened(agent: FakeAgent, link: FakeLin
         agent.advance(SETTINGS.heartbeat_interval)
     assert link.closed
     assert channel.link is None
-    assert ("reconnect",) in agent.events
+    assert ("reconnect",) in agent.reported
 
 
 def test_a_lost_link_is_reopened(agent: FakeAgent, link: FakeLink) -> None:
@@ -57,8 +57,8 @@ def test_a_lost_link_is_reopened(agent: FakeAgent, link: FakeLink) -> None:
     link.incoming = [LinkClosed("end of file")]
     channel.receiver.pump()
     agent.advance(SETTINGS.reconnect_backoff_limit)
-    assert ("reconnect",) in agent.events
-    assert not any(event[0] == "lost" for event in agent.events)
+    assert ("reconnect",) in agent.reported
+    assert not any(event[0] == "lost" for event in agent.reported)
 
 
 def test_a_closed_channel_has_no_timers(agent: FakeAgent, link: FakeLink) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from telegrad.calls.call import Served
 from telegrad.errors import RemoteError
 from telegrad.execution.event_loop import InGradMode
 from telegrad.testing.group import local_group
@@ -96,3 +97,16 @@ def test_a_coroutine_that_exits_fails_only_its_call(error: BaseException) -> Non
 def test_a_result_whose_pickling_exits_fails_its_call() -> None:
     with local_group() as group, pytest.raises(RemoteError, match="SystemExit"):
         group["a"].call("b", Unpicklable, (), timeout=20)
+
+
+def test_the_loop_keeps_no_call_that_has_ended() -> None:
+    async def return_soon() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    with local_group(["a", "b"]) as group:
+        group["b"].register("soon", return_soon)
+        assert group["a"].call("b", "@soon") == "done"
+        assert group["a"].call("b", abs, (-1,)) == 1  # the reply of the first one has been sent
+        gc.collect()
+        assert [item.function for item in gc.get_objects() if type(item) is Served and item.function == "@soon"] == []

@@ -14,7 +14,7 @@ from telegrad.transport.sockets import SocketPoller
 from telegrad.waiting import RealRuntime
 
 
-def test_stop_returns_the_names_of_threads_that_do_not_end() -> None:
+def test_stop_returns_what_threads_execute_that_do_not_end() -> None:
     with closing(SocketPoller()) as poller:
         harness = ExecutorHarness(RealRuntime(), poller)
         harness.executor.start()
@@ -23,7 +23,9 @@ def test_stop_returns_the_names_of_threads_that_do_not_end() -> None:
         assert started.wait(soon())
         stuck = harness.executor.stop(time.monotonic() + 0.1)
         assert len(stuck) == 1
-        assert stuck[0].startswith("w:")
+        assert stuck[0].startswith(
+            "test_stop_returns_what_threads_execute_that_do_not_end.<locals>.<lambda> (test_threads"
+        )
         release.set()
         assert harness.executor.stop(soon()) == []
         assert harness.executor.threads.count() == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.loaded_interpreter import LoadedPython
 from tests.support.processes import LivenessPipe
 
 Write = Callable[[str], list[str]]
@@ -47,12 +48,12 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def launch_command() -> Iterator[Launch]:
-    """Return a function that starts Python with these arguments as a separate process."""
+    """Return a function that starts Python, which has loaded torch, with these arguments as a separate process."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(arguments: list[str]) -> subprocess.Popen[str]:
         command = [sys.executable, *arguments]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        started.append(LoadedPython(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
     yield begin

@@ -18,7 +18,7 @@ from tests.support.processes import LivenessPipe, ResourceSnapshot, wait_until
 
 from telegrad.errors import PayloadError, TelegradError, UnknownWorker
 from telegrad.launch import GroupTimeout, WorkerFailed, local, start
-from telegrad.launch.local import Group
+from telegrad.launch.local import LocalGroup
 
 
 class Custom(Exception):
@@ -263,13 +263,13 @@ def test_a_group_can_be_stopped_before_its_workers_are_up() -> None:
 
 
 def test_ctrl_c_stops_all_workers(liveness: LivenessPipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting, join = tmp_path / "waiting", Group.join
+    waiting, join = tmp_path / "waiting", LocalGroup.join
 
-    def touch_and_join(group: Group, timeout: float | None = None) -> Any:
+    def touch_and_join(group: LocalGroup, timeout: float | None = None) -> Any:
         waiting.touch()
         return join(group, timeout)
 
-    monkeypatch.setattr(Group, "join", touch_and_join)
+    monkeypatch.setattr(LocalGroup, "join", touch_and_join)
 
     def interrupt(path: str, launcher: int, waiting: Path) -> None:
         while not waiting.exists():

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 from tests.support.processes import ResourceSnapshot
+from tests.support.stores import reserved_port
 from torch.distributed import Store, TCPStore
 
 from telegrad.errors import TelegradError
-from telegrad.launch.local_rendezvous import HOST, LocalRendezvous, worker_names
+from telegrad.launch import local_rendezvous
+from telegrad.launch.listening import LOOPBACK
+from telegrad.launch.local_rendezvous import LocalRendezvous, worker_names
+from telegrad.observe.attach import socket_directories
 from telegrad.rendezvous_store import open_store
 
 
@@ -49,6 +53,16 @@ def test_a_client_reaches_the_store_at_the_address_in_the_environment() -> None:
         assert client.get("key") == b"value"
 
 
+def test_the_store_of_the_launcher_keeps_to_the_allowed_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    with reserved_port() as port:
+        pass
+    monkeypatch.setenv("TELEGRAD_PORTS", str(port))
+    with LocalRendezvous(["a"]) as rendezvous:
+        assert rendezvous.port == port
+        with pytest.raises(TelegradError, match="no port is free"):
+            LocalRendezvous(["b"])
+
+
 def open_and_write(url: str, name: str, value: str) -> Store:
     store = open_store(url, 0, 2, 60)[0]
     store.set(name, value)
@@ -71,12 +85,12 @@ def test_the_store_remains_when_all_workers_have_closed_it(
 
 def test_a_store_that_outlives_workers_survives_one_that_dies_while_it_writes() -> None:
     with LocalRendezvous(["a", "b"], outlives_workers=True) as rendezvous:
-        client = TCPStore(HOST, rendezvous.port, timeout=timedelta(seconds=60))
+        client = TCPStore(LOOPBACK, rendezvous.port, timeout=timedelta(seconds=60))
         client.set("key", "value")
-        with socket.create_connection((HOST, rendezvous.port)) as dying:
+        with socket.create_connection((LOOPBACK, rendezvous.port)) as dying:
             # A client's greeting, then a part of the request to set a key: its kind, and the length of the key.
             dying.sendall(struct.pack("=BI", 0, 0x3C85F7CE) + struct.pack("=BQ", 1, 100) + b"ke")
-        again = TCPStore(HOST, rendezvous.port, timeout=timedelta(seconds=60))
+        again = TCPStore(LOOPBACK, rendezvous.port, timeout=timedelta(seconds=60))
         assert again.get("key") == b"value"
         again.set("other", "x")
         assert client.get("other") == b"x"
@@ -104,8 +118,22 @@ def test_a_long_temporary_directory_is_not_used(tmp_path: Path, monkeypatch: pyt
     long = tmp_path / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with LocalRendezvous(["a"]) as rendezvous:
-        assert rendezvous.directory.startswith("/tmp/tg-")
+    for wanted in ("", str(long)):
+        monkeypatch.setenv("TELEGRAD_RUNTIME_DIR", wanted)
+        with LocalRendezvous(["a"]) as rendezvous:
+            assert rendezvous.directory.startswith("/tmp/tg-")
+
+
+def test_the_directory_is_where_the_user_wants_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as wanted:
+        monkeypatch.setenv("TELEGRAD_RUNTIME_DIR", wanted)
+        monkeypatch.delenv("TELEGRAD_INIT_METHOD", raising=False)
+        with LocalRendezvous(["a"]) as rendezvous:
+            assert os.path.dirname(rendezvous.directory) == wanted
+            assert socket_directories()[:2] == [Path(wanted), Path(rendezvous.directory)]
+        monkeypatch.setenv("TELEGRAD_INIT_METHOD", "a group of which this process is a worker")
+        with LocalRendezvous(["a"]) as rendezvous:
+            assert os.path.dirname(rendezvous.directory) == tempfile.gettempdir()
 
 
 def test_every_group_has_its_own_token() -> None:
@@ -129,6 +157,19 @@ def test_a_closed_rendezvous_leaves_no_thread_and_no_descriptor() -> None:
     with LocalRendezvous(["a"]):
         pass
     before.wait_until_restored()
+
+
+def test_a_rendezvous_that_cannot_listen_leaves_no_directory_and_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(local_rendezvous, "_MAX_PARENT_LENGTH", 1000)
+    monkeypatch.setenv("TELEGRAD_PORTS", "many")
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match="TELEGRAD_PORTS is 'many'"):
+        LocalRendezvous(["a"])
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_number_of_threads_in_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

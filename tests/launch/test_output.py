@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
 from telegrad.launch import output
-from telegrad.launch.output import PrefixedLines, prefixes
+from telegrad.launch.output import LoggedOutput, PrefixedLines, prefixes
 
 
 class Terminal(io.StringIO):
@@ -71,3 +72,53 @@ def test_each_worker_has_a_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
     assert prefixes(["a", "b"], Terminal()) == [b"\x1b[36ma | \x1b[0m", b"\x1b[33mb | \x1b[0m"]
     monkeypatch.setenv("NO_COLOR", "1")
     assert prefixes(["a", "b"], Terminal()) == [b"a | ", b"b | "]
+
+
+def test_a_progress_bar_is_printed_now_and_then_and_when_it_is_complete() -> None:
+    raw, now = io.BytesIO(), [0.0]
+    lines = PrefixedLines(b"a | ", io.TextIOWrapper(raw, encoding="utf-8", write_through=True), lambda: now[0])
+    for percent in range(0, 101, 10):
+        lines.feed(b"\r %3d%%|##" % percent)
+        now[0] += 0.5
+    lines.feed(b"\nnext\n")
+    lines.close()
+    assert raw.getvalue().decode().splitlines() == [
+        "a |    0%|##",
+        "a |   40%|##",
+        "a |   80%|##",
+        "a |  100%|##",
+        "a | next",
+    ]
+
+
+def test_a_progress_bar_that_was_just_printed_is_not_printed_again() -> None:
+    assert printed(b"\r100%", b"\n") == b"a | 100%\n"
+    assert printed(b"\r100%", b"\n100%\n") == b"a | 100%\na | 100%\n"
+
+
+def test_lines_that_end_like_those_of_windows_are_unchanged() -> None:
+    assert printed(b"one\r\ntwo\r", b"\n") == b"a | one\r\na | two\r\n"
+
+
+def test_logged_output_is_in_the_file_as_it_came(tmp_path: Path) -> None:
+    raw = io.BytesIO()
+    with open(tmp_path / "a.log", "ab", buffering=0) as file:
+        lines = PrefixedLines(b"a | ", io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
+        logged = LoggedOutput(lines, file)
+        logged.feed(b"one\n\r 10%\r")
+        assert (tmp_path / "a.log").read_bytes() == b"one\n\r 10%\r"
+        logged.close()
+    assert raw.getvalue().startswith(b"a | one\n")
+
+
+def test_output_is_still_printed_when_its_file_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    raw = io.BytesIO()
+    lines = PrefixedLines(b"a | ", io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
+    with open("/dev/full", "ab", buffering=0) as file:
+        logged = LoggedOutput(lines, file)
+        logged.feed(b"one\n")
+        logged.feed(b"two\n")
+    assert raw.getvalue() == b"a | one\na | two\n"
+    said = capsys.readouterr().err
+    assert said.count("the rest of the output is not in /dev/full") == 1
+    assert "No space left on device" in said

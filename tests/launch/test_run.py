@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,3 +169,53 @@ def test_the_group_stops_when_its_output_is_closed(
     liveness.wait_for_end()
     assert launcher.stderr is not None
     assert launcher.stderr.read() == ""
+
+
+def test_the_output_of_each_worker_is_also_in_the_directory_of_logs(
+    write: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = write("print('out'); sys.stdout.flush(); print('err', file=sys.stderr); sys.exit(0)")
+    logs = tmp_path / "new" / "logs"
+    for _ in range(2):
+        assert run(command, ["a", "b"], log_dir=str(logs)) == 0
+    assert {path.name: sorted(path.read_text().splitlines()) for path in logs.iterdir()} == {
+        f"{name}.log": ["err", "err", "out", "out"] for name in ("a", "b")
+    }
+    assert "a | out" in capfd.readouterr().out
+
+
+def test_the_attached_worker_has_the_terminal_and_the_others_have_none(write: Write, tmp_path: Path) -> None:
+    script = write(
+        """
+hook = os.environ.get("PYTHONBREAKPOINT", "").rpartition(".")[2]
+os.write(1, f"{rank} {os.isatty(0)} {os.isatty(1)} {hook}\\n".encode())  # at once: both write to the terminal
+if rank == 1:
+    answer = input("name? ")
+    print("typed", answer, flush=True)
+"""
+    )
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(
+            sys.executable, [sys.executable, "-m", "telegrad.cli", "run", "-n", "2", "--attach", "worker1", *script]
+        )
+    shown, typed = b"", False
+    while piece := _read(terminal):
+        shown += piece
+        if b"name? " in shown and not typed:
+            os.write(terminal, b"Ada\n")
+            typed = True
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown
+    lines = [line.strip() for line in re.sub(r"\x1b\[\d+m", "", shown.decode()).splitlines()]
+    assert "1 True True" in lines
+    assert "typed Ada" in lines
+    # It may come while the other worker's prompt stands in the line.
+    assert any(line.endswith("worker0 | 0 False False no_breakpoint") for line in lines)
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux reports the end of a terminal so
+        return b""

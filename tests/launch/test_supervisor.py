@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -16,8 +17,10 @@ from tests.launch.conftest import NAMES, SLEEP, Write, start_grandchild
 from tests.support.processes import LivenessPipe, ResourceSnapshot
 
 from telegrad.launch import supervisor
+from telegrad.launch.local_rendezvous import LocalRendezvous
 from telegrad.launch.restarts import RestartPolicy
-from telegrad.launch.run import run
+from telegrad.launch.run import _start, run
+from telegrad.launch.supervisor import StopRequests, Supervisor
 
 
 def test_a_failure_stops_all_workers_and_sets_the_exit_code(
@@ -314,7 +317,7 @@ print("finished")
         Path(f"{go}2").touch()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("telegrad.launch.run._print_status", go_on)
+        patch.setattr("telegrad.launch.run.print_status", go_on)
         assert run(command, ["a", "b", "c"], keep_going=True) == 7
     assert capfd.readouterr().out == "a | finished\n"
     assert printed[0] == "b failed with exit code 7; the other workers continue"
@@ -343,3 +346,18 @@ def test_a_signal_stops_a_group_in_which_a_worker_failed(
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(timeout=60) == 130
     liveness.wait_for_end()
+
+
+def test_a_worker_that_a_signal_killed_counts_as_the_first_to_fail(tmp_path: Path) -> None:
+    """The others fail because of it, and the loop may see all of them at once."""
+    requests = StopRequests()
+    with LocalRendezvous(NAMES) as rendezvous, Supervisor(requests) as watching:
+        for rank, code in enumerate(["raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)"]):
+            watching.start(NAMES[rank], partial(_start, ["-c", code], rendezvous, rank, [], False))
+        for worker in watching._running:
+            assert select.select([worker.exit_fd], [], [], 60)[0]
+        watching.run()
+    requests.close()
+    assert [(failure.worker.name, failure.description) for failure in watching.failures] == [
+        ("worker1", "was killed by SIGKILL")
+    ]

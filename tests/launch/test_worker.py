@@ -28,3 +28,23 @@ def test_the_end_of_a_worker_is_described(code: int, what: str) -> None:
 
 def test_exit_code_0_is_not_a_failure() -> None:
     assert not Exited(0).failed()
+
+
+def test_a_forked_child_does_not_keep_the_lifeline_of_a_worker() -> None:
+    class Living(Exited):
+        def __init__(self, lifeline: int) -> None:
+            Worker.__init__(self, "a", 0, os.getpid(), os.dup(lifeline), {}, lifeline)
+
+    read_end, write_end = os.pipe()
+    worker = Living(write_end)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.fstat(write_end)
+        except OSError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    worker.close()
+    assert os.read(read_end, 1) == b""
+    os.close(read_end)

@@ -18,6 +18,9 @@ from telegrad.testing import Faults, Simulation
 
 Group = dict[str, Agent]
 
+# The tests list parameters of the local parts on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:the parameters of this model")
+
 
 class Encoder(torch.nn.Module):
     def __init__(self) -> None:

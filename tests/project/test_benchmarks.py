@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.timeout(300)  # torch's workers poll, which is slow on a busy machine
 
 BENCHMARKS = ROOT / "benchmarks"
-CALLS, BACKWARD, TRAINING, EVERYTHING, DRAW = (
-    BENCHMARKS / f"{name}.py" for name in ("calls", "backward", "training", "everything", "draw")
+CALLS, BACKWARD, TRAINING, EVERYTHING, DRAW, COMPARE = (
+    BENCHMARKS / f"{name}.py" for name in ("calls", "backward", "training", "everything", "draw", "compare")
 )
 
 
 def _check_ratios(benchmark: Path, cases: list[str], figures: Path) -> None:
     """Run these cases, and check that the table and the file have the same ratios."""
     command = [sys.executable, str(benchmark), "--quick", "--blocks", "1", "--json", str(figures), "--cases", *cases]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    done = run_loaded(command, timeout=250)
     assert done.returncode == 0, done.stderr
     written = json.loads(figures.read_text())["cases"]
     assert list(written) == cases
@@ -49,13 +51,7 @@ def test_the_training_benchmark_prints_and_writes_ratios(tmp_path: Path) -> None
 def test_everything_writes_the_figures_of_both_transports_and_a_picture(tmp_path: Path) -> None:
     figures, picture, again = (tmp_path / name for name in ("results/figures.json", "drawn.svg", "again.svg"))
     command = [sys.executable, str(EVERYTHING), "--quick", "--blocks", "1", "--cases", "noop", "1KB", "64KB"]
-    done = subprocess.run(
-        [*command, "--json", str(figures), "--picture", str(picture)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    done = run_loaded([*command, "--json", str(figures), "--picture", str(picture)], timeout=250)
     assert done.returncode == 0, done.stderr
     written = json.loads(figures.read_text())
     assert {"processor", "cores", "kernel", "python", "torch", "telegrad", "load"} <= written["machine"].keys()
@@ -72,12 +68,30 @@ def test_everything_writes_the_figures_of_both_transports_and_a_picture(tmp_path
     assert again.read_bytes() == picture.read_bytes()
 
 
-def test_the_committed_picture_shows_the_committed_figures(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("program", "picture"), [("draw.py", "benchmarks.svg"), ("draw_growth.py", "growth.svg")])
+def test_the_committed_picture_shows_the_committed_figures(program: str, picture: str, tmp_path: Path) -> None:
     drawn = tmp_path / "drawn.svg"
-    subprocess.run([sys.executable, DRAW, "--picture", drawn], check=True, timeout=250)
-    assert drawn.read_bytes() == (BENCHMARKS.parent / "docs" / "benchmarks.svg").read_bytes(), (
-        "run `python benchmarks/draw.py`"
-    )
+    subprocess.run([sys.executable, BENCHMARKS / program, "--picture", drawn], check=True, timeout=250)
+    assert drawn.read_bytes() == (ROOT / "docs" / picture).read_bytes(), f"run `python benchmarks/{program}`"
+
+
+def test_the_committed_picture_of_scaling_shows_the_committed_figures(tmp_path: Path) -> None:
+    drawn = tmp_path / "drawn.svg"
+    subprocess.run([sys.executable, BENCHMARKS / "draw_scaling.py", "--picture", drawn], check=True, timeout=250)
+    committed = BENCHMARKS.parent / "docs" / "scaling.svg"
+    assert drawn.read_bytes() == committed.read_bytes(), "run `python benchmarks/draw_scaling.py`"
+    assert "](scaling.svg)" in (BENCHMARKS.parent / "docs" / "scaling.md").read_text()
+
+
+def test_the_committed_figures_of_scaling_keep_their_bound() -> None:
+    simulated = json.loads((BENCHMARKS / "results" / "scaling.json").read_text())["simulated"]
+    for table, name, most in (
+        ("init", "CPU ms", "10000"),
+        ("init", "close, CPU ms", "10000"),
+        ("rules", "shutdown, CPU ms", "10000"),
+        ("departures", "CPU ms", "3000"),
+    ):
+        assert simulated[table][most][name] <= 3 * simulated[table]["100"][name], f"{table}: {name}"
 
 
 def test_the_picture_says_when_its_figures_are_unreliable(tmp_path: Path) -> None:
@@ -96,13 +110,8 @@ def test_the_picture_says_when_its_figures_are_unreliable(tmp_path: Path) -> Non
 
 def test_a_missing_optional_system_is_reported_in_one_line() -> None:
     hidden = "import sys; sys.modules.update(ray=None, zmq=None); sys.path.insert(0, sys.argv[1]); import others"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{hidden}; others.explain_absence(); print(others.installed())", BENCHMARKS],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    program = f"{hidden}; others.explain_absence(); print(others.installed())"
+    done = run_loaded([sys.executable, "-c", program, BENCHMARKS], timeout=250)
     assert done.stdout == "[]\n", done.stderr
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["Ray", "pyzmq"]
 
@@ -128,7 +137,7 @@ def _texts(picture: Path) -> list[str]:
 
 
 def test_an_unknown_case_lists_the_known_ones() -> None:
-    done = subprocess.run([sys.executable, CALLS, "--cases", "nope"], capture_output=True, text=True, check=False)
+    done = run_loaded([sys.executable, CALLS, "--cases", "nope"], timeout=250)
     assert done.returncode == 2
     assert "'nope'" in done.stderr
     assert "64MB" in done.stderr
@@ -137,7 +146,7 @@ def test_an_unknown_case_lists_the_known_ones() -> None:
 def test_the_check_writes_counts_and_reports_those_that_grew(tmp_path: Path) -> None:
     counts = tmp_path / "counts.json"
     command = [sys.executable, str(BENCHMARKS / "check.py"), "--counts", str(counts), "--cases", "noop"]
-    done = subprocess.run([*command, "--update"], capture_output=True, text=True, timeout=250, check=False)
+    done = run_loaded([*command, "--update"], timeout=250)
     assert done.returncode == 0, done.stderr
     written = json.loads(counts.read_text())
     caller = written["cases"]["noop"]["caller"]
@@ -149,7 +158,7 @@ def test_the_check_writes_counts_and_reports_those_that_grew(tmp_path: Path) -> 
         counts_of_side.update((kind, 1000.0 + 2 * count) for kind, count in counts_of_side.items())
     caller["Python functions"] = functions / 2
     counts.write_text(json.dumps(written))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    done = run_loaded(command, timeout=250)
     assert done.returncode == 1, done.stdout + done.stderr
     (worse,) = re.findall(r"^.*WORSE.*$", done.stdout, re.MULTILINE)
     assert worse.startswith("noop  caller  Python functions")
@@ -187,7 +196,7 @@ print(report.settings["rounds"], report.comparisons[0].baseline.count(), report.
 
 def _with_one_death(system: str, directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _DYING, system, str(directory / "died")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, cwd=BENCHMARKS)
+    return run_loaded(command, timeout=250, cwd=BENCHMARKS)
 
 
 def test_a_round_in_which_torch_dies_is_repeated_and_counted_once(tmp_path: Path) -> None:
@@ -200,3 +209,98 @@ def test_a_run_in_which_telegrad_dies_fails(tmp_path: Path) -> None:
     done = _with_one_death("telegrad", tmp_path)
     assert done.returncode != 0
     assert "the caller of telegrad died, with exit code 3" in done.stderr
+
+
+def _compare(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    quick = ["--quick", "--blocks", "1", "--rounds", "1", "--transports", "unix", "--cases", "noop"]
+    return run_loaded([sys.executable, COMPARE, *arguments, *quick], timeout=250)
+
+
+def test_compare_measures_both_trees_and_torch(tmp_path: Path) -> None:
+    slow, figures = tmp_path / "slow", tmp_path / "figures.json"
+    shutil.copytree(ROOT / "src", slow / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    client = slow / "src" / "telegrad" / "calls" / "client.py"
+    client.write_text(client.read_text() + _SLOWED)
+    done = _compare(slow, ROOT, "--json", figures)
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(figures.read_text())["cases"].values()
+    assert case["medians"].keys() == {"torch", "old", "new"}
+    assert case["medians"]["old"] > 0.1 > case["medians"]["new"]
+    (row,) = re.findall(r"^\| calls noop, unix \| .*$", done.stdout, re.MULTILINE)
+    _, _, torch, _, new, ratio, spread, difference, to_torch, _ = (cell.strip() for cell in row.split("|"))
+    assert int(new.replace(",", "")) == round(case["medians"]["new"] * 1e6)
+    assert float(ratio) == round(case["new/old"][0], 2)
+    assert float(to_torch) == round(case["new/torch"][0], 2)
+    assert (spread, difference) == (f"{ratio} to {ratio}", "")
+    assert int(torch.replace(",", "")) > 0
+    assert "fewer than 7 rounds" in done.stdout
+
+
+_SLOWED = """
+
+def _slowed(begin):
+    def slowly(*args, **options):
+        import time
+
+        time.sleep(0.1)
+        return begin(*args, **options)
+
+    return slowly
+
+
+Client.begin = _slowed(Client.begin)
+"""
+
+
+def test_compare_says_which_tree_does_not_load(tmp_path: Path) -> None:
+    (tmp_path / "src" / "telegrad").mkdir(parents=True)
+    (tmp_path / "src" / "telegrad" / "__init__.py").write_text("raise ImportError('broken on purpose')\n")
+    done = _compare(tmp_path, tmp_path)
+    assert done.returncode == 1
+    assert "broken on purpose" in done.stderr
+    assert f"compare.py: {tmp_path}: its host ended with exit code 1" in done.stderr
+
+
+_OPEN_TREES = """
+import sys
+from pathlib import Path
+from pairs import BenchmarkError
+from trees import open_tree
+
+repository, folder = map(Path, sys.argv[1:])
+tree = open_tree("before", folder, repository)
+print(tree.label)
+print((tree.sources / "telegrad" / "__init__.py").read_text())
+for name in ("no-such-revision", "--all", str(repository.parent)):
+    try:
+        open_tree(name, folder, repository)
+    except BenchmarkError as error:
+        print(error)
+"""
+
+
+def test_a_tree_is_a_directory_or_a_revision_as_it_was_committed(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    module = repository / "src" / "telegrad" / "__init__.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("committed")
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+        subprocess.run(["git", "-C", repository, *identity, *arguments], check=True, capture_output=True, timeout=60)
+
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    git("tag", "before")
+    module.write_text("changed")
+    command = [sys.executable, "-c", _OPEN_TREES, repository, tmp_path / "extracted"]
+    done = run_loaded(command, timeout=250, cwd=BENCHMARKS)
+    label, text, *errors = done.stdout.splitlines()
+    assert re.fullmatch(r"before \([0-9a-f]{8}\)", label), done.stderr
+    assert text == "committed"
+    assert errors == [
+        f"'no-such-revision' is neither a directory nor a git revision of {repository}",
+        "'--all' is neither a directory nor a git revision",
+        f"the directory {str(tmp_path)!r} is no tree of telegrad: it has no src/telegrad/__init__.py",
+    ]

@@ -120,6 +120,14 @@ def test_at_least_22_of_the_28_tests_of_the_faulty_agent_are_run() -> None:
     assert len(set(tests) - set(excluded()) - set(differences())) >= 22
 
 
+def test_at_least_26_of_the_29_tests_of_the_profiler_are_run() -> None:
+    tests = [tuple(names) for names in facts()["tests"] if names[0] == "rpc" and "profil" in names[1]]
+    others = {"test_build_rpc_profiling_key", "test_disable_gil_profiling", "test_profiler_rpc_key_names"}
+    profiled = {names for names in tests if names[1] not in others}
+    assert len(profiled) == 29
+    assert len(profiled - set(excluded()) - set(differences())) >= 26
+
+
 @pytest.mark.timeout(200)
 def test_the_runner_reports_a_failure() -> None:
     done = conformance("autograd", "--all", "-k", "test_backward_unused_send_function")

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.paths import ROOT
+from tests.support.processes import unexpected_errors
 
 from telegrad import errors
 from telegrad.autograd import backward
@@ -67,10 +68,8 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path, request: pytest.
         script = tmp_path / "program.py"
         script.write_text(block)
         start = [] if "launch" in block else ["-m", "telegrad.cli", "run", "-n", "2"]
-        done = subprocess.run(
-            [sys.executable, *start, str(script)], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, "")
+        done = run_loaded([sys.executable, *start, str(script)], timeout=60)
+        assert (done.returncode, unexpected_errors(done.stderr)) == (0, "")
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "from-scratch.md").read_text()
@@ -32,7 +32,7 @@ def toy() -> dict[str, Any]:
 def test_the_program_prints_what_the_page_shows(tmp_path: Path) -> None:
     script = tmp_path / "toy.py"
     script.write_text(WHOLE)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = run_loaded([sys.executable, str(script)], timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"```\n{done.stdout}```\n" in PAGE
 

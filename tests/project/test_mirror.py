@@ -27,12 +27,10 @@ NO_COUNTERPART = {
 """Test files without a module of that name, with the reason."""
 
 TESTED_ELSEWHERE = {
-    "tests/connection/test_connector.py, which dials": ["connection/dialer.py"],
     "tests/connection/test_accept.py: a connection in its handshake is one of many": [
         "connection/pending_connection.py"
     ],
     "tests/behaviour/autograd: every pass runs all of them, and they make no sense without torch's engine": [
-        "backward/accumulate.py",
         "backward/driver.py",
         "backward/effects.py",
         "backward/engine.py",
@@ -66,6 +64,7 @@ TESTED_ELSEWHERE = {
     ],
     "tests/wire/test_messages.py": [
         "wire/backward_messages.py",
+        "wire/relay_messages.py",
     ],
 }
 """Modules without their own test file, by the tests that cover them."""

@@ -26,7 +26,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_committed_pictures_are_up_to_date(pictures: ModuleType, tmp_path: Path) -> None:
     pictures.draw_all(tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    committed = {path.name: path.read_bytes() for path in (DOCS / "pictures").iterdir()}
+    committed = {path.name: path.read_bytes() for path in (DOCS / "pictures").glob("*.svg")}
     assert drawn == committed, "run `python docs/pictures.py`"
 
 
@@ -34,6 +34,13 @@ def test_every_picture_is_on_the_page_about_the_backward_pass(pictures: ModuleTy
     page = (DOCS / "backward.md").read_text()
     for picture in pictures.PICTURES:
         assert f"](pictures/{picture.__name__}.svg)" in page
+
+
+def test_every_screenshot_is_small_and_on_a_page() -> None:
+    pages = "".join(path.read_text() for path in DOCS.glob("*.md"))
+    for path in (DOCS / "pictures").glob("*.png"):
+        assert f"](pictures/{path.name})" in pages, f"{path.name} is on no page"
+        assert path.stat().st_size < 300_000, f"{path.name} is too large: {path.stat().st_size} bytes"
 
 
 def test_all_text_is_inside_its_picture(pictures: ModuleType) -> None:

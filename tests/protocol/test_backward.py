@@ -69,7 +69,7 @@ def test_a_gradient_that_does_not_engage_is_acknowledged_at_once() -> None:
 def test_the_pass_is_over_when_the_group_is_quiet_and_no_island_is_partly_fed() -> None:
     state, effects = begun({0: {ROOT}})
     assert effects == [StartIsland(0)]
-    state.sent()
+    state.flow.sent()
     assert state.island_finished() == []
     assert state.acknowledged({1: IdleReport(1, False)}) == [PassDone()]
     assert not state.engaged
@@ -77,7 +77,7 @@ def test_the_pass_is_over_when_the_group_is_quiet_and_no_island_is_partly_fed() 
 
 def test_the_probe_starts_when_the_group_is_quiet_and_another_worker_is_partly_fed() -> None:
     state, _ = begun({0: {ROOT}})
-    state.sent()
+    state.flow.sent()
     state.island_finished()
     assert state.acknowledged({1: IdleReport(1, True)}) == [StartProbe()]
     assert state.engaged
@@ -101,7 +101,7 @@ def probed_start(entries: dict[int, set[Entry]]) -> BackwardPass[str]:
 def test_every_worker_that_took_part_is_told_when_the_probe_is_over() -> None:
     state = probed_start({0: {ROOT, 10}})
     assert state.replan({1: {ROOT}}) == [StartIsland(1)]  # 10 was not reached
-    state.sent()
+    state.flow.sent()
     assert state.resume_sent() == []
     assert state.island_finished() == []
     assert state.acknowledged({1: IdleReport(2, False)}) == [PassDone()]
@@ -125,7 +125,7 @@ def test_after_the_probe_an_island_starts_with_gates_for_missing_entries() -> No
 def test_after_the_probe_an_island_without_gradients_waits_for_the_first() -> None:
     state = make({7: {10, 11, 12}})
     assert state.replan({8: {10, 11}}) == []
-    assert not state.has_entry(12)
+    assert 12 not in state.island_of
     assert state.resume_received("resume") == [Acknowledge("resume")]
     assert state.gradient("m10", 10) == [StartIsland(8, (11,))]
 
@@ -142,12 +142,12 @@ def test_an_island_that_has_started_is_not_planned_again() -> None:
     assert state.started_entries() == {10}
     assert state.replan({9: {11}}) == []
     assert state.gradient("again", 10) == [Acknowledge("again")]
-    assert state.has_entry(10)
+    assert 10 in state.island_of
 
 
 def test_islands_of_later_entries_can_be_added() -> None:
     state = make({7: {10}})
-    assert not state.has_entry(20)
+    assert 20 not in state.island_of
     state.add_island(8, [20])
     assert state.gradient("m20", 20) == [StartIsland(8)]
 
@@ -160,7 +160,7 @@ def test_a_gradient_for_an_unknown_entry_is_acknowledged_and_starts_nothing() ->
 def test_islands_that_are_partly_fed_after_the_probe_are_reported_as_stuck() -> None:
     state = probed_start({0: {ROOT, 10}})
     state.replan({1: {ROOT}})
-    state.sent()
+    state.flow.sent()
     state.resume_sent()
     state.island_finished()
     assert state.acknowledged({1: IdleReport(2, True), 4: IdleReport(1, True)}) == [PassStuck((1, 4))]
@@ -189,7 +189,7 @@ def test_gradients_and_probes_are_acknowledged_independently() -> None:
 def test_an_old_report_never_replaces_a_newer_one(reports: list[IdleReport]) -> None:
     state, _ = begun({0: {ROOT}})
     for report in reports:
-        state.sent()
+        state.flow.sent()
         state.acknowledged({1: report})
     assert state.reports()[1] == IdleReport(5, True)
     assert state.island_finished() == [StartProbe()]
@@ -199,7 +199,7 @@ def test_a_report_has_the_current_state_and_the_reports_of_others() -> None:
     state = make({7: {10, 11}}, me=3)
     first = state.reports()
     state.gradient("m10", 10)
-    state.sent()
+    state.flow.sent()
     state.acknowledged({5: IdleReport(4, True)})
     second = state.reports()
     assert not first[3].partly_fed
@@ -220,7 +220,7 @@ def test_a_failure_acknowledges_both_the_gradient_and_the_probe_that_engaged() -
 def test_after_a_failure_late_messages_are_acknowledged_while_an_island_runs() -> None:
     state = make({7: {10}, 8: {11}})
     state.gradient("m10", 10)
-    state.sent()  # to a lost worker: never acknowledged
+    state.flow.sent()  # to a lost worker: never acknowledged
     state.abort()
     assert state.late_message("late") == [Acknowledge("late")]
     assert state.gradient("m11", 11) == [Acknowledge("m11")]  # and its island does not start
@@ -232,7 +232,7 @@ def test_after_a_failure_late_messages_are_acknowledged_while_an_island_runs() -
 
 def test_after_a_failure_the_starter_acknowledges_late_messages_and_does_not_continue() -> None:
     state, _ = begun({0: {ROOT}})
-    state.sent()
+    state.flow.sent()
     assert state.abort() == []
     assert state.late_message("late") == [Acknowledge("late")]
     assert state.island_finished() == []
@@ -268,7 +268,7 @@ def test_a_gradient_whose_entry_is_dead_after_the_probe_is_dropped() -> None:
     state = make({7: {10, 11}})
     state.gradient("m10", 10)
     assert state.replan({8: {11}}) == []
-    assert not state.has_entry(10)
+    assert 10 not in state.island_of
     assert not state.partly_fed()
     assert state.gradient("m11", 11) == [StartIsland(8)]
 
@@ -454,6 +454,9 @@ class World:
             if not self.steps:
                 return
             self.steps.pop(self.random.randrange(len(self.steps))).act()
+            for state in self.passes:
+                waiting = [island for island in state._islands.values() if island.arrived and not island.started]
+                assert state.partly_fed() == bool(waiting), "what is counted is what is there"
         raise AssertionError("the pass never ends")
 
     def begin_here(self) -> None:
@@ -518,7 +521,7 @@ class World:
 
     def _answer(self, worker: int, ticket: int) -> None:
         asked, reports, failed = self.asked[ticket], self.passes[worker].reports(), worker in self.failed
-        number = self.passes[worker].count_for(asked.sender)
+        number = self.passes[worker].flow.count_for(asked.sender)
         self._later(asked.kind, asked.sender, partial(self._take_answer, asked, reports, failed, worker, number))
 
     def _take_answer(self, asked: Asked, reports: dict[int, IdleReport], failed: bool, by: int, number: int) -> None:
@@ -588,7 +591,7 @@ class World:
         state = self.passes[worker]
         receiver = self.graph.messages[number].sender
         take = partial(self._take_gradient, receiver, number, state.liveness_known, worker)
-        if state.sent(receiver):
+        if state.flow.sent(receiver):
             self._ask("flow", worker, receiver, take)
         else:
             event("a counted message")
@@ -605,7 +608,7 @@ class World:
             effects += self._replan(worker)
         elif not state.planned:
             self._plan(worker)
-        assert state.has_entry(number)
+        assert number in state.island_of
         effects += state.gradient(ticket, number, sender)
         if number in self.blocked:
             self._later("flow", worker, partial(self._advance, self.blocked.pop(number)))
@@ -633,7 +636,7 @@ class World:
     def _resume(self, workers: tuple[int, ...]) -> None:
         effects = self._replan(0)
         for worker in workers:
-            self.passes[0].sent()
+            self.passes[0].flow.sent()
             self._ask("flow", 0, worker, partial(self._take_resume, worker))
         self._carry_out(0, effects)
         self._later("flow", 0, self._resumed_here)

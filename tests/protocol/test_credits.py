@@ -35,6 +35,26 @@ def test_requests_are_bounded_by_bytes_but_a_larger_one_may_be_sent_alone() -> N
     assert not credits.acquire(1)
 
 
+def test_credits_in_use_are_counted() -> None:
+    credits = make()
+    assert credits.acquire(5)
+    credits.admit(6)
+    credits.admit(7)
+    assert credits.in_use() == (1, 2)
+    credits.release(5)
+    credits.complete(6)
+    assert credits.in_use() == (0, 1)
+
+
+def test_a_request_may_grow_beyond_the_credits_and_holds_up_the_next() -> None:
+    credits = make()
+    assert credits.acquire(1)
+    credits.extend(1 << 40)
+    assert not credits.acquire(1)
+    credits.release(1 + (1 << 40))
+    assert credits.acquire(1)
+
+
 def test_a_request_beyond_the_credits_is_a_protocol_error() -> None:
     credits = make(requests=1)
     credits.admit(5)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telegrad.protocol.membership import HOLD, Admission, Identity, Membership, NotAdmitted, State
+from telegrad.protocol.membership import (
+    HOLD,
+    MAX_STEP,
+    Admission,
+    Identity,
+    Member,
+    Membership,
+    NotAdmitted,
+    State,
+    Vote,
+)
 
 NAMES = "abcdefg"
 
@@ -31,6 +42,14 @@ def lose(membership: Membership, name: str, now: float = 1.0) -> None:
 
 
 # -- who is there -------------------------------------------------------------------------------------------------
+
+
+def test_a_generation_that_a_worker_gets_after_it_is_known_is_that_of_the_same_worker() -> None:
+    membership = group(3)
+    assert not membership.add(identity("b", generation=1), 1.0)
+    assert membership.admit(identity("c", generation=2), 1.0) is Admission.KNOWN
+    found = [(member.identity.generation, member.state, member.since) for member in membership.members()]
+    assert found == [(0, State.ALIVE, 0.0), (1, State.ALIVE, 0.0), (2, State.ALIVE, 0.0)]
 
 
 def test_members_are_listed_by_id_with_their_state() -> None:
@@ -58,6 +77,40 @@ def test_what_another_member_says_counts_if_its_generation_is_later() -> None:
     member = membership.find("b")
     assert member is not None
     assert member.identity == identity("b", 5, 1)
+
+
+def test_what_another_member_says_is_about_names_and_ids_that_the_group_can_have() -> None:
+    closed, open_group = group(3), group(3, is_open=True)
+    stranger = Identity("d", 3, 0, 0)
+    assert not closed.learn(stranger, 1.0)
+    assert open_group.learn(stranger, 1.0)
+    for membership in (closed, open_group):
+        assert not membership.learn(Identity("e", 1, 0, 0), 1.0), "the id belongs to another"
+        assert not membership.learn(identity("b", 5, 1)._replace(id=7), 1.0), "the worker has another id"
+        assert membership.learn(identity("b", 5, 1), 1.0)
+
+
+def test_nobody_can_use_up_the_generations_of_a_name() -> None:
+    membership = group(3)
+    far = identity("b", 7, MAX_STEP + 1)
+    assert not membership.learn(far, 1.0)
+    with pytest.raises(NotAdmitted, match="generation 4294967297 of worker 'b' is far ahead of the last one"):
+        membership.admit(far, 1.0)
+    with pytest.raises(NotAdmitted, match="far ahead"):
+        membership.admit(identity("b", 0, MAX_STEP + 1), 1.0)  # the incarnation that is known
+    with pytest.raises(NotAdmitted, match="worker 'a' is this worker"):
+        membership.admit(identity("a", 0, 1), 1.0)
+    assert [member.identity.generation for member in membership.members()] == [0, 0, 0]
+    lose(membership, "b")
+    assert "far ahead" in membership.vote(far, 1.0)
+    membership.merge([("b", Vote(2**60, 9, 1.0)), ("nobody", Vote(1, 9, 1.0))])
+    assert membership.votes() == {}
+    assert membership.known_generation(identity("b", 8)) == 0
+    open_group = group(3, is_open=True)
+    assert not open_group.learn(Identity("g", 9, 7, MAX_STEP + 1), 1.0)
+    with pytest.raises(NotAdmitted, match="is not its first one"):
+        open_group.admit(Identity("g", 9, 7, MAX_STEP + 1), 1.0)
+    assert membership.vote(identity("b", 8, MAX_STEP), 1.0) == ""
 
 
 # -- who may connect ----------------------------------------------------------------------------------------------
@@ -228,3 +281,40 @@ def test_no_generation_of_a_name_has_two_incarnations(size: int, steps: list[tup
                     replaced.merge(members[each].votes().items())
                     members[each].admit(me, now)
                 members[me.name] = replaced
+
+
+class Formed:
+    """The members of a group that counts how often all of them are asked for."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self.walks = 0
+
+    def find(self, name: str) -> Identity | None:
+        return Identity(name, self._names.index(name), 100, 0) if name in self._names else None
+
+    def __iter__(self) -> Iterator[Identity]:
+        self.walks += 1
+        return (Identity(name, number, 100, 0) for number, name in enumerate(self._names))
+
+
+def test_members_of_a_formed_group_are_looked_up_when_they_are_needed() -> None:
+    formed = Formed("a", "b", "c", "d")
+    membership = Membership(Identity("a", 0, 100, 0), 5.0)
+    membership.form(formed)
+    assert membership.find("x") is None
+    assert membership.find("c") == Member(Identity("c", 2, 100, 0), State.ALIVE, 5.0)
+    assert membership.gone("b", 100, State.LOST, 7.0)
+    assert membership.admit(Identity("b", 1, 7, 1), 8.0) is Admission.REPLACES
+    with pytest.raises(NotAdmitted, match="no worker 'x'"):
+        membership.admit(Identity("x", 9, 1, 0), 8.0)
+    assert formed.walks == 0
+    assert [(member.identity.name, member.identity.incarnation) for member in membership.members()] == [
+        ("a", 100),
+        ("b", 7),
+        ("c", 100),
+        ("d", 100),
+    ]
+    assert membership.is_quorum("b", ["a", "c", "d"])
+    assert not membership.is_quorum("b", ["c", "d"])
+    assert formed.walks == 1

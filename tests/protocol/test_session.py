@@ -689,3 +689,14 @@ def test_a_connection_for_a_connected_or_ended_session_is_a_protocol_error() -> 
     lost.mark_lost("killed")
     with pytest.raises(ProtocolError, match="session that is lost: killed"):
         lost.connected((0, 0), 1.0)
+
+
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_a_session_was_used_once_anything_was_received(is_numbered: bool) -> None:
+    session = make_connected(True, False)
+    assert not session.was_used
+    if is_numbered:
+        session.received(CONTROL, 1, 0, 0, 1.0)
+    else:
+        session.heard(0, 0, 1.0)
+    assert session.was_used

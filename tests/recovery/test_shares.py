@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import telegrad
 from telegrad import recovery
 from telegrad.default_agent import acting_as
+from telegrad.errors import RecoveryFailed
+from telegrad.recovery import shares
+from telegrad.recovery.shares import Run, SnapshotId
+from telegrad.recovery.snapshots import Snapshots
+from telegrad.recovery.stateful import Found
 from telegrad.testing.simulation import Simulation
 
 
@@ -62,3 +68,78 @@ def test_a_kept_object_of_a_replaced_worker_gets_its_state_when_it_is_there() ->
     assert counts == {step: step + 1 for step in range(10)}
     assert [(each.workers, each.step) for each in recoveries] == [(("b",), 9)]
     assert recoveries[0].resumed in (4, 8), "or a new counter would be as good as the saved one"
+
+
+def test_an_object_that_is_kept_after_a_snapshot_goes_back_to_what_it_was() -> None:
+    with Simulation(1, ["driver", "b"]) as sim, torch.random.fork_rng(devices=[]):
+
+        def program() -> Any:
+            counts: dict[int, int] = {}
+            with acting_as(sim["driver"]):
+                training = recovery.Training(lambda: None, every=4)
+                for step in training.steps(6):
+                    with training:
+                        if step == 1 and not training.recoveries:
+                            serve(sim, "driver")
+                        if step == 3 and not training.recoveries:
+                            sim.kill("b")
+                            sim.restart("b")
+                            telegrad.rpc_sync("b", "@missing")
+                        if step >= 1:
+                            counts[step] = telegrad.rpc_sync("driver", "@add")
+                assert shares._vault().initial == {}, "it is part of a snapshot now"
+            return counts, training.recoveries
+
+        counts, recoveries = sim.run(program)
+    assert counts == {step: step for step in range(1, 6)}
+    assert [(each.step, each.resumed) for each in recoveries] == [(3, 0)]
+
+
+def test_what_cannot_be_saved_is_refused_at_once() -> None:
+    with Simulation(1, ["driver", "b"]) as sim:
+
+        def program() -> None:
+            with acting_as(sim["driver"]):
+                with pytest.raises(TypeError, match="no snapshot can be taken of a int"):
+                    recovery.keep("number", 5)
+                module = telegrad.nn.RemoteModule("b", torch.nn.Linear, (1, 1))
+                with pytest.raises(TypeError, match="keep the module itself, on worker 'b'"):
+                    recovery.keep("module", module)
+
+        sim.run(program)
+
+
+def test_the_shares_of_a_driver_that_was_replaced_are_dropped() -> None:
+    with Simulation(1, ["driver", "b"]) as sim:
+
+        def program() -> None:
+            with acting_as(sim["b"]):
+                before, other = SnapshotId(Run("driver", 1, "aa"), 7), SnapshotId(Run("another", 1, "cc"), 1)
+                now = SnapshotId(Run("driver", 2, "bb"), 1)
+                for snapshot in (before, other):
+                    shares.take(snapshot, {}, 0)
+                    shares.hold(snapshot, "driver", ({}, {}, {}))
+                shares.take(now, {}, 0)
+                vault = shares._vault()
+                assert set(vault.own) == {other, now}
+                assert set(vault.held) == {(other, "driver")}
+
+        sim.run(program)
+
+
+def test_a_worker_that_joined_after_a_snapshot_has_nothing_to_load() -> None:
+    with Simulation(1, ["driver", "b", "c"]) as sim, torch.random.fork_rng(devices=[]):
+
+        def program() -> None:
+            with acting_as(sim["driver"]):
+                snapshots = Snapshots("driver", sim["driver"].me.incarnation, 2, None)
+                everybody = {name: sim[name].me.incarnation for name in ("driver", "b", "c")}
+                found = Found({"x": torch.zeros(1)}, {})
+                snapshots.begin(found, {name: everybody[name] for name in ("driver", "b")}, 5)
+                snapshots.finish()
+                assert snapshots.load(found, everybody) == 5
+                reference = telegrad.remote("c", torch.nn.Linear, (1, 1))
+                with pytest.raises(RecoveryFailed, match="has built objects on worker 'c', of which there is no sna"):
+                    snapshots.load(Found(found.local, {"c": {"y": reference}}), everybody)
+
+        sim.run(program)

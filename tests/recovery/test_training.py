@@ -44,10 +44,10 @@ class Part(torch.nn.Module):
 
 def build() -> SimpleNamespace:
     parts = [telegrad.nn.RemoteModule(name, Part, (number,)) for number, name in enumerate("bcd")]
-    torch.manual_seed(9)
+    references = [reference for part in parts for reference in part.remote_parameters()]
+    torch.manual_seed(9)  # when all parts exist: simulated workers share the generator of this process
     head = torch.nn.Linear(4, 1)
     local = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
-    references = [reference for part in parts for reference in part.remote_parameters()]
     optimizer = telegrad.optim.DistributedOptimizer(torch.optim.Adam, references, lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     return SimpleNamespace(parts=parts, head=head, local=local, optimizer=optimizer, scheduler=scheduler)
@@ -229,5 +229,203 @@ def test_the_body_of_the_loop_must_be_in_a_with_statement() -> None:
                 recovery.Training(build, every=0)
             with pytest.raises(TelegradError, match="there is no state yet"):
                 recovery.Training(build).state  # noqa: B018 - it raises
+
+    simulate(program)
+
+
+def test_a_worker_that_is_lost_before_the_first_step_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    def program(sim: Simulation) -> Any:
+        for name in "bc":
+            assert sim["driver"].call(name, abs, (-1,)) == 1  # so that the driver notices its loss
+        replace_at(sim, {0: "bc"})(0)
+        sim.sleep(2.0)
+        return train(sim)
+
+    _, losses, training = simulate(program)
+    assert len(losses) == STEPS
+    assert [(each.workers, each.step, each.resumed) for each in training.recoveries] == [(("b", "c"), 0, 0)]
+    assert "the training lost workers 'b' and 'c' in step 0, and waits for a replacement" in caplog.text
+    assert "s after the loss of workers 'b' and 'c'" in caplog.text
+
+
+def loops(sim: Simulation, counts: list[int], between: Callable[[], None] = lambda: None, **options: Any) -> Any:
+    """Train in several loops. Worker b is killed in step 9."""
+    losses: dict[int, float] = {}
+    disturb = replace_at(sim, {9: "b"})
+    with acting_as(sim["driver"]):
+        torch.manual_seed(1)
+        training = recovery.Training(build, every=4, **options)
+        for count in counts:
+            for number in training.steps(count):
+                with training:
+                    disturb(number)
+                    step(training.state, number, losses)
+            between()
+        return losses, training.recoveries
+
+
+def test_a_loop_after_another_one_survives_a_loss(undisturbed: Any) -> None:
+    losses, recoveries = simulate(lambda sim: loops(sim, [7, STEPS]))
+    assert losses == undisturbed[1]
+    assert [(each.step, each.resumed) for each in recoveries] == [(9, 8)] or recoveries[0].resumed == 7
+
+
+def test_a_loss_between_two_loops_needs_a_directory(tmp_path: Path, undisturbed: Any) -> None:
+    def program(sim: Simulation, **options: Any) -> Any:
+        kills = {0: "c"}
+
+        def between() -> None:
+            replace_at(sim, kills)(0)
+            kills.clear()
+            sim.sleep(5.0)
+
+        return loops(sim, [7, STEPS], between, **options)
+
+    def without(sim: Simulation) -> None:
+        with pytest.raises(RecoveryFailed, match="lost worker 'c' between two loops over steps"):
+            program(sim)
+
+    simulate(without)
+    losses, recoveries = simulate(lambda sim: program(sim, directory=tmp_path))
+    assert losses == undisturbed[1]
+    assert (recoveries[0].workers, recoveries[0].resumed) == (("c",), 4)
+
+
+def test_a_worker_that_leaves_in_order_is_not_waited_for(undisturbed: Any) -> None:
+    def program(sim: Simulation) -> Any:
+        disturb = replace_at(sim, {9: "b"})
+
+        def leave(number: int) -> None:
+            if number == 3:
+                sim["e"].shutdown(graceful=False)
+                sim.sleep(1.0)
+            disturb(number)
+
+        return train(sim, leave)
+
+    with Simulation(1, [*NAMES, "e"]) as sim:
+        _, losses, training = sim.run(lambda: program(sim))
+    assert losses == undisturbed[1]
+    assert [each.workers for each in training.recoveries] == [("b",)]
+
+
+def test_a_driver_that_was_started_again_says_that_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def program(sim: Simulation) -> None:
+        sim.kill("driver")
+        sim.sleep(2.0)
+        sim.restart("driver")
+        with acting_as(sim["driver"]):
+            for directory in (tmp_path, None):
+                recovery.Training(lambda: None, directory=directory).run(lambda state, number: None, 2)
+
+    text = "worker 'driver' was started again, and its training begins anew: pass a directory to Training"
+    simulate(program)
+    assert caplog.text.count(text) == 1
+
+
+def test_the_directory_of_another_training_is_refused(tmp_path: Path) -> None:
+    simulate(lambda sim: train(sim, directory=tmp_path))
+
+    def program(sim: Simulation, other: Callable[[], Any], message: str) -> None:
+        with acting_as(sim["driver"]):
+            training = recovery.Training(other, directory=tmp_path)
+            with pytest.raises(RecoveryFailed, match=message):
+                training.run(lambda state, number: None, 3)
+            with pytest.raises(TelegradError, match="there is no state yet"):
+                training.state  # noqa: B018 - what was built but not loaded is not used
+
+    def wider() -> SimpleNamespace:
+        state = build()
+        state.head = torch.nn.Linear(5, 1)
+        return state
+
+    simulate(lambda sim: program(sim, lambda: torch.nn.Linear(1, 1), "has built other objects on worker"))
+    simulate(lambda sim: program(sim, wider, r"state of state.head on worker 'driver' cannot be loaded: weight: a ten"))
+
+
+def test_a_with_statement_outside_of_the_loop_is_refused() -> None:
+    def program(sim: Simulation) -> None:
+        with acting_as(sim["driver"]):
+            training = recovery.Training(lambda: None)
+            with pytest.raises(TelegradError, match="belongs into the body of a loop"), training:
+                pass
+            loop = training.steps(3)
+            next(loop)
+            with pytest.raises(TelegradError, match="one at a time"):
+                next(training.steps(3))
+            loop.close()
+
+    simulate(program)
+
+
+def test_a_holder_that_is_replaced_while_the_state_is_built_again_is_a_loss() -> None:
+    built: list[int] = []
+
+    def program(sim: Simulation) -> list[recovery.Recovery]:
+        def build_slowly() -> torch.Tensor:
+            built.append(len(built))
+            if built[-1] == 1:
+                sim.kill("b")
+                sim.restart("b")
+                sim.sleep(5.0)
+            return torch.zeros(1)
+
+        def step(state: torch.Tensor, number: int) -> None:
+            if number == 1 and len(built) == 1:
+                sim.kill("c")
+                sim.restart("c")
+                telegrad.rpc_sync("c", torch.zeros, (1,))
+                raise ConnectionError("c was replaced")
+            state += number
+
+        with acting_as(sim["driver"]):
+            training = recovery.Training(build_slowly)
+            training.run(step, 3)
+            assert training.state.item() == 3
+            return training.recoveries
+
+    assert [each.workers for each in simulate(program)] == [("b", "c")]
+    assert built == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seconds", [2.0, 15.0])
+def test_two_replacements_that_find_each_other_late_are_waited_for(seconds: float, undisturbed: Any) -> None:
+    def program(sim: Simulation) -> Any:
+        def disturb(number: int) -> None:
+            if number == 5 and not sim.network.parted and not waited:
+                sim.network.part("b", "c")
+                replace_at(sim, {5: "bc"})(5)
+
+                def heal() -> None:
+                    sim.sleep(3.0 + seconds)
+                    waited.append(seconds)
+                    sim.network.heal()
+
+                sim.scheduler.start("launcher", "heal", heal)
+
+        waited: list[float] = []
+        return train(sim, disturb)
+
+    parameters, losses, training = simulate(program)
+    assert losses == undisturbed[1]
+    assert all(torch.equal(parameters[name], value) for name, value in undisturbed[0].items())
+    assert [each.workers for each in training.recoveries] == [("b", "c")]
+    assert training.recoveries[0].seconds > seconds
+
+
+def test_workers_that_never_find_each_other_are_named() -> None:
+    def program(sim: Simulation) -> None:
+        def lose(number: int) -> None:
+            if number == 5:
+                sim.kill("d")
+                sim.restart("d")
+                b = sim["b"].peers
+                b.lost_workers.peer_lost(b.find("c"), "for a test")
+
+        text = "worker 'b' has lost worker 'c', which worker 'driver' has not, .* within 30 s: see that all workers can"
+        with pytest.raises(RecoveryFailed, match=text):
+            train(sim, lose, replacement_timeout=30.0)
 
     simulate(program)

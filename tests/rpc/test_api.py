@@ -42,6 +42,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
     with local_group(["a", "b", "c"], transport=request.param) as agents:
         with acting_as(agents["a"]):
             yield agents
+        Signals.go.set()  # or closing the agents would wait for the functions that wait for it
 
 
 # -- functions that are called ------------------------------------------------------------------------------

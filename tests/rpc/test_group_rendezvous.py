@@ -187,3 +187,23 @@ def test_nobody_waits_for_a_worker_with_an_invalid_argument(init_method: str, st
         rpc.init_rpc(f"w{1 - rank}", rank=1 - rank, world_size=2, rpc_backend_options=options(init_method))
     with pytest.raises(TelegradError, match="invalid worker name"):
         failing.join(SECONDS)
+
+
+def fails_late(init_method: str, kind: str) -> None:
+    """Fail when the records of all workers are known, or when this worker has opened the store."""
+    bad = options(init_method)
+    if kind == "device map":
+        bad.device_maps = {"nobody": {"cpu": "cpu"}}
+    else:
+        bad.tls_certificate = bad.tls_key = bad.tls_ca = "/there/is/no/such/file"
+    rpc.init_rpc("w1", rank=1, world_size=2, rpc_backend_options=bad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [("device map", "device_maps of worker 'w1' names worker 'nobody'"), ("certificate", "such")]
+)
+def test_nobody_goes_on_without_a_worker_that_cannot_join(tmp_path: Path, kind: str, cause: str) -> None:
+    method = f"file://{tmp_path / 'store'}"
+    failing = launch.start(lambda: fails_late(method, kind), workers=1, init=False)
+    with failing, pytest.raises(RendezvousError, match=rf"worker 'w1' \(rank 1\) failed in init_rpc: .*{cause}"):
+        rpc.init_rpc("w0", rank=0, world_size=2, rpc_backend_options=options(method))

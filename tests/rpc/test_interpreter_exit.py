@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.drop_in_programs import printed_lines
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.paths import SOURCES
+from tests.support.processes import unexpected_errors
 
 from telegrad import launch, rpc
 from telegrad.agent.agent import Agent
@@ -65,27 +67,24 @@ DROP_IN = {
 def run_two(program: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     script = folder / "program.py"
     script.write_text(program)
-    return subprocess.run(
+    return run_loaded(
         [sys.executable, "-m", "telegrad.cli", "run", *options, "-n", "2", str(script)],
         env={**os.environ, "PYTHONPATH": SOURCES},
-        capture_output=True,
-        text=True,
         timeout=TIMEOUT,
-        check=False,
     )
 
 
 @pytest.mark.parametrize("when", ["before the import", "before init_rpc", "after init_rpc"])
 def test_a_shutdown_registered_with_atexit_finds_a_working_agent(when: str, tmp_path: Path) -> None:
     done = run_two(SHUTS_DOWN_AT_EXIT.format(when=when, **OWN), tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, unexpected_errors(done.stderr)) == (0, "")
     assert printed_lines(done.stdout) == ["answered 1", "left", "left"]
 
 
 @pytest.mark.parametrize("when", ["after init_rpc"])
 def test_a_drop_in_shutdown_registered_with_atexit_waits_for_the_others(when: str, tmp_path: Path) -> None:
     done = run_two(SHUTS_DOWN_AT_EXIT.format(when=when, **DROP_IN), tmp_path, "--drop-in")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, unexpected_errors(done.stderr)) == (0, "")
     assert printed_lines(done.stdout) == ["answered 1", "left", "left"]
 
 
@@ -121,12 +120,10 @@ if __name__ == "__main__":
 def test_errors_of_other_workers_name_the_error_that_ended_the_first(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(ONE_RAISES)
-    subprocess.run(
+    run_loaded(
         [sys.executable, str(script), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": SOURCES},
-        capture_output=True,
         timeout=TIMEOUT,
-        check=False,
     )
     for rank in (1, 2):
         error = (tmp_path / f"error{rank}").read_text()

@@ -6,7 +6,6 @@ import operator
 import os
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,12 +14,13 @@ from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.signals import interrupted, press, run_as, wrapped_sigint
 
 from telegrad import rpc
 from telegrad.connection.channel import Channel
 from telegrad.rpc import signals
-from telegrad.rpc.signals import DeferredSignalHandler, WrappedHandlers, wrap_signal_handler
+from telegrad.rpc.signals import DeferredSignalHandler, WrappedHandlers, deliver_pending, wrap_signal_handler
 from telegrad.testing.interruption import PATIENCE, target
 
 pytestmark = pytest.mark.skipif(
@@ -156,6 +156,35 @@ def test_the_signal_itself_is_resent_if_sigurg_has_a_handler() -> None:
         signal.signal(signal.SIGURG, before)
 
 
+def test_a_retry_that_comes_too_late_does_not_reach_the_handler_that_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send, sending, restoring = signal.pthread_kill, threading.Event(), threading.Event()
+
+    def send_late(thread: int, number: int) -> None:
+        sending.set()
+        restoring.wait(PATIENCE)
+        threading.Event().wait(0.05)  # the handlers are restored meanwhile, unless that waits for this thread
+        send(thread, number)
+
+    def deliver() -> None:
+        run_as("telegrad.connection.channel", "def run():\n    press()\n", press=press)()
+        assert sending.wait(PATIENCE)
+        deliver_pending()  # before the retry
+
+    monkeypatch.setattr(signal, "pthread_kill", send_late)
+    before = signal.signal(signal.SIGURG, lambda *_: None)
+    handlers = WrappedHandlers()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            deliver()
+        restoring.set()
+        handlers.restore()
+        threading.Event().wait(0.1)  # a late one would raise here
+    finally:
+        signal.signal(signal.SIGURG, before)
+
+
 def test_ignored_signals_are_not_wrapped() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -256,12 +285,9 @@ def test_init_and_shutdown_can_be_interrupted_and_clean_up(tmp_path: Path) -> No
     environment = {**os.environ, "TELEGRAD_RUNTIME_DIR": str(tmp_path / "run"), "TELEGRAD_TOKEN": secrets.token_hex(32)}
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    ended = subprocess.run(
+    ended = run_loaded(
         [sys.executable, str(program), str(tmp_path / "store")],
         env=environment,
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
     assert "all checks passed" in ended.stdout, ended.stderr

@@ -39,6 +39,15 @@ def test_a_reference_to_a_value_on_another_worker(group: Group) -> None:
     assert rref.to_here().count == 5
 
 
+def test_an_attribute_of_the_value_is_an_error_that_says_how_to_reach_it(group: Group) -> None:
+    rref = rpc.remote("b", list)
+    with pytest.raises(AttributeError, match=r"on worker 'b'\) is a reference.*rref\.rpc_sync\(\)\.append\(\.\.\.\)"):
+        rref.append(1)
+    assert not hasattr(rref, "append")
+    with pytest.raises(AttributeError, match=r"rref\.local_value\(\) is the value itself"):
+        RRef(Counter()).count()
+
+
 def test_remote_on_this_worker_returns_an_owner_reference(group: Group) -> None:
     rref = rpc.remote("a", Counter, (5,))
     assert rref.is_owner()

@@ -8,6 +8,8 @@ from typing import Any
 from telegrad.connection.channel import Channel
 from telegrad.connection.peer_account import PeerAccounts
 from telegrad.connection.worker_record import WorkerRecord
+from telegrad.current_waits import CurrentWaits
+from telegrad.events import EventRing
 from telegrad.execution.timers import Timer
 from telegrad.protocol.limits import SessionSettings
 from telegrad.settings import AgentSettings
@@ -75,7 +77,9 @@ class FakeAgent:
         self.buffers = BufferPool()
         self.time = 0.0
         self.set_timers: list[Timer] = []
-        self.events: list[tuple[Any, ...]] = []
+        self.events = EventRing(0)
+        self.waits = CurrentWaits(self.now)
+        self.reported: list[tuple[Any, ...]] = []
         """What the channel reported: ("delivered", head), ("lost", reason), ("left", cause), ("reconnect",), ..."""
         self.fail_delivery: Exception | None = None
         self.can_report = False
@@ -99,7 +103,7 @@ class FakeAgent:
         timer.action = None
 
     def pause(self) -> None:
-        self.events.append(("paused",))
+        self.reported.append(("paused",))
 
     def submit_all(self, tasks: list[Callable[[], object]]) -> None:
         for task in tasks:
@@ -118,20 +122,20 @@ class FakeAgent:
     def deliver(self, channel: Channel, message: Message) -> None:
         if self.fail_delivery is not None:
             raise self.fail_delivery
-        self.events.append(("delivered", bytes(message.head)))
+        self.reported.append(("delivered", bytes(message.head)))
 
     def undelivered(self, channel: Channel, frame: Frame, message: Message | None, cause: Exception) -> bool:
-        self.events.append(("undelivered", cause))
+        self.reported.append(("undelivered", cause))
         return self.can_report
 
     def channel_lost(self, channel: Channel, reason: str) -> None:
-        self.events.append(("lost", reason))
+        self.reported.append(("lost", reason))
 
     def channel_left(self, channel: Channel, cause: str) -> None:
-        self.events.append(("left", cause))
+        self.reported.append(("left", cause))
 
     def reconnect(self, channel: Channel) -> None:
-        self.events.append(("reconnect",))
+        self.reported.append(("reconnect",))
 
 
 def connected_channel(agent: FakeAgent, link: FakeLink, *, resumable: bool = False) -> Channel:

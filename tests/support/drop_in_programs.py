@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.paths import SOURCES
 
 
@@ -14,13 +14,10 @@ def run_workers(program: str, folder: Path, count: int = 2) -> list[str]:
     """Run `program` on `count` workers, and return the lines that they print, sorted."""
     script = folder / "program.py"
     script.write_text(program)
-    done = subprocess.run(
+    done = run_loaded(
         [sys.executable, "-m", "telegrad.cli", "run", "--drop-in", "-n", str(count), str(script)],
         env={**os.environ, "PYTHONPATH": SOURCES},
-        capture_output=True,
-        text=True,
         timeout=110,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return printed_lines(done.stdout)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 DEADLINE_MS = 90_000
+_REPORT = re.compile(r"^.*worker .* has waited [\d.]+ \w+ (?:in|for) .*\n", re.MULTILINE)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -17,6 +19,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true in time"
         os.sched_yield()
+
+
+_KINETO = re.compile(r"^.*(?:USDT:\d|ERROR: External init callback must run in same thread).*\n", re.MULTILINE)
+"""What torch's profiler writes; see docs/profiling.md."""
+
+
+def unexpected_errors(stderr: str) -> str:
+    """Return what workers wrote to stderr, without reports that one waited for another: a busy machine causes these.
+
+    Nor with what torch's profiler writes.
+    """
+    return _KINETO.sub("", _REPORT.sub("", stderr))
 
 
 class ResourceSnapshot:

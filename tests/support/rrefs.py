@@ -38,9 +38,9 @@ def nothing_is_held(group: Group) -> bool:
     return not any(any(agent.references.counts().values()) for agent in group.values() if not agent.closed)
 
 
-def becomes_true(condition: Callable[[], bool]) -> bool:
+def becomes_true(condition: Callable[[], bool], patience: float = PATIENCE) -> bool:
     """Wait for a condition. References are released by a thread, so this takes a moment."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not condition():
         if time.monotonic() > deadline:
             return False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.paths import ROOT
 
 from telegrad.testing import endurance_worker as worker
@@ -32,9 +32,7 @@ socket.create_connection(listener.getsockname()).close()
 def test_cutting_ends_the_tcp_connections_alone_and_leaks_nothing() -> None:
     """In another process: it would cut all connections of this one."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_loaded([sys.executable, "-c", PROGRAM], env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

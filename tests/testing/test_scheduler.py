@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from telegrad.testing.scheduler import Scheduler, SimRuntime
@@ -78,3 +81,26 @@ def test_a_slow_worker_is_late_and_then_normal_again() -> None:
 
     (late,) = scheduler.run(main)
     assert 2.0 <= late <= 4.0  # late when it starts, and late when it wakes
+
+
+def test_what_an_ended_thread_held_is_freed_while_others_wait() -> None:
+    class Thing:
+        pass
+
+    scheduler = Scheduler(1)
+    things: list[weakref.ref[Thing]] = []
+
+    def start_one() -> None:
+        thing = Thing()
+        things.append(weakref.ref(thing))
+        scheduler.start("a", "holds something", lambda: sleep(scheduler, 0.0 if thing else 1.0))
+
+    def main() -> None:
+        for _ in range(5):
+            waiting_thread(scheduler, "a", 10.0)
+            start_one()
+        sleep(scheduler, 5.0)
+        gc.collect()
+        assert [thing() for thing in things] == [None] * 5
+
+    scheduler.run(main)

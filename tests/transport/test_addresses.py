@@ -21,7 +21,7 @@ from telegrad.transport.addresses import (
     Address,
     choose_addresses,
     host_identity,
-    interface_address,
+    interface_addresses,
     parse_address,
     remove_dead_sockets,
     route_address,
@@ -46,6 +46,7 @@ def short_dir() -> Iterator[Path]:
         "unix:///run/user/1000/telegrad/a.sock",
         "unix:///with space/and:colon",
         "memory://a",
+        "relay://46/00000000000000ff",
     ],
 )
 def test_parsing_and_formatting_an_address_are_inverse(text: str) -> None:
@@ -76,6 +77,8 @@ def test_a_parsed_ipv6_address_has_its_scope_and_no_brackets() -> None:
         ("unix://a.sock", "absolute path"),
         ("unix:///a\0b", "absolute path"),
         ("unix:///" + "a" * MAX_SUN_PATH, "at most 107 bytes"),
+        ("relay://5/00000000000000ff", "as in relay://46/"),
+        ("relay://46/ff", "as in relay://46/"),
         ("memory://", "the name is missing"),
         ("memory://a\nb", "invalid characters"),
     ],
@@ -112,7 +115,10 @@ def test_another_directory_user_or_boot_has_another_identity(tmp_path: Path, mon
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda self: "another boot\n")
         seen.add(host_identity(tmp_path / "a"))
-    assert len(seen) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "readlink", lambda path: "user:[1]")  # a container with users of its own
+        seen.add(host_identity(tmp_path / "a"))
+    assert len(seen) == 5
 
 
 def test_a_symbolic_link_to_the_directory_has_the_same_identity(tmp_path: Path) -> None:
@@ -161,12 +167,12 @@ def test_the_next_address_of_a_host_is_tried_if_the_first_has_no_route(monkeypat
 
 
 def test_the_loopback_interface_has_the_loopback_address() -> None:
-    assert interface_address("lo") == "127.0.0.1"
+    assert interface_addresses("lo")[0] == "127.0.0.1"
 
 
 def test_an_unknown_interface_is_an_error_that_lists_the_interfaces() -> None:
     with pytest.raises(TelegradError, match=r"'eth99' does not exist .*use one of .*lo"):
-        interface_address("eth99")
+        interface_addresses("eth99")
 
 
 def test_the_ipv6_address_with_the_widest_scope_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,13 +187,63 @@ def test_the_ipv6_address_with_the_widest_scope_is_preferred(monkeypatch: pytest
     assert addresses._ipv6_address("eth2") is None
 
 
+def test_an_ipv6_address_that_cannot_be_used_or_changes_soon_is_not_preferred(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = (
+        "20010db8000000000000000000000001 04 40 00 01 eth0\n"  # temporary
+        "20010db8000000000000000000000002 04 40 00 40 eth0\n"  # still being checked
+        "20010db8000000000000000000000003 04 40 00 20 eth0\n"  # deprecated
+        "20010db8000000000000000000000004 04 40 00 08 eth0\n"  # another machine has it
+        "20010db8000000000000000000000005 04 40 00 80 eth0\n"
+    )
+    monkeypatch.setattr(Path, "read_text", lambda self: table)
+    assert addresses._ipv6_address("eth0") == "2001:db8::5"
+
+
+@pytest.mark.parametrize(
+    ("route", "ipv4", "ipv6", "chosen"),
+    [
+        ("10.0.0.1", "10.0.0.1", "fd00::1", ["10.0.0.1", "fd00::1"]),
+        ("fd00::1", "10.0.0.1", "fd00::1", ["fd00::1", "10.0.0.1"]),
+        ("10.0.0.1", "10.0.0.1", None, ["10.0.0.1"]),
+        ("fd00::1", None, "fd00::1", ["fd00::1"]),
+        ("10.0.0.1", "10.0.0.1", "fe80::1%eth0", ["10.0.0.1"]),  # others do not know this link
+        ("fe80::1%eth0", None, "fe80::1%eth0", ["fe80::1%eth0"]),
+        ("10.0.0.2", "10.0.0.1", "fd00::1", ["10.0.0.2"]),  # a second address, of an interface that is not known
+    ],
+)
+def test_both_families_of_the_interface_that_faces_the_rendezvous_are_announced(
+    route: str, ipv4: str | None, ipv6: str | None, chosen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "route_address", lambda host, port: route)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr(addresses, "_ipv4_address", lambda name: ipv4 if name == "eth0" else "127.0.0.1")
+    monkeypatch.setattr(addresses, "_ipv6_address", lambda name: ipv6 if name == "eth0" else "::1")
+    monkeypatch.setattr(addresses, "_ipv6_table", lambda: iter([("eth0", ipv6, 0, 0)] if ipv6 else []))
+    assert choose("rendezvous") == [(host, host) for host in chosen]
+
+
+def test_several_addresses_are_separated_by_commas() -> None:
+    assert choose(advertise="10.0.0.7, fd00::7") == [("10.0.0.7", "10.0.0.7"), ("fd00::7", "fd00::7")]
+    assert choose(bind="0.0.0.0,::", advertise="1.2.3.4,fd00::7") == [("0.0.0.0", "1.2.3.4"), ("::", "fd00::7")]
+    with pytest.raises(TelegradError, match="must have as many addresses"):
+        choose(bind="0.0.0.0", advertise="1.2.3.4,fd00::7")
+
+
+def test_a_wildcard_that_does_not_serve_the_family_of_the_rendezvous_is_an_error() -> None:
+    with pytest.raises(TelegradError, match=r"listens for IPv4 only, .* use bind='::'"):
+        choose("::1", bind="0.0.0.0")
+    assert choose("::1", bind="::") == [("::", "::1")]
+
+
 def choose(
     host: str | None = "127.0.0.1",
     bind: str | None = None,
     advertise: str | None = None,
     interface: str | None = None,
     **environ: str,
-) -> tuple[str, str]:
+) -> list[tuple[str, str]]:
     return choose_addresses(
         rendezvous_host=host,
         rendezvous_port=29500,
@@ -199,39 +255,39 @@ def choose(
 
 
 def test_the_default_is_the_route_to_the_rendezvous() -> None:
-    assert choose("::1") == ("::1", "::1")
+    assert choose("::1") == [("::1", "::1")]
 
 
 def test_the_default_without_a_rendezvous_host_is_loopback() -> None:
-    assert choose(None) == ("127.0.0.1", "127.0.0.1")
+    assert choose(None) == [("127.0.0.1", "127.0.0.1")]
 
 
 def test_an_interface_takes_precedence_over_the_route() -> None:
-    assert choose("::1", interface="lo") == ("127.0.0.1", "127.0.0.1")
+    assert choose("::1", interface="lo")[0] == ("127.0.0.1", "127.0.0.1")
 
 
 def test_an_explicit_address_takes_precedence_over_the_interface() -> None:
-    assert choose(advertise="10.0.0.7", interface="lo") == ("10.0.0.7", "10.0.0.7")
-    assert choose(bind="10.0.0.8", interface="lo") == ("10.0.0.8", "10.0.0.8")
-    assert choose(bind="10.0.0.8", advertise="10.0.0.7") == ("10.0.0.8", "10.0.0.7")
+    assert choose(advertise="10.0.0.7", interface="lo") == [("10.0.0.7", "10.0.0.7")]
+    assert choose(bind="10.0.0.8", interface="lo") == [("10.0.0.8", "10.0.0.8")]
+    assert choose(bind="10.0.0.8", advertise="10.0.0.7") == [("10.0.0.8", "10.0.0.7")]
 
 
 @pytest.mark.parametrize("wildcard", ["0.0.0.0", "::"])
 def test_a_wildcard_must_be_explicit_and_is_never_advertised(wildcard: str) -> None:
-    assert choose(bind=wildcard) == (wildcard, "127.0.0.1")
+    assert choose(bind=wildcard) == [("0.0.0.0", "127.0.0.1")]
     with pytest.raises(TelegradError, match="nobody can connect to"):
         choose(advertise=wildcard)
 
 
 def test_the_first_interface_variable_that_is_set_counts() -> None:
-    assert choose("::1", GLOO_SOCKET_IFNAME="lo") == ("127.0.0.1", "127.0.0.1")
-    assert choose("::1", TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="eth99") == ("127.0.0.1", "127.0.0.1")
+    assert choose("::1", GLOO_SOCKET_IFNAME="lo")[0] == ("127.0.0.1", "127.0.0.1")
+    assert choose("::1", TP_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="eth99")[0] == ("127.0.0.1", "127.0.0.1")
     with pytest.raises(TelegradError, match=r"TELEGRAD_INTERFACE \('eth99'\); use one of "):
         choose("::1", TELEGRAD_INTERFACE="eth99", TP_SOCKET_IFNAME="lo")
 
 
 def test_the_first_existing_interface_of_a_list_is_used() -> None:
-    assert choose("::1", TELEGRAD_INTERFACE="eth99, lo") == ("127.0.0.1", "127.0.0.1")
+    assert choose("::1", TELEGRAD_INTERFACE="eth99, lo")[0] == ("127.0.0.1", "127.0.0.1")
 
 
 def test_a_socket_path_is_readable_and_unique_to_the_incarnation() -> None:
@@ -272,6 +328,26 @@ def test_the_socket_of_a_dead_worker_is_removed_and_that_of_a_live_one_is_not(sh
         assert not dead.exists()
         assert remove_dead_sockets(short_dir) == []
         assert alive.exists()
+
+
+def test_workers_that_listen_are_not_connected_to(short_dir: Path) -> None:
+    """Otherwise every worker of a group would connect to all others when it starts."""
+    listening(short_dir / "dead.sock").close()
+    with listening(short_dir / "alive.sock") as server:
+        remove_dead_sockets(short_dir)
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_the_socket_of_a_worker_in_another_network_namespace_is_not_removed(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("telegrad.transport.addresses._listening_sockets", frozenset)  # the kernel does not list it
+    path = short_dir / "alive.sock"
+    with listening(path):
+        assert remove_dead_sockets(short_dir) == []
+    assert path.exists()
 
 
 def test_the_socket_of_a_worker_with_a_full_backlog_is_not_removed(short_dir: Path) -> None:

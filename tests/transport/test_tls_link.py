@@ -352,6 +352,20 @@ def test_a_frame_that_fills_the_buffer_does_not_hide_the_next_one() -> None:
         assert there.wait(time.monotonic()) == Ready.NOTHING
 
 
+def test_the_read_buffer_is_large_only_while_there_is_much_to_read() -> None:
+    with connected() as (here, there):
+        idle = len(there._scratch)
+        assert idle <= 16 * 1024
+        for number in range(1, 9):
+            here.send(BULK_CHUNK, b"c" * 500_000, number, 0, 0)
+        read(there, 8, here)
+        assert len(there._scratch) > idle
+        for number in range(1, 40):
+            here.send(MESSAGE, b"small", number, 0, 0)
+            assert [bytes(frame.body) for frame in read(there, 1)] == [b"small"]
+        assert len(there._scratch) == idle
+
+
 def test_a_truncated_stream_is_never_taken_for_a_frame() -> None:
     with listening() as listener, closing(Relay(where(listener))) as relay:
         connecting = Connecting(listener.address, relay=relay.address)

@@ -59,6 +59,18 @@ def test_links_describe_their_peer_by_path_and_process(listener: Listener, path:
     there.close()
 
 
+def test_a_socket_is_reachable_if_it_is_there_and_belongs_to_this_user(
+    listener: Listener, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reaches = UnixTransport().reaches
+    assert reaches(listener.address)
+    assert not reaches(f"unix://{path}x")
+    path.with_name("file").touch()
+    assert not reaches(f"unix://{path.with_name('file')}")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert not reaches(listener.address)
+
+
 def test_the_file_has_its_final_name_only_when_it_listens(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, int, list[str]]] = []
     rename = Path.rename

@@ -271,17 +271,36 @@ def test_a_message_above_the_limit_is_not_single() -> None:
 # -- memory
 
 
-def test_a_peer_is_admitted_with_the_small_buffer_if_there_is_no_memory_for_a_larger_one() -> None:
-    class HugeReader(FrameReader):
-        SCRATCH = 1 << 62
-
+def test_a_reader_keeps_little_memory_after_large_messages() -> None:
     receiver = Receiver()
-    reader = HugeReader(HANDSHAKE_LIMITS)
-    reader.admit(Limits(), receiver.destination)
-    sent = [(b"small", b"data", b""), (b"large", b"d" * 100_000, b"r" * CHUNK)]
-    for frame in feed(reader, stream_of(*sent), cycle(5000)):
+    reader = receiver.connect()
+    sent = [(b"%05d" % number, b"d" * size, b"") for number, size in enumerate((10, 60_000, 60_000, 10))]
+    for frame in feed(reader, stream_of(*sent), cycle(1 << 20)):
         receiver.handle(frame)
     assert receiver.messages == sent
+    assert len(reader.buffer()) <= 8 * 1024
+
+
+def test_a_reader_keeps_memory_for_medium_messages_while_they_come() -> None:
+    reader = Receiver().connect()
+
+    def read(data: bytes) -> int:
+        """Return how many reads a message takes."""
+        stream, frames, reads = stream_of((b"head", data, b"")), [], 0
+        while stream:
+            buffer, reads = reader.buffer(), reads + 1
+            count = min(len(buffer), len(stream))
+            buffer[:count], stream = stream[:count], stream[count:]
+            single = reader.take_single(count)
+            frames += reader.advance(count) if single is None else [single]
+        assert [bytes(frame.body[-len(data) :]) for frame in frames] == [data]
+        return reads
+
+    assert [read(b"d" * 16_000) for _ in range(3)] == [2, 1, 1]
+    assert len(reader.buffer()) <= 24 * 1024
+    assert {read(b"d") for _ in range(20)} == {1}
+    assert len(reader.buffer()) <= 8 * 1024
+    assert read(b"d" * 16_000) == 2
 
 
 def test_a_body_without_memory_is_truncated_and_the_next_frame_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +335,15 @@ def test_a_chunk_without_a_destination_is_read_and_discarded(piece: int) -> None
     assert bytes(other.body) == message[HEADER_SIZE:]
 
 
+def test_a_chunk_that_is_read_at_once_is_copied_to_its_destination() -> None:
+    reader = FrameReader(HANDSHAKE_LIMITS)
+    buffer = bytearray(3000)
+    reader.admit(Limits(), lambda sequence, length: memoryview(buffer))
+    chunk, other = read_all(reader, pack_header(BULK_CHUNK, 3000, 1, 0, 0) + b"c" * 3000 + message, 65_536)
+    assert (chunk.kind, bytes(chunk.body), bytes(buffer)) == (BULK_CHUNK, b"c" * 3000, b"c" * 3000)
+    assert bytes(other.body) == message[HEADER_SIZE:]
+
+
 def test_the_buffer_is_compacted_when_most_of_it_was_read() -> None:
     receiver = Receiver()
     reader = receiver.connect()
@@ -341,3 +369,21 @@ def test_a_frame_that_is_larger_than_what_is_stored_is_read_and_discarded() -> N
         rest = rest[count:]
         kinds += [(type(frame), frame.sequence, len(frame.body)) for frame in reader.advance(count)]
     assert kinds == [(Frame, 1, 150_000), (TruncatedFrame, 2, TRUNCATED_SIZE), (Frame, 3, 10)]
+
+
+def test_without_memory_for_a_larger_buffer_the_one_that_is_there_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[int] = []
+
+    def allocate_small(size: int) -> bytearray:
+        if size == FrameReader.LARGE:
+            failed.append(size)
+            raise MemoryError
+        return bytearray(size)
+
+    monkeypatch.setattr(frame_reader, "bytearray", allocate_small, raising=False)
+    receiver = Receiver()
+    sent = [(b"head", b"d" * 10_000, b"")] * 3
+    for frame in feed(receiver.connect(), stream_of(*sent), cycle(FrameReader.SCRATCH)):
+        receiver.handle(frame)
+    assert receiver.messages == sent
+    assert failed

@@ -14,7 +14,7 @@ from tests.support.values import Holder, Inheriting, module_level
 from torch import nn
 
 from telegrad.errors import FunctionNotFound
-from telegrad.wire.function_names import function_name, resolve_function
+from telegrad.wire.function_names import check_callable, function_name, resolve_function
 
 
 @pytest.mark.parametrize(
@@ -96,3 +96,9 @@ def test_a_classmethod_of_a_class_that_cannot_be_imported_has_no_name() -> None:
         def make(cls) -> None: ...
 
     assert function_name(Local.make) is None
+
+
+def test_a_value_is_not_a_function() -> None:
+    check_callable(len)
+    with pytest.raises(TypeError, match="not a value of type int: pass the function and its arguments separately"):
+        check_callable(3)

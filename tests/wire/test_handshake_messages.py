@@ -84,3 +84,7 @@ def test_false_lengths_allocate_nothing() -> None:
     for lie in (b"\xdd\xff\xff\xff\xff", b"\x92\x0d\xc6\xff\xff\xff\xff"):
         with pytest.raises(ProtocolError):
             decode_handshake(lie)
+
+
+def test_every_purpose_but_a_session_is_a_question() -> None:
+    assert [purpose for purpose in Purpose if not purpose.is_question] == [Purpose.SESSION]

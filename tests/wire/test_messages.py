@@ -20,6 +20,7 @@ from telegrad.wire.messages import (
     CleanupAutogradContextReq,
     Creation,
     Failure,
+    FailureWithProfiling,
     ForkInfo,
     Head,
     LeadsToInputReq,
@@ -33,6 +34,8 @@ from telegrad.wire.messages import (
     Request,
     RequestWithState,
     ResumeReq,
+    RpcWithProfilingReq,
+    RpcWithProfilingResp,
     RRefAccess,
     RRefBackwardReq,
     RRefBackwardResp,
@@ -62,16 +65,14 @@ seconds = st.floats(0, 1e9)
 
 rrefs, forks = st.tuples(numbers, numbers, numbers), st.tuples(numbers, numbers)
 autocasts = st.builds(Autocast, st.lists(st.tuples(texts, numbers), max_size=2).map(tuple), st.booleans())
-metadata = st.none() | st.builds(AutogradMetadata, numbers, numbers, shapes, st.booleans())
+metadata = st.none() | st.builds(AutogradMetadata, numbers, numbers, shapes, numbers)
 fork_infos = st.lists(st.builds(ForkInfo, numbers, rrefs, forks, numbers, st.booleans()), max_size=2).map(tuple)
 creations = st.none() | st.builds(Creation, rrefs, forks, st.booleans(), signed)
 positions = st.builds(StreamPosition, rrefs, numbers, numbers)
 accesses = st.none() | st.builds(RRefAccess, rrefs, texts, st.none() | positions)
 call = (numbers, texts, seconds, st.booleans(), descriptors, metadata, fork_infos, creations, accesses)
 steps = st.lists(st.builds(StepInPass, numbers, st.binary(max_size=9)), max_size=2).map(tuple)
-passes = st.builds(
-    PassInfo, numbers, numbers, *[st.booleans()] * 2, numbers, steps, st.booleans(), st.none() | autocasts
-)
+passes = st.builds(PassInfo, numbers, numbers, *[st.booleans()] * 2, numbers, steps, numbers, st.none() | autocasts)
 reports = st.lists(st.builds(WorkerReport, numbers, numbers, st.booleans()), max_size=2).map(tuple)
 failures = st.builds(PassFailure, numbers, texts, texts)
 responses = st.none() | st.builds(PiggybackedResp, numbers, numbers, reports)
@@ -79,8 +80,11 @@ responses = st.none() | st.builds(PiggybackedResp, numbers, numbers, reports)
 heads = st.one_of(
     st.builds(Request, *call),
     st.builds(RequestWithState, *call, autocasts),
+    st.builds(RpcWithProfilingReq, *call, autocasts, st.just(()), numbers),
     st.builds(Reply, numbers, descriptors, metadata, fork_infos),
     st.builds(Failure, numbers, texts, texts, texts, st.booleans(), descriptors),
+    st.builds(RpcWithProfilingResp, numbers, descriptors, metadata, fork_infos, st.binary(max_size=9)),
+    st.builds(FailureWithProfiling, numbers, texts, texts, texts, st.booleans(), descriptors, st.binary(max_size=9)),
     st.builds(Cancel, numbers, texts),
     st.builds(
         PropagateGradientsReq,
@@ -195,6 +199,13 @@ def test_tags_are_unique_and_never_change() -> None:
         "AdoptAutogradContext": 23,
         "LeadsToInputReq": 24,
         "RequestWithState": 30,
+        "DialBack": 31,
+        "RpcWithProfilingReq": 32,
+        "RpcWithProfilingResp": 33,
+        "FailureWithProfiling": 34,
+        "TracedRequest": 35,
+        "ObserveReq": 36,
+        "ObserveResp": 37,
     }
 
 

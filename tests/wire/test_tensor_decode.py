@@ -23,22 +23,28 @@ ANY = st.builds(
 )
 
 
-@given(st.lists(ANY, min_size=1, max_size=3), st.integers(0, 160))
+@given(st.lists(ANY, min_size=1, max_size=3), st.integers(0, 160), st.booleans())
 def test_the_fast_path_returns_the_same_tensors_as_the_general_path(
-    descriptors: list[TensorDescriptor], size: int
+    descriptors: list[TensorDescriptor], size: int, large: bool
 ) -> None:
     region = bytearray(range(size))
-    found = _decode_plain(descriptors, region)
-    if found is None:
-        return
-    decoder = _RegionDecoder(region, None)
-    for tensor, descriptor in zip(found, descriptors, strict=True):
-        expected = decoder._decode(descriptor)
+    with pytest.MonkeyPatch.context() as patch:
+        if large:
+            patch.setattr(tensor_decode, "LARGE_REGION", 15)
+            patch.setattr(tensor_decode, "SMALL_ATTACHMENT", 24)
+        found = _decode_plain(descriptors, region)
+        if found is None:
+            return
+        decoder = _RegionDecoder(region, None)
+        every = [decoder._decode(descriptor) for descriptor in descriptors]
+    for tensor, expected in zip(found, every, strict=True):
         assert isinstance(tensor, torch.Tensor)
         assert isinstance(expected, torch.Tensor)
         assert (tensor.dtype, tensor.shape, tensor.stride()) == (expected.dtype, expected.shape, expected.stride())
         assert (tensor.requires_grad, tensor.is_leaf) == (expected.requires_grad, expected.is_leaf)
-        assert tensor.data_ptr() == expected.data_ptr()
+        assert bytes(tensor.untyped_storage()) == bytes(expected.untyped_storage())
+        copied = large and size > 15 and tensor.nbytes < 24
+        assert (tensor.data_ptr() == expected.data_ptr()) is not copied
 
 
 def test_a_contiguous_tensor_takes_the_fast_path() -> None:
@@ -48,7 +54,12 @@ def test_a_contiguous_tensor_takes_the_fast_path() -> None:
 
 def test_small_tensors_in_a_large_region_are_copied_out_of_it() -> None:
     descriptor = TensorDescriptor(STRIDED, CODES[torch.float32], 0, (4,))
-    assert _decode_plain([descriptor], bytearray(tensor_decode.LARGE_REGION + 16)) is None
+    region = bytearray(tensor_decode.LARGE_REGION + 16)
+    found = _decode_plain([descriptor], region)
+    assert found is not None
+    assert isinstance(found[0], torch.Tensor)
+    region[0] = 1
+    assert found[0].tolist() == [0, 0, 0, 0]
 
 
 def test_read_only_memory_does_not_take_the_fast_path() -> None:

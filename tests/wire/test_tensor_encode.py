@@ -42,12 +42,17 @@ def written(described: RegionLayout) -> bytes:
     return bytes(region)
 
 
+def slowly(attachments: list[torch.Tensor]) -> RegionLayout:
+    """Return the layout without the fast path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_encode, "_describe_plain", lambda *_: False)
+        return encode_tensors(attachments)
+
+
 @given(st.lists(tensors(), min_size=1, max_size=4))
 def test_both_paths_describe_and_write_the_same(attachments: list[torch.Tensor]) -> None:
     found = encode_tensors(attachments)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_encode, "_describe_plain", lambda *_: False)
-        expected = encode_tensors(attachments)
+    expected = slowly(attachments)
     assert (found.descriptors, found.size) == (expected.descriptors, expected.size)
     assert written(found) == written(expected)
     assert found.copy() in (None, written(found))
@@ -56,9 +61,66 @@ def test_both_paths_describe_and_write_the_same(attachments: list[torch.Tensor])
 def test_dense_tensors_are_copied_at_once_and_others_are_not() -> None:
     x = torch.arange(5.0)
     assert encode_tensors([x, x.double()]).copy() is not None
-    assert encode_tensors([x.expand(2, 5)]).copy() is None
+    assert encode_tensors([x.unfold(0, 2, 1)]).copy() is None
     with torch.device("cpu"):  # a mode of the thread, which would intercept the copy
         assert encode_tensors([x]).copy() is None
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.tensor(2.5).expand(3, 4),  # the gradient of a sum
+        torch.arange(5.0).expand(4, 5),  # the gradient of a sum over the first dimension
+        torch.arange(6).view(2, 3).expand(4, 1, 2, 3),
+        torch.arange(5.0, requires_grad=True)[1:].expand(1, 3, 4),
+        torch.tensor(True).expand(7),
+    ],
+)
+def test_an_expanded_tensor_takes_the_fast_path_and_arrives_as_one_that_can_be_changed(x: torch.Tensor) -> None:
+    described = RegionLayout()
+    assert tensor_encode._describe_plain(described, [x], share=True)
+    assert described.copy() == written(described) == written(slowly([x]))
+    assert described.descriptors == slowly([x]).descriptors
+    (got,) = decode_tensors(described.descriptors, bytearray(written(described)))
+    assert isinstance(got, torch.Tensor)
+    assert torch.equal(got, x)
+    assert got.is_contiguous()
+    got.detach().flatten()[0] = 0  # no other element changes
+    assert torch.equal(got.flatten()[1:], x.flatten()[1:])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.arange(5.0).view(5, 1).expand(5, 4),  # each element is repeated, which no repetition of bytes is
+        torch.arange(10.0)[::2].expand(3, 5),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.tensor(1.0).expand(1 << 16),  # torch copies it faster
+    ],
+)
+def test_other_tensors_with_strides_do_not(x: torch.Tensor) -> None:
+    assert not tensor_encode._describe_plain(RegionLayout(), [x], share=True)
+    (got,) = decode_tensors(encode_tensors([x]).descriptors, bytearray(written(encode_tensors([x]))))
+    assert isinstance(got, torch.Tensor)
+    assert torch.equal(got, x)
+
+
+def test_an_expanded_tensor_and_its_source_still_share_memory() -> None:
+    x = torch.arange(4.0)
+    described = encode_tensors([x, x.expand(3, 4)])
+    first, second = decode_tensors(described.descriptors, bytearray(written(described)))
+    assert isinstance(first, torch.Tensor)
+    assert isinstance(second, torch.Tensor)
+    first[0] = 9
+    assert second[2, 0] == 9
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), min_size=2, max_size=6), st.booleans())
+def test_tensors_take_the_fast_path_unless_they_overlap(places: list[tuple[int, int]], share: bool) -> None:
+    attachments = [BASE[first : first + size] for first, size in places]
+    taken = [element for first, size in places for element in range(first, first + size)]
+    apart = len(set(taken)) == len(taken)
+    assert tensor_encode._describe_plain(RegionLayout(), attachments, share) is (apart or not share)
 
 
 def test_a_contiguous_tensor_takes_the_fast_path() -> None:

@@ -12,7 +12,7 @@ from tests.support.values import Holder, Pair, Slotted
 
 from telegrad.errors import PayloadError
 from telegrad.wire.payload import encode
-from telegrad.wire.unpicklable import find_unpicklable
+from telegrad.wire.unpicklable import find_unpicklable, missing_in_main
 
 
 def path_of(value: object, root: str | tuple[str, ...]) -> str:
@@ -92,3 +92,8 @@ def test_a_placeholder_of_torch_fx_is_refused() -> None:
     proxy = torch.fx.Proxy(torch.fx.Graph().placeholder("x"))
     with pytest.raises(PayloadError, match=r"torch.fx is tracing this code.*torch.fx.wrap"):
         encode([proxy])
+
+
+def test_a_class_that_main_lacks_is_explained() -> None:
+    assert "define it before init_rpc()" in missing_in_main(AttributeError("no 'C' on <module '__main__'>"))
+    assert missing_in_main(AttributeError("no 'C' on <module 'os'>")) == missing_in_main(ValueError("'__main__'")) == ""

@@ -16,7 +16,7 @@ from msgspec.structs import replace as replace_fields
 
 from telegrad.agent.shutdown import Shutdown
 from telegrad.calls.admission import Admission
-from telegrad.calls.call import Call
+from telegrad.calls.call import Access, Call
 from telegrad.calls.client import Client
 from telegrad.calls.collectives import SERVICE, Collectives
 from telegrad.calls.dispatch import Dispatcher
@@ -26,6 +26,7 @@ from telegrad.calls.pipeline import Pipeline
 from telegrad.calls.plain_exceptions import PLAIN
 from telegrad.calls.registry import Registry
 from telegrad.calls.server import Server
+from telegrad.calls.tracebacks import short_tracebacks
 from telegrad.calls.undelivered import Undeliverable
 from telegrad.connection import joining
 from telegrad.connection.accept import PendingConnections
@@ -43,10 +44,11 @@ from telegrad.transport.device import find_direct_path
 from telegrad.waiting import Runtime
 from telegrad.wire.codec import REGISTERED
 from telegrad.wire.devices import DeviceCounts, DevicePairs, local_devices
-from telegrad.wire.messages import Creation, RRefAccess
+from telegrad.wire.messages import Creation
 
 if TYPE_CHECKING:
     from telegrad.backward.engine import Autograd
+    from telegrad.observe.profiling.agent import Profiling
     from telegrad.rref.manager import RRefManager
 
 _log = logging.getLogger("telegrad")
@@ -95,6 +97,7 @@ class Agent:
             self.pipeline = Pipeline(REGISTERED, PLAIN)
         self.pipeline.direct = local.direct = find_direct_path(settings)
         self.client = Client(local, self.peers, self.pipeline, self.registry)
+        self.wait, self.result, self.cancel = self.client.wait, self.client.result, self.client.cancel
         self.server = Server(self, local, self.pipeline, EventLoop(runtime, self.executor))
         self.oneway = OneWay(local, self.peers, self.pipeline)
         replies = IncomingReplies(self.client.completion, self.pipeline)
@@ -102,9 +105,10 @@ class Agent:
         dispatcher = Dispatcher(self.client.completion, replies, self.server, self.oneway, self.admission)
         self.peers.deliver = dispatcher.deliver
         self.peers.undelivered = Undeliverable(local, replies, self.server, dispatcher.deliver).report
-        self.collectives = Collectives(local, self.peers, self.call)
-        self.peers.lost_workers.observe(dispatcher.peer_lost)
-        self.peers.lost_workers.observe(self.collectives.peer_lost)
+        self.peers.relaying.attach(self.oneway, self.pending.adopt)
+        self.collectives = Collectives(local, self.peers, self.call, self.call_async, self.result)
+        self.peers.lost_workers.observe(dispatcher.peer_lost, lambda: True)
+        self.peers.lost_workers.observe(self.collectives.peer_lost, lambda: bool(local.closed))
         self.register(SERVICE[1:], self.collectives.arrive, deferred=True)
         self.joining = Joining(local, self.peers, self.call)
         self.register(joining.SERVICE[1:], self.joining.describe)
@@ -112,16 +116,12 @@ class Agent:
         """Distributed autograd, once `telegrad.bootstrap` has added it."""
         self.references: RRefManager = cast("RRefManager", _NotAdded(name, "references"))
         """The references of this agent, once `telegrad.bootstrap` has added them."""
+        self.profiling: Profiling = cast("Profiling", _NotAdded(name, "remote profiling"))
+        """Remote profiling, once `telegrad.bootstrap` has added it."""
         self.listeners: list[Listener] = []
         self.shutdown_protocol = Shutdown(self)
         self.peers.lost_workers.on_goodbye = self.shutdown_protocol.heard
-        try:
-            for transport, address in transports:
-                self.listeners.append(transport.listen(address))
-        except BaseException:
-            self.shutdown_protocol.close_listeners()
-            poller.close()
-            raise
+        _listen(self, transports)
         self.me = local.me = WorkerRecord(
             name=name,
             id=worker_id,
@@ -134,6 +134,8 @@ class Agent:
             accept=settings.accept,
             devices=local_devices() if devices is None else devices,
         )
+        self.started = runtime.now()
+        """When it was made."""
         _agents.add(self)
 
     def start(self, group: Iterable[WorkerRecord], *, is_open: bool = False) -> None:
@@ -142,28 +144,40 @@ class Agent:
         self._serve()
 
     def join(
-        self, members: Iterable[WorkerRecord], *, deadline: float, vouched: bool = False, is_open: bool = False
+        self,
+        members: Iterable[WorkerRecord],
+        *,
+        deadline: float,
+        vouched: bool = False,
+        is_open: bool = False,
+        generation: int = -1,
     ) -> None:
         """Join a group that exists, and return when all members that can be reached know this worker.
 
         `members` may include an earlier incarnation of this worker, whose place it then takes. `vouched` says that an
-        authority has given this worker its generation. Otherwise members vote, until `deadline`.
+        authority has given this worker its generation. Otherwise members vote, until `deadline`. Not so if the worker
+        takes the place of one that has left an open group in order: then it needs its `generation` only. Raises
+        NotAMember, or GroupEnded if there is no member any more.
         """
         members = list(members)
+        if generation > self.me.generation:
+            self.me = self.local.me = replace_fields(self.me, generation=generation)
         others = [record for record in members if record.name != self.me.name]
         self.peers.members.form([self.me, *others], is_open=is_open)
+        self.peers.members.set_voting(False)  # the one before it may have voted: see `introduce`
         self._serve()
-        if not vouched and not (is_open and len(others) == len(members)):
-            generation = self.joining.get_votes(members, deadline)
+        if not vouched and generation < 0 and not (is_open and len(others) == len(members)):
+            generation, others = self.joining.get_votes(members, deadline)
             self.me = self.local.me = replace_fields(self.me, generation=generation)
-        self.peers.set_group([*others, self.me], is_open=is_open)
-        self.joining.introduce()
+        self.peers.join_group([*others, self.me])
+        self.joining.introduce(deadline)
 
     def _serve(self) -> None:
         for listener in self.listeners:
             if listener.is_open:
                 self.pending.watch(listener)
         self.executor.start()
+        self.peers.relaying.refresh()
 
     # -- calls ------------------------------------------------------------------------------------------------
 
@@ -193,7 +207,7 @@ class Agent:
         kwargs: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
-        rref_access: RRefAccess | None = None,
+        rref_access: Access | None = None,
     ) -> Call:
         """Start a call, for `wait` and then `result`. If this raises, nothing was sent."""
         return self.client.begin(to, function, args, kwargs, timeout, rref_access=rref_access)
@@ -208,7 +222,7 @@ class Agent:
         timeout: float | None = None,
         on_done: Callable[[Call], None],
         creation: Creation | None = None,
-        rref_access: RRefAccess | None = None,
+        rref_access: Access | None = None,
         devices: DevicePairs | None = None,
     ) -> Call:
         """Start a call. When it has ended, `on_done` is called with it on a worker thread; see `result`.
@@ -217,18 +231,6 @@ class Agent:
         reads, and must be short. A `rref_access` names the value and the method, if the call accesses a reference.
         """
         return self.client.begin(to, function, args, kwargs, timeout, on_done, creation, rref_access, devices)
-
-    def wait(self, call: Call, deadline: float | None = None) -> bool:
-        """Wait until `call` has ended; False if `deadline`, which is that of this wait only, passes first."""
-        return self.client.wait(call, deadline)
-
-    def result(self, call: Call) -> Any:
-        """Return what a call that has ended returned, or raise what it raised."""
-        return self.client.result(call)
-
-    def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
-        """Cancel a call and tell the callee; False if it has ended already."""
-        return self.client.cancel(call, reason)
 
     # -- one-way messages --------------------------------------------------------------------------------------
 
@@ -242,9 +244,11 @@ class Agent:
 
     # -- peers ------------------------------------------------------------------------------------------------
 
-    def on_lost(self, callback: Callable[[WorkerRecord, str], None]) -> None:
-        """Call `callback` with every worker that is lost, and the reason."""
-        self.peers.lost_workers.observe(lambda peer, channels, reason: callback(peer.record, reason))
+    def on_lost(
+        self, callback: Callable[[WorkerRecord, str], None], is_idle: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Call `callback` with every worker that is lost, and the reason. For `is_idle` see `LostWorkers.observe`."""
+        self.peers.lost_workers.observe(lambda peer, channels, reason: callback(peer.record, reason), is_idle)
 
     @property
     def settings(self) -> AgentSettings:
@@ -260,8 +264,6 @@ class Agent:
         """Why the agent cannot be used; empty while it can."""
         return self.local.closed
 
-    # -- services ---------------------------------------------------------------------------------------------
-
     def register(self, name: str, function: Callable[..., Any], *, deferred: bool = False) -> None:
         """Let other workers call `function` as ``@name``."""
         self.server.register(name, function, deferred=deferred)
@@ -270,7 +272,8 @@ class Agent:
         self, value: object = None, workers: Sequence[str] | None = None, timeout: float = 0, what: str = "all_gather()"
     ) -> dict[str, Any]:
         """Contribute a value and return those of all `workers` (default: all); see `Collectives.gather`."""
-        return self.collectives.gather(value, workers, timeout=timeout, what=what)
+        with short_tracebacks():
+            return self.collectives.gather(value, workers, timeout=timeout, what=what)
 
     # -- shutdown ---------------------------------------------------------------------------------------------
 
@@ -285,7 +288,8 @@ class Agent:
         workers that were waited for. Safe to call again, and from several threads. References that are still held are
         logged; with `strict_references` they are an error, raised when everything is closed.
         """
-        self.shutdown_protocol.shutdown(graceful=graceful, timeout=timeout, strict_references=strict_references)
+        with short_tracebacks():
+            self.shutdown_protocol.shutdown(graceful=graceful, timeout=timeout, strict_references=strict_references)
 
     def close(self) -> None:
         """Stop at once: send goodbyes, end all waits, and free everything. Safe to call again."""
@@ -299,6 +303,17 @@ class Agent:
         self.pending.abandon()
         self.peers.abandon()
         self.poller.abandon()
+
+
+def _listen(agent: Agent, transports: Sequence[tuple[Transport, str]]) -> None:
+    try:
+        for transport, address in transports:
+            if address:  # else it only connects
+                agent.listeners.append(transport.listen(address))
+    except BaseException:
+        agent.shutdown_protocol.close_listeners()
+        agent.poller.close()
+        raise
 
 
 class _NotAdded:

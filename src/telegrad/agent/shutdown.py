@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from telegrad.calls.collectives import SERVICE
 from telegrad.calls.exit_cause import cause_of, error_in_flight
+from telegrad.calls.observing import OBSERVE
 from telegrad.connection.channel import Channel
 from telegrad.errors import DeadlineExceeded, ProtocolError, ReferencesHeld, TelegradError
 from telegrad.execution.reported_wait import ReportedWait
 from telegrad.interrupts import shielded
-from telegrad.waiting import Event
+from telegrad.protocol.shutdown_report import report_of, to_plain
+from telegrad.waiting import Event, Runtime
 from telegrad.waiting_report import WaitingReport, seconds
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ _log = logging.getLogger("telegrad")
 
 _FLUSH = 1.0  # seconds that the last frames may take to leave
 _MAX_ROUNDS = 60  # rounds in which references may settle: a count, so that all workers stop in the same round
-_REPORT = 30.0  # seconds after which a shutdown says whom it waits for: a worker that only serves is always in one
+_REPORT = 30.0  # seconds after which a shutdown says whom it waits for
 _PAUSE = 0.1  # maximum seconds between rounds
 
 
@@ -42,29 +44,24 @@ class RRefMessageCounts(NamedTuple):
 _NO_MESSAGES = RRefMessageCounts(False, {}, {})
 
 
-def _settled(group: Mapping[int, RRefMessageCounts]) -> bool:
-    """Return whether all messages about references between these workers have arrived, and no more follow."""
-    return not any(traffic.pending for traffic in group.values()) and all(
-        count == group[to].received.get(who, 0)
-        for who, traffic in group.items()
-        for to, count in traffic.sent.items()
-        if to in group
-    )
+class Round(NamedTuple):
+    """What all workers together said in a round of a shutdown."""
+
+    busy: bool
+    """Whether a worker has a call in flight."""
+    made: int
+    """How many calls and messages about references were ever made."""
+    settled: bool
+    """Whether all messages about references have arrived, and no more follow."""
 
 
-def _rounds(values: Mapping[str, Any]) -> list[tuple[int, bool, int, RRefMessageCounts]]:
-    """Return what the workers said of themselves in a round. Raises if one of them, or the root, sent nonsense."""
-    try:
-        return [
-            (int(worker), bool(busy), int(made), RRefMessageCounts(bool(pending), _counts(sent), _counts(received)))
-            for worker, busy, made, (pending, sent, received) in values.values()
-        ]
-    except (AttributeError, OverflowError, TypeError, ValueError) as error:
-        raise ProtocolError(f"a peer sent a malformed message about its shutdown: {error}") from error
-
-
-def _counts(counts: Mapping[int, int]) -> dict[int, int]:
-    return {int(worker): int(count) for worker, count in counts.items()}
+def _round(summary: object) -> Round | None:
+    """Return the summary that the root has sent; None if this worker has missed the round."""
+    if summary == {}:
+        return None
+    if type(summary) is not tuple or [type(part) for part in summary] != [bool, int, bool]:
+        raise ProtocolError("the worker that collects the rounds of a shutdown sent a malformed one")
+    return Round(*summary)
 
 
 def _do_nothing(is_over: bool = False) -> None:
@@ -83,8 +80,11 @@ class Shutdown:
         """Called when the worker leaves, with whether all have agreed to leave, and possibly again."""
         self.on_closed: Callable[[], None] = _do_nothing
         """Called when everything is closed."""
-        self._lock = threading.Lock()  # protects _closing and the agent's closed
-        self._closing: Event | None = None
+        self.report_after = _REPORT
+        """Seconds after which it logs whom it waits for. A worker that only serves is always in a shutdown."""
+        self._lock = threading.Lock()  # protects _thread and the agent's closed
+        self._thread: int | None = None  # the one that shuts down
+        self._done: Event = agent.runtime.event()  # everything is closed
         self._drained: Event | None = None
         self._cause = ""  # the error with which this worker exits, if any
         self.first_cause = ""
@@ -113,9 +113,10 @@ class Shutdown:
     def activity(self) -> list[str]:
         """Describe the calls in flight, made and served, for error messages."""
         lines = []
-        for peer in self._agent.peers.all():
+        for peer in self._agent.peers.table.used():
             for channel in peer.channels():
-                lines += [str(call) for call in list(channel.calls.values()) if call.function != SERVICE]
+                calls = list(channel.calls.values())
+                lines += [str(call) for call in calls if call.function not in (SERVICE, OBSERVE)]
         lines += filter(None, [retried.suspended() for retried in list(self._agent.client.retried)])
         for served in self._agent.server.unanswered():
             if served.function != SERVICE:
@@ -125,18 +126,18 @@ class Shutdown:
     def activity_ended(self) -> None:
         """Wake a shutdown that waits for calls to end, if all have."""
         drained = self._drained
-        if drained is not None and not self.activity():
+        if drained is not None and not _is_serving(self._agent) and not self.activity():
             drained.set()
 
     def shutdown(self, *, graceful: bool, timeout: float, strict_references: bool = False) -> None:
         """See `Agent.shutdown`."""
         with self._lock:
-            closing = self._closing
-            if closing is None:
-                self._closing = self._agent.runtime.event()
+            thread = self._thread
+            if thread is None:
+                self._thread = threading.get_ident()
                 self._local.leaving = True
-        if closing is not None:
-            closing.wait(None)
+        if thread is not None:
+            self._join(thread, graceful=graceful, timeout=timeout)
             return
         held: list[str] = []
         try:
@@ -156,10 +157,28 @@ class Shutdown:
                 raise ReferencesHeld(f"{text}. Release or delete them before shutdown")
             _log.info(text)
 
+    def _join(self, thread: int, *, graceful: bool, timeout: float) -> None:
+        """Wait until the agent is closed, which another thread does, or this one in a frame below (a signal handler).
+
+        Who does not want to wait for the other workers closes the agent, and the first caller gets an error.
+        """
+        agent = self._agent
+        if not graceful:
+            self.close()
+        if thread == threading.get_ident():
+            return
+        if not agent.executor.wait(self._done, agent.runtime.now() + timeout if timeout else None):
+            raise DeadlineExceeded(
+                f"worker {agent.me.name!r} has not shut down after {timeout:g} s: another thread is in shutdown(), and "
+                "waits for the other workers. shutdown(graceful=False) does not wait for them",
+                worker=agent.me.name,
+                elapsed=timeout,
+            )
+
     def _drain_own(self, timeout: float) -> list[str]:
         """Wait until this worker has no call in flight, which is enough to leave an open group."""
         deadline = self._agent.runtime.now() + timeout if timeout else None
-        self._wait_until_idle(deadline, timeout, WaitingReport(self._agent.runtime.now(), _REPORT))
+        self._wait_until_idle(deadline, timeout, WaitingReport(self._agent.runtime.now(), self.report_after))
         return self.references.held() if self.references is not None else []
 
     def _wait_until_idle(self, deadline: float | None, timeout: float, schedule: WaitingReport) -> None:
@@ -167,8 +186,11 @@ class Shutdown:
         while self.activity():
             drained = self._drained = agent.runtime.event()
             self._local.on_idle = self.activity_ended
-            with ReportedWait(agent.runtime, agent.executor, self._report_activity, schedule):
-                in_time = not self.activity() or agent.executor.wait(drained, deadline)
+            try:
+                with ReportedWait(agent.runtime, agent.executor, self._report_activity, schedule):
+                    in_time = not self.activity() or agent.executor.wait(drained, deadline)
+            finally:
+                self._local.on_idle = None  # or every call that it serves from now on would look for others
             if not in_time:
                 raise DeadlineExceeded(
                     f"worker {agent.me.name!r} shut down after {timeout:g} s with calls in flight: "
@@ -184,7 +206,7 @@ class Shutdown:
         """
         agent, now = self._agent, self._agent.runtime.now
         deadline = now() + timeout if timeout else None
-        schedule = WaitingReport(now(), _REPORT)
+        schedule = WaitingReport(now(), self.report_after)
         before, unsettled, missed = -1, 0, 0
         while True:
             self._wait_until_idle(deadline, timeout, schedule)
@@ -193,9 +215,17 @@ class Shutdown:
             # the traffic first: what arrives between the two is then neither settled nor held.
             traffic = self.references.message_counts() if self.references is not None else _NO_MESSAGES
             held = self.references.held() if self.references is not None else []
-            mine = agent.me.id, bool(self.activity()), agent.client.made, tuple(traffic)
-            values = _rounds(agent.collectives.shutdown_round(mine, left, schedule))
-            if not values:  # the others are in a later round, or one of them claims to be
+            mine = report_of(
+                agent.me.id,
+                busy=bool(self.activity()),
+                calls=agent.client.made,
+                pending=traffic.pending,
+                sent=traffic.sent,
+                received=traffic.received,
+            )
+            values = _round(agent.collectives.shutdown_round(to_plain(mine), left, schedule))
+            _log.debug("worker %r: a round of the shutdown: %s", agent.me.name, values)
+            if values is None:  # the others are in a later round, or one of them claims to be
                 before, missed = -1, missed + 1
                 if deadline is not None and now() >= deadline:
                     raise DeadlineExceeded(
@@ -207,15 +237,14 @@ class Shutdown:
                 if missed > 1:
                     agent.runtime.event().wait(now() + min(_PAUSE, 0.002 * missed))
                 continue
-            made = sum(count + sum(traffic.sent.values()) for _, _, count, traffic in values)
-            if made == before and not any(busy for _, busy, _, _ in values):
+            if values.made == before and not values.busy:
                 # Messages about references are not calls, so they are counted at both ends. That is only for the list
                 # of references that are held, so the wait for it is bounded.
-                if _settled({who: traffic for who, _, _, traffic in values}) or unsettled == _MAX_ROUNDS:
+                if values.settled or unsettled == _MAX_ROUNDS:
                     return held
                 unsettled += 1
                 agent.runtime.event().wait(now() + min(_PAUSE, 0.002 * unsettled))
-            before = made
+            before = values.made
 
     def _report_activity(self, elapsed: float) -> None:
         calls = "; ".join(self.activity())
@@ -230,11 +259,11 @@ class Shutdown:
             if self._local.closed:
                 return
             self._local.closed = "it has been shut down"
+        _log.info("worker %r leaves the group%s", self._agent.me.name, f" {self._cause}" if self._cause else "")
         try:
             self._close()
         finally:
-            if self._closing is not None:
-                self._closing.set()
+            self._done.set()
 
     def _close(self) -> None:
         agent = self._agent
@@ -244,15 +273,15 @@ class Shutdown:
         try:
             self.on_leave(False)
             if self._cause:
-                self._connect_to_all()
-            channels = [channel for peer in agent.peers.all() for channel in peer.channels()]
+                _connect_to_all(agent)
+            channels = [channel for peer in agent.peers.table.used() for channel in peer.channels()]
             for channel in channels:
                 channel.say_goodbye(self._cause)
-            self._flush(channels)
+            _flush(agent.runtime, channels)
         finally:
+            agent.peers.relaying.close()
             agent.pending.close()
-            for peer in agent.peers.all():
-                agent.peers.lost_workers.peer_lost(peer, "this worker has shut down", left=True)
+            agent.peers.lost_workers.all_left("this worker has shut down")
             agent.server.loop.close()
             if self.references is not None:
                 self.references.close()
@@ -264,54 +293,62 @@ class Shutdown:
             finally:
                 self.on_closed()
                 agent.poller.close()
-                self._remove_traces()
+                _remove_traces(agent)
 
     def _stop(self, deadline: float) -> None:
         agent = self._agent
-        if agent.executor.stop(deadline):
-            _log.warning(
-                "worker %r shut down while functions were still running: %s", agent.me.name, "; ".join(self.activity())
-            )
+        running = agent.executor.stop(deadline)
+        if running:
+            what = "; ".join(self.activity() or running)
+            _log.warning("worker %r shut down while functions were still running: %s", agent.me.name, what)
 
     @shielded
     def _stop_at_once(self) -> None:
         """Wait for threads that are about to end, before what they use is closed."""
         self._stop(self._agent.runtime.now())
 
-    def _connect_to_all(self) -> None:
-        """Connect to the workers without a connection, to tell them why this worker exits."""
-        agent, give_up = self._agent, self._agent.runtime.now() + _FLUSH
-        for peer in agent.peers.all():
-            if peer.record.name != agent.me.name and not peer.gone and not peer.channels():
-                try:
-                    agent.peers.connector.channel_to(peer, give_up)
-                except TelegradError as error:
-                    _log.debug("could not send worker %r the reason for exiting: %s", peer.record.name, error)
-
-    def _flush(self, channels: list[Channel]) -> None:
-        """Wait until the last frames have left."""
-        runtime = self._agent.runtime
-        give_up = runtime.now() + _FLUSH
-        while runtime.now() < give_up:
-            links = [channel.link for channel in channels if channel.link is not None]
-            if not any(link.unsent() for link in links):
-                return
-            runtime.event().wait(runtime.now() + 0.002)
-
-    def _remove_traces(self) -> None:
-        """Remove the sockets that lost workers left on this host, waiting for those that were lost just now."""
-        agent, runtime = self._agent, self._agent.runtime
-        lost = [peer for peer in agent.peers.all() if not peer.left]
-        pause = 0.001
-        while lost := [peer for peer in lost if not agent.peers.remove_traces(peer.record)]:
-            lost = [peer for peer in lost if runtime.now() < peer.dying_until]
-            if not lost:
-                return
-            pause *= 2
-            runtime.event().wait(min(runtime.now() + pause, max(peer.dying_until for peer in lost)))
-
     def close_listeners(self) -> None:
         """Stop accepting connections."""
         for listener in self._agent.listeners:
-            self._agent.poller.remove(listener)
+            if listener.is_open:
+                self._agent.poller.remove(listener)
             listener.close()
+
+
+def _is_serving(agent: Agent) -> bool:
+    """Return whether a call is being served, as `Shutdown.activity` would say. A busy worker asks after every call."""
+    return any(served.function != SERVICE for served in agent.server.unanswered())
+
+
+def _connect_to_all(agent: Agent) -> None:
+    """Connect to the workers without a connection, to tell them why this worker exits."""
+    give_up = agent.runtime.now() + _FLUSH
+    for peer in agent.peers.all():
+        if peer.record.name != agent.me.name and not peer.gone and not peer.channels():
+            try:
+                agent.peers.connector.channel_to(peer, give_up)
+            except TelegradError as error:
+                _log.debug("could not send worker %r the reason for exiting: %s", peer.record.name, error)
+
+
+def _flush(runtime: Runtime, channels: list[Channel]) -> None:
+    """Wait until the last frames have left."""
+    give_up = runtime.now() + _FLUSH
+    while runtime.now() < give_up:
+        links = [channel.link for channel in channels if channel.link is not None]
+        if not any(link.unsent() for link in links):
+            return
+        runtime.event().wait(runtime.now() + 0.002)
+
+
+def _remove_traces(agent: Agent) -> None:
+    """Remove the sockets that lost workers left on this host, waiting for those that were lost just now."""
+    runtime = agent.runtime
+    lost = [peer for peer in agent.peers.table.used() if not peer.left]
+    pause = 0.001
+    while lost := [peer for peer in lost if not agent.peers.remove_traces(peer.record)]:
+        lost = [peer for peer in lost if runtime.now() < peer.dying_until]
+        if not lost:
+            return
+        pause *= 2
+        runtime.event().wait(min(runtime.now() + pause, max(peer.dying_until for peer in lost)))

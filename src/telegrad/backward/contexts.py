@@ -8,6 +8,7 @@ cleanup never overtakes a call, and needs no reply.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -28,12 +29,16 @@ _COUNTER_BITS = 48
 _COUNTER = (1 << _COUNTER_BITS) - 1
 _REMEMBERED = 16384  # ended contexts, which late messages must not make again; and refused calls
 
+_log = logging.getLogger("telegrad")
+
 
 class DistAutogradContext:
     """One context on one worker."""
 
-    def __init__(self, context_id: int) -> None:
+    def __init__(self, context_id: int, began: float = 0.0) -> None:
         self.id = context_id
+        self.began = began
+        """When it was made here."""
         self.opener: int | None = None
         """The worker whose message made the context here; None if it began here."""
         self.lock = threading.Lock()  # protects everything below
@@ -110,11 +115,13 @@ class Contexts:
         on_release: Callable[[DistAutogradContext], None],
         ask_owner: Callable[[DistAutogradContext], None],
         random_id: Callable[[int], int] | None = None,
+        now: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`random_id` is for registered mode. It makes numbers of so many bits, which nobody can guess: whoever knows
         the id of a context may take part in it.
         """
         self._random_id = random_id
+        self._now = now
         self._worker = worker
         self._ids = itertools.count(first)
         self._messages = itertools.count(first)
@@ -136,9 +143,11 @@ class Contexts:
     def new(self) -> DistAutogradContext:
         """Make a context that begins here."""
         number = next(self._ids) if self._random_id is None else self._random_id(_COUNTER_BITS)
-        context = DistAutogradContext(self._worker << _COUNTER_BITS | number & _COUNTER)
+        context = DistAutogradContext(self._worker << _COUNTER_BITS | number & _COUNTER, self._now())
         with self._lock:
             self._alive[context.id] = context
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("context %#x begins", context.id)
         return context
 
     def has_ended(self, context_id: int) -> bool:
@@ -170,7 +179,7 @@ class Contexts:
             if context is None and context_id not in self._ended and context_id >> _COUNTER_BITS != self._worker:
                 if check is not None:
                     check("contexts", self._opened[opener] + 1)
-                context = self._alive[context_id] = DistAutogradContext(context_id)
+                context = self._alive[context_id] = DistAutogradContext(context_id, self._now())
                 context.opener = opener
                 self._opened[opener] += 1
             return context
@@ -211,6 +220,8 @@ class Contexts:
             self._ended[context.id] = None
             while len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("context %#x ends on worker %d", context.id, self._worker)
         self._on_release(context)
 
     def served(self, context: DistAutogradContext, caller: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from threading import get_ident
 
 import torch
@@ -12,7 +13,9 @@ from telegrad.backward.messaging import ReplyTo
 from telegrad.backward.pass_run import PassRun
 from telegrad.backward.probe import begin_probe, end_probe
 from telegrad.calls.link_reader import Waiter
-from telegrad.protocol.backward import BeginPass, PassEffect, ResumePass, StartIsland, StartProbe
+from telegrad.protocol.backward import PASS_DONE, BeginPass, PassEffect, ResumePass, StartIsland, StartProbe
+
+_log = logging.getLogger("telegrad")
 
 
 def drive(run: PassRun, deadline: float | None) -> list[torch.Tensor | None]:
@@ -20,8 +23,12 @@ def drive(run: PassRun, deadline: float | None) -> list[torch.Tensor | None]:
     run.driver_thread, run.deadline = get_ident(), deadline
     try:
         _drive(run, deadline)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("pass %#x of context %#x is over on all workers", run.info.number, run.info.context)
         return run.graph.captured
     except BaseException as error:
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("pass %#x of context %#x failed: %s", run.info.number, run.info.context, error)
         run.fail(error)  # an interrupt, too: the others must not wait for the rest
         channel = run.outbox.driver_channel
         if channel is not None and run.rules.unacknowledged:
@@ -50,7 +57,10 @@ def _drive(run: PassRun, deadline: float | None) -> None:
                 run.wakeup = wakeup
         if type(effect) is StartIsland:
             effects, interrupt = run_island(run, effect)  # as `start_island` does, with one call less
-            if effects:
+            if len(effects) == 1 and effects[0] is PASS_DONE:
+                with run.lock:
+                    run.over = True  # as `carry_out` does, which would wake this thread, too
+            elif effects:
                 carry_out(run, effects)
             if interrupt is not None:
                 raise interrupt

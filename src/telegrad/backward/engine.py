@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from telegrad import events
 from telegrad.agent.agent import Agent
 from telegrad.backward import anomaly
 from telegrad.backward.contexts import Contexts, DistAutogradContext
@@ -49,7 +50,8 @@ class Autograd:
         # Differs between incarnations, so a restarted worker never repeats an id.
         first = agent.me.incarnation & ((1 << 40) - 1)
         random_id = agent.runtime.random_bits if agent.registry is not None else None
-        self.contexts = Contexts(agent.me.id, first, self._released, self._ask_owner, random_id)
+        now = agent.runtime.now
+        self.contexts = Contexts(agent.me.id, first, self._released, self._ask_owner, random_id, now)
         agent.pipeline.add(AutogradExtension(self.contexts, propagate), Concern.CONTEXT)
         self.messaging = PassMessaging(agent)
         self.grad_swap = GradSwap(agent, self.contexts, self.messaging.slots)
@@ -61,7 +63,7 @@ class Autograd:
         agent.autograd = self
         agent.handle(CleanupAutogradContextReq, self._on_cleanup)
         agent.handle(AdoptAutogradContext, self._on_adopt)
-        agent.on_lost(self._on_lost)
+        agent.on_lost(self._on_lost, lambda: not self.contexts.all())
 
     def backward(
         self,
@@ -132,10 +134,13 @@ class Autograd:
         timeout: float | None,
     ) -> list[torch.Tensor | None]:
         number = self._agent.me.id << 48 | next(self._numbers) & ((1 << 48) - 1)
-        check_nan = torch.is_anomaly_enabled() and anomaly.is_checking()
-        steps = self.step_in_backward.steps(leaves)
+        modes = anomaly.current_modes() if torch.is_anomaly_enabled() else 0
+        profiling = self.messaging.profiling
+        if profiling is not None:
+            modes |= profiling.modes()
+        steps = self.step_in_backward.steps(leaves) if self.step_in_backward.added else ()
         autocast = current_autocast() if autocast_is_enabled() and self._agent.client.carries_autocast else None
-        info = PassInfo(context.id, number, retain_graph, create_graph, leaves, steps, check_nan, autocast)
+        info = PassInfo(context.id, number, retain_graph, create_graph, leaves, steps, modes, autocast)
         deadline = self._agent.runtime.now() + timeout if timeout else None
         run = PassRun(self.messaging, context, info, roots)
         self.passes.begin(context, run)
@@ -144,8 +149,12 @@ class Autograd:
         if blocks:
             loop.blocked_for = context.id
         try:
-            return drive(run, deadline)
+            captured = drive(run, deadline)
+            if profiling is not None:
+                profiling.collect(run)
+            return captured
         finally:
+            run.record()
             if blocks:
                 loop.blocked_for = None
             if run.failure is not None:
@@ -195,6 +204,8 @@ class Autograd:
         for run in runs:
             if run.engaged:
                 run.fail(TelegradError(f"context {context.id:#x} was left while a backward pass was running in it"))
+            if not run.begun_here:
+                run.record()
         for worker, calls in made.items():
             self._agent.tell(worker, CleanupAutogradContextReq(context.id, calls))
         # Tensors are freed without the lock, since finalizers of the user may run then.
@@ -207,6 +218,8 @@ class Autograd:
             recv.node = None
         del runs, passes
         context.gradients.clear()
+        local = self._agent.local
+        local.events.record(events.CONTEXT, context.began, local.runtime.now(), context.id, context=context.id)
 
     def _ask_owner(self, context: DistAutogradContext) -> None:
         """Ask the owner of a context to say when it ends, since the worker that would have said so is lost."""
@@ -223,17 +236,18 @@ class Autograd:
         if self._agent.closed:
             self.messaging.slots.close()
         for context in self.contexts.all():
-            if record.id in context.workers():
-                with context.lock:
-                    runs = list(context.passes.values())
-                for run in runs:
-                    if run.engaged:
-                        run.fail(
-                            WorkerLost(
-                                f"worker {record.name!r} is lost ({reason}) while a backward pass of context "
-                                f"{context.id:#x} was running",
-                                worker=record.name,
-                                context=context.id,
-                            )
+            takes_part = record.id in context.workers()
+            with context.lock:
+                runs = list(context.passes.values())
+            for run in runs:
+                # After a probe, the caller of backward sends messages to workers with which it has exchanged no calls.
+                if run.engaged and (takes_part or run.waits_for(record.id)):
+                    run.fail(
+                        WorkerLost(
+                            f"worker {record.name!r} is lost ({reason}) while a backward pass of context "
+                            f"{context.id:#x} was running",
+                            worker=record.name,
+                            context=context.id,
                         )
+                    )
         self.contexts.worker_lost(record.id)

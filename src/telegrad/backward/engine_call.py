@@ -23,7 +23,7 @@ from telegrad.execution.autocast import enter_autocast
 from telegrad.interrupts import interruptible
 from telegrad.protocol.backward import ROOT
 from telegrad.torch_private import gradient_edge, post_accumulate_hooks, run_backward
-from telegrad.wire.messages import INTO_CONTEXT, INTO_GRAD, NOWHERE, PassInfo
+from telegrad.wire.messages import ANOMALY, CHECK_NAN, INTO_CONTEXT, INTO_GRAD, NOWHERE, PassInfo
 
 Outputs = Sequence[torch.Tensor | GradientEdge]
 Grads = Sequence[torch.Tensor | None]
@@ -136,7 +136,7 @@ class EngineCall(msgspec.Struct, eq=False):
         info = self.info
         create = info.create_graph
         retain = info.retain_graph or create
-        if info.autocast is None and not info.check_nan:
+        if info.autocast is None and not info.modes & ANOMALY:
             return run_backward(tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
         run = partial(run_backward, tuple(outputs), tuple(grads), retain, create, tuple(inputs), True, accumulate)
         return self._in_modes(run, outputs)
@@ -149,8 +149,9 @@ class EngineCall(msgspec.Struct, eq=False):
         with contextlib.ExitStack() as modes:
             if info.autocast is not None:
                 modes.enter_context(enter_autocast(info.autocast))
-            if info.check_nan and not anomaly.is_checking():
-                modes.enter_context(anomaly.nan_checked([start_of(output) for output in outputs]))
+            if info.modes & ANOMALY:
+                check_nan = bool(info.modes & CHECK_NAN) and not anomaly.is_checking()
+                modes.enter_context(anomaly.watched([start_of(output) for output in outputs], check_nan))
             return _run_engine(run)
 
 

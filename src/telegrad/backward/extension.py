@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from telegrad.backward import anomaly
 from telegrad.backward.contexts import Contexts, DistAutogradContext, current
 from telegrad.backward.nodes import (
     ANCHOR,
@@ -26,7 +27,7 @@ from telegrad.calls.extension import Extension, IncomingMessage, OutgoingMessage
 from telegrad.errors import LimitExceeded, ProtocolError
 from telegrad.torch_private import base_of
 from telegrad.wire.devices import check_received_sources, source_devices
-from telegrad.wire.messages import AutogradMetadata
+from telegrad.wire.messages import ANOMALY_MODE, GRAD_MODE, AutogradMetadata
 
 _NO_CONTEXT = -1
 """The context id in a call that was made in a context that had ended."""
@@ -46,6 +47,7 @@ class AutogradExtension(Extension):
         self._propagate = propagate
         # One for each recv of a context. All contexts use the same: a pass runs in one. Without a lock: it only grows.
         self._anchors: list[torch.Tensor] = []
+        self._in_anomaly_mode: set[Served] = set()  # calls that are being served whose callers are in anomaly mode
         self._warned_of: dict[int, weakref.ref[torch.nn.Module]] = {}  # modules, by id: some cannot be hashed
 
     def outgoing(self, message: OutgoingMessage) -> None:
@@ -56,13 +58,13 @@ class AutogradExtension(Extension):
         encoded = message.encoded
         number, indices = 0, []
         devices: tuple[str, ...] = ()
-        grad_mode = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        modes = GRAD_MODE if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() else 0
         if encoded.modules:
             self._warn_of_modules(encoded.modules)  # first: the program may make it an error
         if encoded.attachments:  # in every grad mode: sending is not an operation, so a tensor keeps its history
-            tensors, on_devices = [], False
+            tensors, on_devices, leaves = [], False, encoded.module_leaves
             for index, value in enumerate(encoded.attachments):
-                if isinstance(value, torch.Tensor) and value.requires_grad and index not in encoded.module_leaves:
+                if isinstance(value, torch.Tensor) and value.requires_grad and index not in leaves:
                     if base_of(value) is not None and value.grad_fn is None and not has_edge(value):
                         continue
                     indices.append(index)
@@ -74,12 +76,14 @@ class AutogradExtension(Extension):
                 number = self.record(context, message.peer.id, tensors)
         if message.is_request:
             peer = message.peer.id
+            if torch.is_anomaly_enabled():
+                modes |= ANOMALY_MODE
             with context.lock:
                 if context.released:  # as in a task that outlives the block: its result must not be a leaf
-                    message.autograd = AutogradMetadata(_NO_CONTEXT, 0, (), grad_mode)
+                    message.autograd = AutogradMetadata(_NO_CONTEXT, 0, (), modes)
                     return
                 context.made[peer] = context.made.get(peer, 0) + 1
-        message.autograd = AutogradMetadata(context.id, number, tuple(indices), grad_mode, devices)
+        message.autograd = AutogradMetadata(context.id, number, tuple(indices), modes, devices)
 
     def unsent(self, message: OutgoingMessage) -> None:
         """Undo `outgoing`: the callee must not wait for a call that never comes."""
@@ -163,6 +167,9 @@ class AutogradExtension(Extension):
         if metadata is None:
             function()
             return
+        if metadata.modes & ANOMALY_MODE and served.agent.registry is None:  # others must not change this process
+            anomaly.record_origins.enter()
+            self._in_anomaly_mode.add(served)
         context, account = None, served.channel.account
         if metadata.context != _NO_CONTEXT:
             try:
@@ -182,7 +189,7 @@ class AutogradExtension(Extension):
         try:
             if served.channel.session.state.is_over:  # its loss may have been reported before, and would not be again
                 self._contexts.caller_lost(served.context, peer)
-            if metadata.grad_mode:
+            if metadata.modes & GRAD_MODE:
                 function()
             else:
                 with torch.no_grad():
@@ -206,6 +213,9 @@ class AutogradExtension(Extension):
 
     def answered(self, served: Served) -> None:
         """The context may have waited for this reply to be released."""
+        if served in self._in_anomaly_mode:
+            self._in_anomaly_mode.discard(served)
+            anomaly.record_origins.leave()
         if served.context is not None and not served.channel.session.state.is_over:
             self._contexts.served(served.context, served.worker.id)
 

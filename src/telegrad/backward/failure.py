@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from telegrad.agent.agent import Agent
+from telegrad.backward.anomaly import origin_of
 from telegrad.backward.contexts import DistAutogradContext
-from telegrad.calls.exceptions import RemoteTraceback, text_of, traceback_of
+from telegrad.calls.exceptions import RemoteTraceback, sendable, text_of, traceback_of
 from telegrad.errors import BackwardError, DeadlineExceeded, TelegradError, UnknownWorker, WorkerLost
 from telegrad.wire.messages import AbortPass, PassFailure, PassInfo
 
@@ -41,9 +42,13 @@ def as_failure(agent: Agent, error: BaseException, worker: int | None) -> Except
         return error
     worker = agent.me.id if worker is None else worker
     name = name_of(agent, worker)
-    failure = BackwardError(
-        f"Error on Node {worker}: {text_of(error)}\n(worker {name!r}, {type(error).__name__})", worker=name
-    )
+    text = f"Error on Node {worker}: {text_of(error)}\n(worker {name!r}, {type(error).__name__})"
+    origin = origin_of(error)
+    if origin and agent.pipeline.exceptions.tracebacks:
+        text = f"{text}\n{sendable(origin)}"
+    elif origin:
+        _log.info("a backward pass failed. %s", origin)
+    failure = BackwardError(text, worker=name)
     failure.__cause__ = error
     return failure
 

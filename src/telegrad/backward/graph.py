@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge, Node
 from telegrad.backward import islands
 from telegrad.backward.contexts import DistAutogradContext
 from telegrad.backward.inputs import Found, Needs
-from telegrad.backward.islands import Island
+from telegrad.backward.islands import Island, Start
 from telegrad.backward.nodes import SendRpcBackward
 from telegrad.errors import TelegradError
 from telegrad.protocol.backward import ROOT, Entry
@@ -39,51 +39,49 @@ class Fed(msgspec.Struct, eq=False):
     grads: list[torch.Tensor | None] | None
     """None when they have been used."""
     reached: Sequence[int]
+    _send: SendRpcBackward | None = None
+    """The send whose tokens return them, if they do."""
+
+    def give_to(self, send: SendRpcBackward) -> None:
+        """Have the tokens of the send return the gradients."""
+        self._send = send
+        send.set_grads(self.grads)
+
+    def forget(self) -> None:
+        """Let go of the gradients, which have been used."""
+        grads, self.grads = self.grads, None
+        if self._send is not None and grads is not None:
+            self._send.forget(grads)  # not those of a pass that began after this one had failed
 
 
-class PassGraph:
+class PassGraph(msgspec.Struct, eq=False):
     """This worker's graph, as one pass sees it. The lock of the pass protects it, and callers hold it."""
 
-    __slots__ = (
-        "_context",
-        "_hooks",
-        "_info",
-        "_numbers",
-        "_seen",
-        "captured",
-        "fed",
-        "islands",
-        "known",
-        "live",
-        "needs",
-        "reached",
-        "roots",
-    )
+    _context: DistAutogradContext
+    _info: PassInfo
+    roots: Roots | None
+    _hooks: bool
+    _numbers: itertools.count[int] = msgspec.field(default_factory=itertools.count)
+    _seen: set[Node] = msgspec.field(default_factory=set)
+    needs: Needs | None = None
+    """In a pass with inputs: what it needs of this worker's graph, complete when the pass begins."""
+    captured: list[torch.Tensor | None] = msgspec.field(default_factory=list)
+    """Gradients of the inputs."""
+    islands: dict[int, Island] = msgspec.field(default_factory=dict)
+    fed: dict[int, Fed] = msgspec.field(default_factory=dict)
+    live: dict[int, set[int]] = msgspec.field(default_factory=dict)
+    """The sent tensors that the probe has reached."""
+    known: bool = False
+    """Whether the probe is over."""
+    reached: dict[int, set[int]] = msgspec.field(default_factory=dict)
+    """Recvs that the engine will execute, and which of their outputs; removed when it does. Changed by single
+    operations, without the lock."""
 
-    def __init__(
-        self, context: DistAutogradContext, info: PassInfo, roots: Roots | None, accumulate_hooks: bool
-    ) -> None:
-        self._context = context
-        self._info = info
-        self._hooks = accumulate_hooks
-        self._numbers = itertools.count()
-        self._seen: set[Node] = set()
-        self.roots = roots
-        self.needs: Needs | None = None
-        """In a pass with inputs: what it needs of this worker's graph, complete when the pass begins."""
-        if info.leaves == NOWHERE:
-            self.needs = Needs(context, roots.inputs if roots is not None else ())
-        self.captured: list[torch.Tensor | None] = [None] * (len(roots.inputs) if roots is not None else 0)
-        """Gradients of the inputs."""
-        self.islands: dict[int, Island] = {}
-        self.fed: dict[int, Fed] = {}
-        self.live: dict[int, set[int]] = {}
-        """The sent tensors that the probe has reached."""
-        self.known = False
-        """Whether the probe is over."""
-        self.reached: dict[int, set[int]] = {}
-        """Recvs that the engine will execute, and which of their outputs; removed when it does. Changed by single
-        operations, without the lock."""
+    def want_inputs(self) -> None:
+        """Prepare for a pass with inputs."""
+        inputs = self.roots.inputs if self.roots is not None else ()
+        self.needs = Needs(self._context, inputs)
+        self.captured = [None] * len(inputs)
 
     def release(self) -> None:
         """Let go of the caller's graph. Called without the lock, when the pass is over."""
@@ -96,22 +94,31 @@ class PassGraph:
     def plan(self, started: set[Entry]) -> dict[int, list[Entry]]:
         """Plan all entries but those that have started. Returns the entries of every new island."""
         roots = self.roots
-        starts: dict[Any, Sequence[islands.Start]] = {}
+        starts: dict[Any, Sequence[Start]] = {}
         wanted: dict[Node, list[int]] | None = None
         if roots is not None:
             if ROOT not in started:
-                starts[ROOT] = [*map(start_of, roots.tensors)]
+                starts[ROOT] = begin = []
+                for tensor in roots.tensors:
+                    node = tensor.grad_fn
+                    begin.append(start_of(tensor) if node is None else (node, tensor.output_nr))
             if roots.inputs:
                 wanted = {}
                 for number, edge in enumerate(roots.inputs):
                     wanted.setdefault(edge.node, []).append(number)
         with self._context.lock:
             sends = list(self._context.sends.values())
+        fed, unknown = self.fed, self.needs is None and not self.known
         for send in sends:
-            if send.message not in started:
-                begin = send.edges(self.tensors_of(send))
+            message = send.message
+            if message not in started:
+                arrived = fed.get(message)
+                if arrived is not None:  # as `tensors_of` says, for the sends of nearly all passes
+                    begin = send.edges(arrived.reached)
+                else:
+                    begin = send.edges(range(send.count) if unknown else self.tensors_of(send))
                 if begin:
-                    starts[send.message] = begin
+                    starts[message] = begin
         # Hooks on AccumulateGrad cannot be seen from here, so every leaf whose node is executed is taken to have some.
         common = self._info.leaves == INTO_GRAD or self._hooks or (roots is not None and roots.into != NOWHERE)
         needs = self.needs
@@ -145,7 +152,7 @@ class PassGraph:
             return sorted(self.needs.tensors.get(send.message, ()))
         if self.known:
             return sorted(self.live.get(send.message, ()))
-        return range(len(send.tokens))
+        return range(send.count)
 
     # -- the probe ----------------------------------------------------------------------------------------------
 
@@ -162,11 +169,11 @@ class PassGraph:
         live |= named
         return self._walk(send.edges(fresh)) if self.needs is None else self.needs.from_sent(send, fresh)
 
-    def _walk(self, starts: Iterable[islands.Start]) -> Found:
+    def _walk(self, starts: Iterable[Start]) -> Found:
         return Found({node.recv: indices for node, indices in islands.reach(starts, self._seen).items()})
 
 
-def start_of(tensor: torch.Tensor | GradientEdge) -> islands.Start:
+def start_of(tensor: torch.Tensor | GradientEdge) -> Start:
     """Return where a walk from a tensor begins."""
     if isinstance(tensor, GradientEdge):
         return tensor.node, tensor.output_nr

@@ -52,10 +52,12 @@ class PassHandlers:
             return
         try:
             grads = self._pipeline.tensors(channel.worker, request, message)
+            size = message.size + len(message.region)
             del message  # or its memory would live as long as the island runs
             if len(grads) < len(request.states):
                 grads = _at_their_tensors(request.states, grads)
-            incoming.gradient(run, sender, request, grads, channel if request.reply_here else None)
+            back = channel if request.reply_here else None
+            incoming.gradient(run, sender, request, grads, back, channel.peer, size)
         except Exception as error:  # noqa: BLE001 - the sender waits for a reply
             incoming.refuse(run, (sender, request.call, None), error)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import get_ident
 
 import torch
 
+from telegrad import events
 from telegrad.backward.effects import carry_out
 from telegrad.backward.failure import unpack_failure
 from telegrad.backward.graph import Fed
@@ -14,8 +16,10 @@ from telegrad.backward.messaging import ReplyTo
 from telegrad.backward.outgoing import settle
 from telegrad.backward.pass_run import PassRun
 from telegrad.backward.probe import learn, walk
+from telegrad.calls.link_reader import Waiter
 from telegrad.connection.channel import Channel
 from telegrad.errors import TelegradError
+from telegrad.protocol.backward import StartIsland
 from telegrad.wire.messages import UNREACHED, LeadsToInputReq, ProbeReq, PropagateGradientsReq, PropagateGradientsResp
 
 
@@ -25,8 +29,13 @@ def gradient(
     request: PropagateGradientsReq,
     grads: list[torch.Tensor | None],
     back: Channel | None,
+    name: str = "",
+    size: int = 0,
 ) -> None:
-    """Take the gradients of one of our sends. `back` is the channel on which the sender reads replies, if it does."""
+    """Take the gradients of one of our sends, in a message of `size` bytes from the worker of this name.
+
+    `back` is the channel on which the sender reads replies, if it does.
+    """
     reply_to = (sender, request.call, back) if request.call else None
     context, messaging = run.context, run.messaging
     with context.lock:
@@ -43,10 +52,15 @@ def gradient(
         run.fail(error)
         late(run, reply_to, sender)
         return
-    message, states = request.message, request.states
+    message, states, ring = request.message, request.states, run.events
+    now = run.touched = messaging.now()
+    if ring.on:  # as `PassRun.note` does
+        about = (message, name, "", context.id, run.info.number, None, "", 0, size, get_ident(), ())
+        ring.append((ring.next(), events.GRADIENT_ARRIVED, now, now, *about))
     reached: Sequence[int] = range(len(states))
     if UNREACHED in states:
         reached = [index for index in reached if states[index] != UNREACHED]
+    wakeup: Waiter | None = None
     with run.lock:
         rules, graph = run.rules, run.graph
         if graph.needs is not None:
@@ -64,16 +78,25 @@ def gradient(
                 effects = learn(run)
             elif not rules.planned:
                 rules.plan(graph.plan(set()))
-            if not rules.has_entry(message):
+            if message not in rules.island_of:
                 rules.add_island(graph.grow(message), [message])
             effects += rules.gradient(reply_to, message, sender)
             if request.response is not None:
                 effects += settle(run, sender, request.response)
         gate = run.gates.pop(message, None) if run.gates else None
+        if len(effects) == 1 and run.begun_here and type(effect := effects[0]) is StartIsland and not effect.waiting:
+            # As `carry_out` does with what it leaves to the driver, which is often this thread.
+            run.todo.append(effect)
+            effects, wakeup = [], run.wakeup
     if gate is not None:
         gate.set()
     if effects:
         carry_out(run, effects)
+    elif wakeup is not None:
+        if get_ident() == run.driver_thread:
+            wakeup.finished = True  # it looks there when it is done here
+        else:
+            wakeup.set()
 
 
 def refuse(run: PassRun, reply_to: ReplyTo, error: Exception) -> None:

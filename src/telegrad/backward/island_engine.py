@@ -14,11 +14,12 @@ from torch.autograd.graph import GradientEdge, Node
 from telegrad.backward import islands
 from telegrad.backward.accumulate import add_up
 from telegrad.backward.contexts import DistAutogradContext
-from telegrad.backward.engine_call import EngineCall, edge
+from telegrad.backward.engine_call import EngineCall, Grads, Outputs, edge
+from telegrad.backward.gates import chain_gates
 from telegrad.backward.grad_slots import Wait
 from telegrad.backward.graph import PassGraph, start_of
 from telegrad.backward.islands import Island
-from telegrad.backward.nodes import ONE, SendRpcBackward, chain_gates
+from telegrad.backward.nodes import ONE, SendRpcBackward
 from telegrad.protocol.backward import ROOT, Entry
 from telegrad.torch_private import (
     backward_hooks,
@@ -28,7 +29,7 @@ from telegrad.torch_private import (
     sequence_number,
     set_sequence_number,
 )
-from telegrad.wire.messages import INTO_CONTEXT, PassInfo
+from telegrad.wire.messages import INTO_CONTEXT, PROFILED, PassInfo
 
 
 class IslandEngine(msgspec.Struct, eq=False):
@@ -43,7 +44,7 @@ class IslandEngine(msgspec.Struct, eq=False):
 
     def accumulate_directly(self, island: Island) -> bool:
         """Add gradients of leaves that were sent themselves to the context. Returns False if that needs the engine."""
-        if self.info.leaves != INTO_CONTEXT or profiled():
+        if self.info.leaves != INTO_CONTEXT or self.info.modes & PROFILED or profiled():
             return False  # a profiler should see the node of every send
         graph = self.graph
         message: Any = island.entries[0]
@@ -56,21 +57,28 @@ class IslandEngine(msgspec.Struct, eq=False):
             if send is None:
                 return False  # the context has just been left
             begin = send.edges(fed.reached)
-        leaves = []
+        leaves, frozen = [], False
         node: Any
         for node, _ in begin:
             leaf = node.variable
             if backward_hooks(leaf) or post_accumulate_hooks(leaf):
                 return False  # they were registered after the plan
             leaves.append(leaf)
-        add, grads = self.context.gradients.add, fed.grads
-        for index, leaf in zip(fed.reached, leaves, strict=True):
-            if leaf.requires_grad:  # else it was frozen since
-                grad, dtype = grads[index], leaf.grad_dtype
-                if grad is not None and dtype is not None and grad.dtype is not dtype:
-                    grads[index] = grad.to(dtype)  # as the engine does
-                del grad  # or `add` would see that somebody else holds it, and copy
-                add(leaf, grads, index)
+            frozen = frozen or not leaf.requires_grad
+        grads, indices = fed.grads, fed.reached
+        if frozen:  # since they were sent
+            kept = [(index, leaf) for index, leaf in zip(indices, leaves, strict=True) if leaf.requires_grad]
+            indices, leaves = [index for index, _ in kept], [leaf for _, leaf in kept]
+        for index, leaf in zip(indices, leaves, strict=True):
+            grad, dtype = grads[index], leaf.grad_dtype
+            if grad is not None and dtype is not None and grad.dtype is not dtype:
+                grads[index] = grad.to(dtype)  # as the engine does
+            del grad  # or it would be seen that somebody else holds it, and it would be copied
+        gradients = self.context.gradients
+        if len(leaves) > 1:
+            gradients.add_all(leaves, grads, indices)
+        elif leaves:
+            gradients.add(leaves[0], grads, indices[0])
         return True
 
     def run(
@@ -84,29 +92,32 @@ class IslandEngine(msgspec.Struct, eq=False):
 
         Gates call `wait_for_gradient`, and whoever needs ``.grad`` of a leaf `wait_for_slot`.
         """
-        graph = self.graph
-        entered = self._entered(island, waiting)
-        if entered is not None:
+        graph, roots = self.graph, self.graph.roots
+        entered: tuple[Outputs, Grads] | None
+        if roots is not None and len(island.entries) == 1 and island.entries[0] == ROOT:
+            entered = roots.tensors, roots.grads
+        else:
+            entered = self._entered(island, waiting)
+        if entered is not None:  # the short way to what follows, where everything runs that was planned
             for node, outputs_reached in island.reached.items():
                 graph.reached[node.recv.message] = outputs_reached
-            return self.call.run(island, *entered, island.reached, wait_for_slot)
+            return self.call.run(island, entered[0], entered[1], island.reached, wait_for_slot)
         outputs: list[torch.Tensor] = []
         grads: list[torch.Tensor | None] = []
         gates: list[tuple[Callable[[], None], Sequence[torch.Tensor]]] = []
         planned = True  # whether everything runs that the plan walked over
         if ROOT in island.entries:
-            assert graph.roots is not None
-            outputs += graph.roots.tensors
-            grads += graph.roots.grads
+            assert roots is not None
+            outputs += roots.tensors
+            grads += roots.grads
         for send in self._sends_of(island):
-            indices, tokens = graph.tensors_of(send), send.tokens
-            whole = len(indices) == len(tokens)
-            if not whole:
-                tokens = [tokens[index] for index in indices]
+            indices = graph.tensors_of(send)
+            tokens = send.tokens(indices)
+            whole = len(indices) == send.count
             if send.message in waiting:
                 gates.append((partial(wait_for_gradient, send), tokens))
             else:
-                send.set_grads(graph.fed[send.message].grads)
+                graph.fed[send.message].give_to(send)
                 outputs += tokens
                 grads += [ONE] * len(tokens)
                 planned = planned and whole
@@ -162,8 +173,6 @@ class IslandEngine(msgspec.Struct, eq=False):
     def _sends_of(self, island: Island) -> list[SendRpcBackward]:
         """Return the sends among an island's entries, in record order."""
         entries = island.entries
-        if len(entries) == 1 and entries[0] == ROOT:
-            return []
         with self.context.lock:
             sends = self.context.sends
             if len(entries) == 1:
@@ -197,16 +206,6 @@ class IslandEngine(msgspec.Struct, eq=False):
             # Without the lock: gradients may be of a class whose sum runs user code.
             with torch.enable_grad():
                 grad = add_up(other, grad)
-
-    def forget(self, island: Island) -> None:
-        """Let go of the gradients that an island has used."""
-        for entry in island.entries:
-            fed = self.graph.fed.get(entry)  # type: ignore[call-overload]  # entries but ROOT are message ids
-            if fed is not None:
-                grads, fed.grads = fed.grads, None
-                send = self.context.sends.get(entry)  # type: ignore[call-overload]  # as above
-                if send is not None and grads is not None:
-                    send.forget(grads)  # not those of a pass that began after this one had failed
 
 
 def _raise_from_zero(nodes: Iterable[Node]) -> None:

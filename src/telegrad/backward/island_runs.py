@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from telegrad import events
 from telegrad.backward.contexts import current
 from telegrad.backward.failure import PassAborted
 from telegrad.backward.islands import Island
@@ -16,9 +17,9 @@ from telegrad.backward.messaging import ReplyTo, pack_reports
 from telegrad.backward.outgoing import send_gradients
 from telegrad.backward.pass_run import GradientMessage, PassRun, running
 from telegrad.calls.call import current_agent, current_served
-from telegrad.protocol.backward import Acknowledge, PassEffect, StartIsland
+from telegrad.protocol.backward import ROOT, Acknowledge, PassEffect, StartIsland
 from telegrad.torch_private import engine_uses_threads, use_engine_threads
-from telegrad.wire.messages import PiggybackedResp
+from telegrad.wire.messages import PROFILED, PiggybackedResp
 from telegrad.wire.staging import wait_for
 
 
@@ -28,13 +29,15 @@ def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyT
     island = run.graph.islands[start.island]
     interrupt: BaseException | None = None
     node: Any
+    thread, began = get_ident(), run.messaging.now()
+    run.threads[thread] = None
     try:
         done = island.direct and run.failure is None and engine.accumulate_directly(island)
     except Exception as error:  # noqa: BLE001 - as below
         run.fail(error)
         done = True
     if done:
-        return _end(run, island), None
+        return _end(run, island, began, "leaves only"), None
     if island.last and not start.waiting and not run.info.create_graph:
         run.outbox.held[island.last] = None
     # All nodes run on this thread, those of devices, too. Torch's own thread for a device serves everything in the
@@ -47,14 +50,17 @@ def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyT
     agent_token, served_token = current_agent.set(run.messaging.agent), current_served.set(None)
     try:
         if run.failure is None:
-            captured = engine.run(island, start.waiting, run.wait_for_gradient, run.wait_for_slot)
+            run_engine, profiler = engine.run, run.messaging.pass_profiler
+            if run.info.modes & PROFILED and profiler is not None:
+                run_engine = profiler.recorded(run, run_engine)
+            captured = run_engine(island, start.waiting, run.wait_for_gradient, run.wait_for_slot)
             on_devices = bool(island.wanted)
             for node in island.leaves:
                 on_devices = on_devices or not node.variable.is_cpu
             if on_devices:
                 _wait_for_devices(island, captured)
-            if captured and run.failure is None:  # else nobody asks for them, and another pass may have begun
-                engine.keep(island, captured)
+            if captured and (island.leaves or island.wanted) and run.failure is None:
+                engine.keep(island, captured)  # else nobody asks for them, and another pass may have begun
             del captured
     except PassAborted:
         run.messaging.count("islands aborted")
@@ -63,7 +69,7 @@ def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyT
         interrupt = None if isinstance(error, Exception) else error
     finally:
         try:
-            inner = run.inner.pop(get_ident(), None) if run.inner else None
+            inner = run.inner.pop(thread, None) if run.inner else None
             if inner is not None:
                 inner.end()
         except Exception as error:  # noqa: BLE001 - as above
@@ -74,8 +80,9 @@ def run_island(run: PassRun, start: StartIsland) -> tuple[list[PassEffect[ReplyT
             current.reset(context_token)
             current_agent.reset(agent_token)
             current_served.reset(served_token)
-    effects = _end(run, island)
-    if interrupt is not None and get_ident() not in (run.driver_thread, threading.main_thread().ident):
+    what = "with gates" if start.waiting else "from the roots" if ROOT in island.entries else ""
+    effects = _end(run, island, began, what)
+    if interrupt is not None and thread not in (run.driver_thread, threading.main_thread().ident):
         interrupt = None  # only the user's own thread is interrupted, though it may run an island of another pass
     return effects, interrupt
 
@@ -92,9 +99,19 @@ def _wait_for_devices(island: Island, captured: Sequence[torch.Tensor | None]) -
     wait_for(devices)
 
 
-def _end(run: PassRun, island: Island) -> list[PassEffect[ReplyTo]]:
+def _end(run: PassRun, island: Island, began: float, what: str) -> list[PassEffect[ReplyTo]]:
     """Note that an island has ended, and send what waited for that. Returns the effects."""
-    run.engine.forget(island)
+    thread, ended, ring = get_ident(), run.messaging.now(), run.events
+    run.threads.pop(thread, None)
+    run.touched = ended
+    run.islands_run += 1
+    if ring.on:  # as `PassRun.note` does
+        about = (0, "", what, run.context.id, run.info.number, None, "", 0, 0, thread, ())
+        ring.append((ring.next(), events.ISLAND, began, ended, *about))
+    for entry in island.entries:
+        fed = run.graph.fed.get(entry)  # type: ignore[call-overload]  # entries but ROOT are message ids
+        if fed is not None:
+            fed.forget()
     message = run.outbox.held.pop(island.last, None) if island.last else None
     reply: PiggybackedResp | None = None
     with run.lock:
@@ -111,4 +128,4 @@ def _reply_with(run: PassRun, message: GradientMessage, effect: PassEffect[Reply
     if not isinstance(effect, Acknowledge) or effect.ticket[0] != message.to:
         return None
     reports = pack_reports(run.rules.reports())
-    return PiggybackedResp(effect.ticket[1], run.rules.count_for(message.to), reports)
+    return PiggybackedResp(effect.ticket[1], run.rules.flow.count_for(message.to), reports)

@@ -13,7 +13,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
-import torch
 from torch.autograd.graph import Node
 
 from telegrad.backward.nodes import RECV_NODE
@@ -95,8 +94,10 @@ def plan(
                             stack.append(following)
                         else:
                             leaves[node] = None
-                            if not leaves_are_common and not _has_hooks(node):
-                                continue
+                            if not leaves_are_common:
+                                leaf = getattr(node, "variable", None)
+                                if leaf is None or not (backward_hooks(leaf) or post_accumulate_hooks(leaf)):
+                                    continue
                             part.direct = False
                     owner[node] = entry
                     if ties:
@@ -117,12 +118,13 @@ def plan(
             edges = stack.pop()
         part.direct = part.direct and len(owner) == before and len(begin) == len(leaves)
         if len(reached) == 1 and not part.tied and len(owner) - before <= _FEW_NODES and len(leaves) <= _FEW_LEAVES:
-            part.last = _last(reached, itertools.islice(owner, before, None))
+            # From the end: a walk to `before` would visit the nodes of all other entries.
+            part.last = _last(reached, itertools.islice(reversed(owner), len(owner) - before))
     if wanted is not None:
+        for part in parts.values():
+            for node in part.leaves.keys() & wanted.keys():  # visits the shorter one
+                part.wanted.update(wanted[node])
         for node, numbers in wanted.items():
-            for part in parts.values():
-                if node in part.leaves:
-                    part.wanted.update(numbers)
             if node in owner:
                 parts[owner[node]].wanted.update(numbers)
     if not united:
@@ -148,11 +150,6 @@ def _last(reached: Iterable[Any], nodes: Iterable[Any]) -> int:
             return 0
     message: int = recv.recv.message
     return message
-
-
-def _has_hooks(node: Node) -> bool:
-    leaf: torch.Tensor | None = getattr(node, "variable", None)
-    return leaf is not None and (bool(backward_hooks(leaf)) or bool(post_accumulate_hooks(leaf)))
 
 
 def reach(starts: Iterable[Start], seen: set[Node]) -> dict[Any, set[int]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -20,9 +21,25 @@ from telegrad.waiting import Event, Runtime
 from telegrad.wire.encoded import Encoded
 from telegrad.wire.messages import AutogradMetadata, PassInfo, PropagateGradientsResp, WorkerReport
 
+if TYPE_CHECKING:
+    from telegrad.backward.pass_run import PassRun
+
 ReplyTo = tuple[int, int, Channel | None]
 """Where the reply to a message of a pass goes: its sender, the sender's number for it, and the channel if the sender
 reads the reply there."""
+
+
+class PassProfiler(Protocol):
+    """Profiles passes. Passes know no more of it than this."""
+
+    def modes(self) -> int:
+        """Return the modes of a pass that begins on this thread."""
+
+    def recorded(self, run: PassRun, engine_run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs an island of a pass, and records it."""
+
+    def collect(self, run: PassRun) -> None:
+        """Collect what all workers recorded in a pass that began here, and is over."""
 
 
 class PassMessaging:
@@ -31,12 +48,17 @@ class PassMessaging:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.me = agent.me.id
+        self.now = agent.runtime.now
         self.slots = Slots(agent.runtime, agent.executor, agent.me.name)
         self.accumulate_through = AccumulateThrough(self.slots)
         self.accumulate_hooks = False
         """Whether passes into a context also run hooks on AccumulateGrad nodes."""
         self.inner_into_grad = False
         """Whether a backward inside a pass leaves gradients in ``.grad``, as in torch.distributed.autograd."""
+        self.profiling: PassProfiler | None = None
+        """Set while somebody in this process profiles: asks for profiles of passes that begin here."""
+        self.pass_profiler: PassProfiler | None = None
+        """Records islands of passes that are profiled, if that has been added."""
         self._lock = threading.Lock()  # protects _counts
         self._counts: Counter[str] = Counter()
 
@@ -91,11 +113,3 @@ def pack_reports(reports: Mapping[int, IdleReport]) -> tuple[WorkerReport, ...]:
     for worker, report in reports.items():
         packed.append(WorkerReport(worker, report.number, report.partly_fed))  # a comprehension would be one call more
     return tuple(packed)
-
-
-def unpack_reports(reports: Sequence[WorkerReport]) -> dict[int, IdleReport]:
-    """Return reports that came over the wire, by worker."""
-    unpacked = {}
-    for report in reports:  # not in a comprehension, which is a function: this runs in every pass
-        unpacked[report.worker] = IdleReport(report.number, report.partly_fed)
-    return unpacked

@@ -1,19 +1,21 @@
-"""The nodes that telegrad adds to torch's graph: sends, recvs and gates.
+"""The nodes that telegrad adds to torch's graph: sends and recvs.
 
 A *send* (`SendRpcBackward`) is one message with tensors that need gradients. It has a *token* for each of them: a node
-whose edge is the tensor, and whose backward returns the gradient that was received for it. A *recv*
-(`RecvRpcBackward`) is the node of the tensors of one received message. Its backward sends their gradients. A *gate*
-waits for a gradient inside a running island.
+whose edge is the tensor, and whose backward returns the gradient that was received for it. If they are many, one node
+holds the edges of all, and tokens are made for the passes that need them, which are few. A *recv*
+(`RecvRpcBackward`) is the node of the tensors of one received message. Its backward sends their gradients. For
+gates see `telegrad.backward.gates`.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, saved_tensors_hooks
 
 from telegrad.errors import ProtocolError, TelegradError
 from telegrad.torch_private import (
@@ -21,6 +23,9 @@ from telegrad.torch_private import (
     apply,
     base_of,
     call_directly,
+    compiled_autograd_off,
+    profiled,
+    sequence_number,
     set_sequence_number,
     without_dead_wrapper,
 )
@@ -33,9 +38,12 @@ ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 ANCHOR_NODE: Node = torch.autograd.graph.get_gradient_edge(ANCHOR).node
 ONE = torch.ones((), device="cpu")
 _NOTHING = torch.zeros((), device="cpu")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+MANY = 4
+"""So many tensors of a send share one node, which takes less time than the same number of tokens."""
 
 
-def _record(function: type[torch.autograd.Function], *args: Any) -> Any:
+def record(function: type[torch.autograd.Function], *args: Any) -> Any:
     """Apply a Function in modes of torch in which nodes are made. Most threads are in them, and entering is slow."""
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         return apply(function, *args)
@@ -68,6 +76,40 @@ class SendRpc(torch.autograd.Function):
 call_directly(SendRpc)
 
 
+class _SendMany(torch.autograd.Function):
+    """The edges of many sent tensors. The engine never executes its node.
+
+    It saves the tensors without their memory: what it has saved are scalars with the same edges.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*tensors)
+        return _NOTHING.clone()
+
+
+def _edges_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the output of one node with the edges of these tensors, or None where each needs a token of its own.
+
+    Those are tensors whose class may notice, and modes that look at nodes or at what they save.
+    """
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN:
+            return None
+    if torch.is_anomaly_enabled() or profiled():
+        return None
+    try:
+        with saved_tensors_hooks(type, _without_memory):  # a builtin, because it is called for each tensor
+            output: torch.Tensor = record(_SendMany, *map(without_dead_wrapper, tensors))
+    except RuntimeError:  # in a transform, or in a block in which nothing may be saved
+        return None
+    return output
+
+
+def _without_memory(_: object) -> torch.Tensor:
+    return _NOTHING
+
+
 class SendRpcBackward:
     """One message with tensors that need gradients, on the worker that sent it.
 
@@ -81,19 +123,50 @@ class SendRpcBackward:
         self.target = target
         """The worker that it was sent to."""
         self._grads: list[torch.Tensor | None] | None = None
-        expected, tokens = [], []
-        for index, tensor in enumerate(tensors):
-            expected.append((tensor.shape, tensor.dtype, tensor.device))
-            tokens.append(_record(SendRpc, self, index, without_dead_wrapper(tensor)))
+        self._tokens: list[Any] = []  # all of them, unless there are edges
+        self._edges = _edges_of(tensors) if len(tensors) >= MANY else None
+        self.count = len(tensors)
+        """How many tensors were sent; 0 when it is released."""
+        # Shape, dtype and device of each in turn: Python's garbage collector would visit tuples, and equal shapes, too.
+        self._expected: list[Any] = []
+        tokens: list[Any] = []
+        if self._edges is None:
+            for index, tensor in enumerate(tensors):
+                self._expected += tensor.shape, tensor.dtype, tensor.device
+                tokens.append(record(SendRpc, self, index, without_dead_wrapper(tensor)))
+        else:
+            shapes: dict[torch.Size, torch.Size] = {}
+            for tensor in tensors:
+                shape = tensor.shape
+                self._expected += shapes.setdefault(shape, shape), tensor.dtype, tensor.device
         # Not earlier: tokens hold their send, and after an error nobody would break the cycle.
-        self._expected, self.tokens = expected, tokens
+        self._tokens = tokens
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return self.count
+
+    def tokens(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """Return the tokens of these tensors. Those that are made now belong to the caller: they hold this send."""
+        edges = self._edges
+        if edges is None:
+            tokens = self._tokens
+            return tokens if len(indices) == len(tokens) else [tokens[index] for index in indices]
+        node: Any = edges.grad_fn
+        stand_ins, priority, made = node.saved_tensors, sequence_number(node), []
+        for index in indices:
+            token = record(SendRpc, self, index, stand_ins[index])
+            set_sequence_number(token.grad_fn, priority)  # as if it had been made with the send
+            made.append(token)
+        return made
+
+    def expected(self) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
+        """Return shape, dtype and device of each tensor that was sent."""
+        each = iter(self._expected)
+        return list(zip(each, each, each, strict=True))
 
     def release(self) -> None:
         """Let go of the graph. Tokens hold their send, so this breaks a reference cycle."""
-        self.tokens = []
+        self._tokens, self._edges, self.count = [], None, 0
         self._grads = None
 
     def name(self) -> str:
@@ -103,11 +176,20 @@ class SendRpcBackward:
     @property
     def next_functions(self) -> tuple[tuple[Node, int], ...]:
         """Return where the gradients go, as PyTorch does: the tensors' own nodes."""
-        return tuple(self.edges(range(len(self.tokens))))
+        edges, tokens = self._edges, self._tokens  # one read of each: the context may end meanwhile
+        if edges is not None:
+            node: Any = edges.grad_fn
+            return tuple(node.next_functions)
+        return tuple([token.grad_fn.next_functions[0] for token in tokens])
 
     def edges(self, indices: Iterable[int]) -> list[tuple[Node, int]]:
         """Return where the gradients of these tensors go."""
-        edges, tokens = [], self.tokens
+        many, tokens = self._edges, self._tokens
+        if many is not None:
+            node: Any = many.grad_fn
+            found = node.next_functions
+            return [found[index] for index in indices]
+        edges = []
         for index in indices:
             edges.append(tokens[index].grad_fn.next_functions[0])  # a comprehension would be one call more
         return edges
@@ -118,10 +200,11 @@ class SendRpcBackward:
         """Raise if these cannot be the gradients of what was sent."""
         if sender != self.target:
             fault = f"are refused, because it was sent to worker {name_of(self.target)!r}"
-        elif len(grads) != len(self.tokens):
-            fault = f"are {len(grads)}, but {len(self.tokens)} tensors were sent"
+        elif len(grads) != self.count:
+            fault = f"are {len(grads)}, but {self.count} tensors were sent"
         else:
-            for index, (grad, (shape, dtype, device)) in enumerate(zip(grads, self._expected, strict=True)):
+            each = iter(self._expected)
+            for index, (grad, shape, dtype, device) in enumerate(zip(grads, each, each, each, strict=True)):
                 if grad is not None and (grad.shape != shape or grad.dtype != dtype):
                     fault = f"do not fit: number {index} is {grad.dtype} {list(grad.shape)}, not {dtype} {list(shape)}"
                     break
@@ -242,8 +325,24 @@ def receive(
 
     `anchor` is an anchor that no other recv of the context has, because a pass with inputs executes only some recvs.
     """
-    outputs: tuple[torch.Tensor, ...] = _record(RecvRpcBackward, ANCHOR, anchor, recv, propagate, tensors)
+    outputs: tuple[torch.Tensor, ...] = record(RecvRpcBackward, ANCHOR, anchor, recv, propagate, tensors)
     return outputs
+
+
+def _held_by_engine() -> int:
+    """Return how many Python references to a gradient there are while its recv node is executed, if nobody keeps it."""
+    counts: list[int] = []
+
+    def count(_: Any, grads: Sequence[torch.Tensor | None]) -> None:
+        counts.append(sys.getrefcount(grads[0]) - 1)  # without the argument of getrefcount
+
+    with torch.inference_mode(False), torch.enable_grad(), compiled_autograd_off():
+        (tensor,) = receive(Recv(None, 0, 0, 0, ""), count, [torch.ones(1, device="cpu")])
+        torch.autograd.grad(tensor * 2, [ANCHOR], allow_unused=True)
+    return counts[0]
+
+
+HELD_BY_ENGINE = _held_by_engine()
 
 
 def new_anchor() -> torch.Tensor:
@@ -272,7 +371,7 @@ def receive_views(
     outputs = list(receive(recv, propagate, plain, anchor))
     for index, is_view in enumerate(related):
         if is_view:
-            outputs[index] = _record(_ViewInMessage, outputs[index], [tensors[index]])
+            outputs[index] = record(_ViewInMessage, outputs[index], [tensors[index]])
             allow_in_place(outputs[index])
     return tuple(outputs)
 
@@ -281,30 +380,3 @@ def node_of(received: torch.Tensor) -> Any:
     """Return the `RecvRpcBackward` node of a tensor that `receive_views` returned."""
     node = received.grad_fn
     return node if type(node) is RECV_NODE or node is None else node.next_functions[0][0]
-
-
-class _Gate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, wait: Callable[[], None], *after: torch.Tensor) -> torch.Tensor:
-        ctx.wait, ctx.after = wait, len(after)
-        ctx.materialize_grads = False  # as set_materialize_grads does, which is a Python function
-        return _NOTHING.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        ctx.wait()
-        return (None, *(ONE for _ in range(ctx.after)))
-
-
-def chain_gates(waits: Sequence[tuple[Callable[[], None], Sequence[torch.Tensor]]]) -> torch.Tensor:
-    """Make one gate per send, in record order. The last opens first, and each opens its tokens and the gate before it.
-
-    They have the engine's lowest priority, so it does all that it can before it waits.
-    """
-    before: list[torch.Tensor] = []
-    for wait, tokens in waits:
-        gate: torch.Tensor = _record(_Gate, wait, *tokens, *before)
-        assert gate.grad_fn is not None
-        set_sequence_number(gate.grad_fn, 0)
-        before = [gate]
-    return before[0]

@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 
+from telegrad import events
 from telegrad.backward.failure import PassAborted
-from telegrad.backward.messaging import ReplyTo, unpack_reports
-from telegrad.backward.nodes import Recv
+from telegrad.backward.messaging import ReplyTo
+from telegrad.backward.nodes import HELD_BY_ENGINE, Recv
 from telegrad.backward.pass_run import GradientMessage, OnReply, PassRun, running
 from telegrad.errors import TelegradError
-from telegrad.protocol.backward import PassEffect
+from telegrad.protocol.backward import IdleReport, PassEffect
+from telegrad.torch_private import compiled_autograd_is_on
+from telegrad.torch_private_ownership import nobody_else_holds_any
+from telegrad.wire.in_place import SMALLEST, may_stay_in_place
 from telegrad.wire.messages import (
     GRADIENT,
     NONE,
@@ -26,6 +30,9 @@ from telegrad.wire.messages import (
     PropagateGradientsResp,
     ResumeReq,
 )
+
+_MANY_ELEMENTS = SMALLEST // 8
+"""Gradients with fewer elements are always copied. Unlike bytes, all kinds of tensors know the number."""
 
 _GONE = (
     "Autograd context no longer valid! This usually means the autograd context was cleaned up by a different thread "
@@ -51,11 +58,12 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
     if not reached:
         return  # it is an input, and nothing behind it is needed
     present: list[torch.Tensor] = []
-    on_cpu = True
+    on_cpu, large = True, False
     for grad in grads:
         if grad is not None:
             present.append(grad)  # a comprehension would be one call more
             on_cpu = on_cpu and grad.is_cpu
+            large = large or grad.numel() >= _MANY_ELEMENTS
     states = (GRADIENT,) * len(grads)
     if len(present) < len(grads):
         states = tuple(
@@ -76,7 +84,7 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
         if run.failure is not None:
             raise PassAborted("the pass has failed")
         number = 0
-        if run.rules.sent(recv.source):
+        if run.rules.flow.sent(recv.source):
             number = next(outbox.numbers)
             outbox.unanswered[number] = recv.source, run.rules.acknowledged
         known = run.rules.liveness_known
@@ -88,12 +96,22 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
     head = partial(
         PropagateGradientsReq, number, run.info, recv.message, states, known, autograd=metadata, reply_here=driver_reads
     )
-    message = GradientMessage(recv.source, head, present, devices, back, driver_reads)
+    message = GradientMessage(recv.source, head, present, devices, back, recv.message, driver_reads)
+    if large and metadata is None:
+        del present, grad
+        message.owned = _are_unheld(message.grads)
     # On a device the gradients are ready on the stream of this node, which is the current one only in here.
     if not number and on_cpu and recv.message in outbox.held:
         outbox.held[recv.message] = message  # sent when the island has ended
     elif not send_gradients(run, message):
         raise PassAborted("the pass has failed")
+
+
+def _are_unheld(grads: Sequence[torch.Tensor]) -> bool:
+    """Whether nobody but the engine, which executes their recv node, and a list with these gradients holds them."""
+    if not may_stay_in_place(grads) or compiled_autograd_is_on():
+        return False
+    return nobody_else_holds_any(grads, HELD_BY_ENGINE + 1)
 
 
 def _not_in_its_pass(run: PassRun | None, recv: Recv, *, gone: bool) -> TelegradError:
@@ -119,15 +137,22 @@ def send_held(run: PassRun) -> None:
 def send_gradients(run: PassRun, message: GradientMessage, reply: PiggybackedResp | None = None) -> bool:
     """Send gradients, and a reply with them. Returns False if that failed, which fails the pass."""
     head = message.head if reply is None else partial(message.head, response=reply)
+    messaging = run.messaging
+    began = messaging.now()
     try:
-        channel = run.messaging.agent.oneway.send_gradients(
-            message.to, head, message.grads, message.devices, back=message.back
+        channel, size = messaging.agent.oneway.send_gradients(
+            message.to, head, message.grads, message.devices, back=message.back, owned=message.owned
         )
     except Exception as error:  # noqa: BLE001 - the caller of backward gets it, whatever it is
         run.fail(error)
         return False
     if message.driver_reads:
         run.outbox.driver_channel = channel
+    ended = run.touched = messaging.now()
+    ring = run.events
+    if ring.on:  # as `PassRun.note` does
+        about = (message.message, channel.peer, "", run.context.id, run.info.number, None, "", size, 0, get_ident(), ())
+        ring.append((ring.next(), events.GRADIENT_SENT, began, ended, *about))
     return True
 
 
@@ -153,4 +178,7 @@ def settle(run: PassRun, sender: int, reply: PropagateGradientsResp | Piggybacke
     if expected is None or expected[0] != sender:  # a second reply, or one of a worker that was not asked
         return []
     del run.outbox.unanswered[reply.call]
-    return expected[1](unpack_reports(reply.reports), sender, reply.count)
+    reports = {}
+    for report in reply.reports:
+        reports[report.worker] = IdleReport(report.number, report.partly_fed)
+    return expected[1](reports, sender, reply.count)

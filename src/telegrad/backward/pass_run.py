@@ -24,6 +24,7 @@ from threading import get_ident
 import msgspec
 import torch
 
+from telegrad import events
 from telegrad.backward.contexts import DistAutogradContext
 from telegrad.backward.engine_call import EngineCall
 from telegrad.backward.failure import PassAborted, as_failure, broadcast, deadline_exceeded
@@ -37,7 +38,7 @@ from telegrad.connection.channel import Channel
 from telegrad.interrupts import shielded
 from telegrad.protocol.backward import Acknowledge, BackwardPass, IdleReport, PassEffect
 from telegrad.waiting import Event
-from telegrad.wire.messages import PassInfo, PropagateGradientsReq
+from telegrad.wire.messages import NOWHERE, PassInfo, PropagateGradientsReq
 
 OnReply = Callable[[dict[int, IdleReport], int, int], list[PassEffect[ReplyTo]]]
 """Passes a reply to the rules: the reports in it, who sent it, and its count of messages that need no reply."""
@@ -54,8 +55,12 @@ class GradientMessage(msgspec.Struct):
     """The devices of the receiver that they go to; empty if it is the CPU for all of them."""
     back: Channel | None
     """The channel on which the receiver reads them, if it said so."""
+    message: int
+    """The message that they are the gradients of."""
     driver_reads: bool
     """Whether the driver reads the reply on the channel that takes the message."""
+    owned: bool = False
+    """Whether nobody but telegrad holds the gradients."""
 
 
 class Outbox(msgspec.Struct, eq=False):
@@ -84,7 +89,15 @@ class PassRun:
         self.context = context
         self.info = info
         self.messaging = messaging
+        self.events = messaging.agent.local.events
         self.begun_here = roots is not None
+        self.began = self.touched = messaging.now()
+        """When it began here, and when something happened last."""
+        self.probe_began = 0.0
+        self.islands_run = 0
+        self.threads: dict[int, None] = {}
+        """Threads that run an island now. Changed by single operations, without the lock."""
+        self._recorded = False
         # Protects everything below, and the graph. Not held while torch's engine or user code runs. Walks of the graph
         # hold it, which call torch only to read nodes and leaves.
         self.lock = lock = threading.Lock()
@@ -92,6 +105,8 @@ class PassRun:
         self.rules: BackwardPass[ReplyTo] = BackwardPass(messaging.me)
         hooks = messaging.accumulate_hooks
         self.graph = PassGraph(context, info, roots, hooks)
+        if info.leaves == NOWHERE:
+            self.graph.want_inputs()
         call = EngineCall(self.graph, context, info, messaging.accumulate_through, hooks)
         self.engine = IslandEngine(self.graph, context, info, lock, call)
         self.outbox = Outbox(itertools.count(1))
@@ -111,11 +126,13 @@ class PassRun:
         self.inner: dict[int, InnerLeaves] = {}
         """Leaves of backward passes inside this one, by the thread of the island. Changed by single operations,
         without the lock."""
+        self.profile: object = None
+        """What was recorded of its islands, if it is profiled; see `PassProfiler`."""
 
     def reply(self, reply_to: ReplyTo) -> None:
         """Reply to a message, with what is known of all workers."""
         with self.lock:
-            reports, failure, count = self.rules.reports(), self.failure, self.rules.count_for(reply_to[0])
+            reports, failure, count = self.rules.reports(), self.failure, self.rules.flow.count_for(reply_to[0])
         self.messaging.reply(self.info, reply_to, count, reports, failure)
 
     def wait_for_gradient(self, send: SendRpcBackward) -> None:
@@ -125,11 +142,58 @@ class PassRun:
             if send.message not in self.graph.fed and self.failure is None:
                 event = self.gates.setdefault(send.message, self.messaging.runtime.event())
         if event is not None:
-            self.messaging.wait(event, None)
+            self._wait_in_gate(event, send)
         with self.lock:
             if self.failure is not None:
                 raise PassAborted("the pass has failed")
-            send.set_grads(self.graph.fed[send.message].grads)
+            self.graph.fed[send.message].give_to(send)
+
+    def _wait_in_gate(self, event: Event, send: SendRpcBackward) -> None:
+        local, now, peer = self.messaging.agent.local, self.messaging.now, self.messaging.name_of(send.target)
+        began = now()
+        text = f"the gradient of message {send.message:#x} from worker {peer!r}, at a gate of {self.describe()}"
+        key = local.waits.enter("gate", (peer,), lambda: text, about=self.info.number)
+        try:
+            self.messaging.wait(event, None)
+        finally:
+            local.waits.leave(key)
+            self.note(events.GATE, began, now(), send.message, peer=peer)
+
+    def note(
+        self,
+        kind: str,
+        began: float,
+        ended: float,
+        number: int = 0,
+        *,
+        peer: str = "",
+        what: str = "",
+        outcome: str = "",
+        size: int = 0,
+        received: int = 0,
+    ) -> None:
+        """Record an event of the pass. Gradients and islands are recorded where they are sent, taken and run."""
+        ring = self.events
+        if ring.on:  # as `EventRing.record` does, with one call less
+            about = (number, peer, what, self.context.id, self.info.number, None, outcome, size, received, get_ident())
+            ring.append((ring.next(), kind, began, ended, *about, ()))
+
+    def describe(self) -> str:
+        """Name the pass."""
+        return f"backward pass {self.info.number:#x} of context {self.context.id:#x}"
+
+    def record(self) -> None:
+        """Record the pass, which has ended here."""
+        if not self._recorded:
+            self._recorded = True
+            ended = self.messaging.now() if self.begun_here else self.touched
+            ring = self.events
+            if ring.on:  # as in `note`, with one call less
+                outcome = "" if self.failure is None else type(self.failure).__name__
+                what, number = "began here" if self.begun_here else "", self.info.number
+                about = (number, "", what, self.context.id, number, None, outcome, 0, 0, get_ident(), ())
+                ring.append((ring.next(), events.PASS, self.began, ended, *about))
+            self.messaging.count("passes")
 
     def wait_for_slot(self, event: Event) -> None:
         """Wait in an island until a leaf's ``.grad`` may be used."""
@@ -137,10 +201,13 @@ class PassRun:
         with self.lock:
             if self.failure is None:
                 self.slot_waits[thread] = event
+        text = f"the .grad of a leaf, which another pass or step uses, in {self.describe()}"
+        key = self.messaging.agent.local.waits.enter("slot", (), lambda: text, about=self.info.number)
         try:
             if self.failure is None and not self.messaging.wait(event, self.deadline):
                 self.fail_late()
         finally:
+            self.messaging.agent.local.waits.leave(key)
             self.slot_waits.pop(thread, None)
         if self.failure is not None:
             raise PassAborted("the pass has failed")
@@ -180,7 +247,13 @@ class PassRun:
 
     def fail_late(self) -> None:
         """Fail the pass because its deadline has passed."""
-        self.fail(deadline_exceeded(self.messaging.agent, self.info, self.rules.unacknowledged))
+        error = deadline_exceeded(self.messaging.agent, self.info, self.rules.unacknowledged)
+        explainer = self.messaging.agent.client.completion.explainer
+        if explainer is not None and explainer.is_worth(self.messaging.now() - self.began):
+            text = explainer.explain(self.describe(), 0)
+            if text:
+                error.add_note(text)
+        self.fail(error)
 
     def drop_traceback(self) -> None:
         """Keep the failure for replies to late messages, without the frames and tensors that its traceback holds."""
@@ -194,6 +267,11 @@ class PassRun:
         """Whether this worker still takes part."""
         with self.lock:
             return self.rules.engaged and self.failure is None and not self.over
+
+    def waits_for(self, worker: int) -> bool:
+        """Return whether a worker has not answered a message of this pass."""
+        with self.lock:
+            return any(to == worker for to, _ in self.outbox.unanswered.values())
 
     @property
     def busy(self) -> bool:

@@ -68,6 +68,7 @@ class Passes:
             self._refuse(sender, call, info, refusal)
             return None
         for other in stale:
+            other.record()
             if other.busy:  # its failure will be reported, but what it left here must not wait for that
                 other.fail(TelegradError("the worker that began this pass has begun another"))
         return run

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from telegrad import events
 from telegrad.backward.effects import carry_out
 from telegrad.backward.inputs import Found
 from telegrad.backward.messaging import ReplyTo
@@ -19,12 +20,14 @@ from telegrad.wire.messages import LeadsToInputReq, ProbeReq, ResumeReq
 def begin_probe(run: PassRun, counter: str) -> None:
     """Begin the probe, with a walk from the roots."""
     run.messaging.count(counter)
+    run.probe_began = run.messaging.now()
     walk(run, run.graph.probe)
 
 
 def walk(run: PassRun, step: Callable[[], Found]) -> None:
     """Walk over this worker's graph, and tell other workers what that found."""
     rules = run.rules
+    began = run.messaging.now()
     with run.lock:
         found = step()
         for _ in range(len(found.ask) + len(found.tell)):
@@ -35,6 +38,8 @@ def walk(run: PassRun, step: Callable[[], Found]) -> None:
     for sent, indices in found.tell.items():
         number = expect_reply(run, sent.target, rules.probe_acknowledged)
         send(run, sent.target, LeadsToInputReq(number, run.info, sent.message, tuple(sorted(indices))))
+    ended = run.touched = run.messaging.now()
+    run.note(events.PROBE, began, ended, run.info.number, what="walk")
     with run.lock:
         effects = rules.probe_walked()
     carry_out(run, effects)
@@ -48,10 +53,11 @@ def learn(run: PassRun) -> list[PassEffect[ReplyTo]]:
 
 def end_probe(run: PassRun, workers: Sequence[int]) -> None:
     """Tell these workers that the probe is over, and continue here."""
+    run.note(events.PROBE, run.probe_began, run.messaging.now(), run.info.number, what="driven here")
     with run.lock:
         effects = learn(run)
         for _ in workers:
-            run.rules.sent()
+            run.rules.flow.sent()
     for worker in workers:
         send(run, worker, ResumeReq(expect_reply(run, worker, run.rules.acknowledged), run.info))
     carry_out(run, effects)

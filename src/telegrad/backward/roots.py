@@ -31,7 +31,7 @@ def edges_of(inputs: Sequence[torch.Tensor] | torch.Tensor) -> list[GradientEdge
 
 def check_roots(roots: Sequence[torch.Tensor] | torch.Tensor, grads: Sequence[torch.Tensor | None] | None) -> Roots:
     """Return the roots with a gradient each."""
-    roots = as_list(roots)
+    roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
     if not roots:
         raise TelegradError("No tensors provided for gradient computation.")
     if isinstance(grads, torch.Tensor):

@@ -38,12 +38,15 @@ class StepsInBackward:
 
     def __init__(self, new_number: Callable[[], int]) -> None:
         self._new_number = new_number
+        self.added = False
+        """Whether there has been such an optimizer."""
         self._optimizers: weakref.WeakValueDictionary[int, StepInBackward] = weakref.WeakValueDictionary()
 
     def add(self, hyperparameters: Callable[[], bytes]) -> StepInBackward:
         """Let an optimizer step in passes. `hyperparameters` is a method of it."""
         optimizer = StepInBackward(self._new_number(), hyperparameters)
         self._optimizers[optimizer.number] = optimizer
+        self.added = True
         return optimizer
 
     def steps(self, leaves: int) -> tuple[StepInPass, ...]:

@@ -1,14 +1,10 @@
 """Collectives: the barrier, all_gather, and the rounds of a graceful shutdown.
 
-The member with the lowest id is the root (`telegrad.calls.collective_root`). Each member calls it with its value, and
-it answers all of them when the last value has arrived. Whoever waits for long asks the root for whom, and logs it.
-
-A shutdown goes on without workers that are gone, in rounds with the same numbers on all workers. If the root itself
-leaves, the members ask the next one for the same round. The root may have answered some of them, who then are in the
-next round. So a root that is asked for a round when another worker has begun a later one answers that the round is
-over: nobody will complete it, and whoever asked goes on to the next round, too. A root that is closing answers nobody.
-If a worker with a lower id takes the place of one that was lost, it becomes the root: the one before sends the members
-away, and they ask again.
+Their members form a tree (`telegrad.protocol.collective_tree`), which is a star in small groups. A member with others
+below it collects their values, and its own, as `telegrad.calls.collective_node` and `telegrad.calls.shutdown_rounds`
+say. One without sends its value to the member above it. Both wait for the outcome. Whoever waits for long asks that
+member for whom, and logs it: it knows for whom it waits, asks the ones below whose values have not come, and if all
+have come, the one above.
 """
 
 from __future__ import annotations
@@ -19,40 +15,71 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from telegrad.calls.call import current_served
-from telegrad.calls.collective_root import SHUTDOWN, Arrival, CollectiveRoot, Respond, Round, View
+from telegrad.calls.call import Call, current_served
+from telegrad.calls.collective_messages import (
+    DETACHED,
+    SERVICE,
+    SHUTDOWN,
+    UNKNOWN_VIEW,
+    USER,
+    Arrival,
+    PendingRound,
+    Respond,
+    Round,
+    Stage,
+    failure,
+    fields_of,
+    may_be_unheard_of,
+    round_of,
+)
+from telegrad.calls.collective_node import CollectiveNode
+from telegrad.calls.collective_view import KnownView, KnownViews, View, digest_of
+from telegrad.calls.completion import Explainer
+from telegrad.calls.extension import outside_of_contexts
+from telegrad.calls.shutdown_rounds import MISSED, PAUSE, ShutdownRounds
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.connection.peers import Peer, Peers
-from telegrad.errors import NotInitialized, ProtocolError, TelegradError, WorkerLost
+from telegrad.connection.peer_table import Peer
+from telegrad.connection.peers import Peers
+from telegrad.errors import CallCancelled, DeadlineExceeded, PayloadError, ProtocolError, TelegradError, WorkerLost
+from telegrad.events import COLLECTIVE
 from telegrad.execution.reported_wait import ReportedWait
+from telegrad.protocol.collective_tree import static_children, static_parent
 from telegrad.waiting_report import WaitingReport, seconds, workers
+
+__all__ = ["SERVICE", "Collectives"]
 
 _log = logging.getLogger("telegrad")
 
-SERVICE = "@telegrad.gather"
-USER = "user"
-"""The topic of the collectives of the program."""
-_ASK = 2.0  # seconds for the root to say whom it waits for
-_PAUSE = 0.1  # seconds before another worker is asked, if one is not the root
-_SLACK = 5.0  # seconds after the timeout of a collective within which the root must have answered
-_LONGEST = 1e9  # seconds
+_ASK = 2.0  # seconds for another member to say whom it waits for
+_FRESH = 0.5  # seconds for which such an answer is given to others, too
+_SLACK = 5.0  # seconds after the timeout of a collective within which it must have ended
 
 CallWorker = Callable[..., Any]
+Begin = Callable[..., Call]
+Result = Callable[[Call], Any]
 
 
 class Collectives:
-    """The collectives that this worker takes part in, or is the root of."""
+    """The collectives that this worker takes part in."""
 
-    def __init__(self, local: LocalWorker, peers: Peers, call: CallWorker) -> None:
+    def __init__(self, local: LocalWorker, peers: Peers, call: CallWorker, begin: Begin, result: Result) -> None:
+        """`begin` starts a call, with a function to call with it when it has ended, and `result` returns its result."""
         self._local = local
         self._peers = peers
         self._call = call
-        self.root = CollectiveRoot(local, peers)
-        self._lock = threading.Lock()  # protects the three below
-        self._numbers: dict[View, int] = {}
-        self._in_flight: dict[View, set[int]] = {}
+        self._begin = begin
+        self._result = result
+        self.node = CollectiveNode(local, peers, self._call_up, self._expire)
+        self.shutdown_rounds = ShutdownRounds(local, peers, self._call_up, self._expire)
+        self.explainer: Explainer | None = None
+        """Says what a collective waits for whose deadline has passed."""
+        self._views = KnownViews(peers)
+        self._lock = threading.Lock()  # protects the four below
+        self._numbers: dict[bytes, tuple[int, KnownView]] = {}  # of the last collective of each view
+        self._in_flight: dict[bytes, set[int]] = {}
         self._shutdown_rounds = 0
+        self._missing: dict[tuple[Round, bool], tuple[float, list[str]]] = {}  # whom a collective waited for, and when
 
     # -- members ----------------------------------------------------------------------------------------------
 
@@ -62,43 +89,50 @@ class Collectives:
         """Contribute `value`, and return the values of all `names` (default: all workers), which must all call this.
 
         `timeout` is in seconds; None and 0 mean no limit. `what` is the function that logs say the worker waits in.
+        Tensors arrive as leaves, in autograd contexts, too.
         """
-        members = self._members(names)
-        view = tuple((peer.record.name, peer.record.generation, peer.record.incarnation) for peer in members)
-        root = members[0].record.name
+        if names is None:
+            digest, known = self._views.current()
+        else:
+            view = _view_of(self._local, self._peers, names)
+            digest = digest_of(view)
+            known = self._views.find(digest) or self._views.keep(digest, KnownView(view))
         with self._lock:
-            if view not in self._numbers:
+            if digest not in self._numbers:
                 self._forget_old_views()
-            number = self._numbers[view] = self._numbers.get(view, 0) + 1
-            in_flight = self._in_flight.setdefault(view, set())
+                self._views.keep(digest, known)
+            number = self._numbers.get(digest, (0, known))[0] + 1
+            self._numbers[digest] = number, known
+            in_flight = self._in_flight.setdefault(digest, set())
             in_flight.add(number)
             oldest = min(in_flight)
-        key = Round(USER, number, view)
+        key, target = Round(USER, number, digest), _target(self._local, known)
+        arguments = (*key, value, timeout, names is None, oldest, int(Stage.VALUE))
         deadline = timeout + _SLACK if timeout else 0.0
+        began, outcome = self._local.runtime.now(), ""
+        describe = partial(_wait_text, target, what)
+        waiting = self._local.waits.enter("barrier", (target,), describe, current_served.get(), key)
         try:
-            with self._reported(root, key, what):
-                values = self._call(root, SERVICE, (*key, value, timeout, names is None, oldest), timeout=deadline)
+            with self._reported(target, key, what), outside_of_contexts():
+                values = self._call(target, SERVICE, arguments, timeout=deadline)
+                if values is UNKNOWN_VIEW:
+                    values = self._call(target, SERVICE, (*arguments, known.view), timeout=deadline)
+        except BaseException as error:
+            outcome = type(error).__name__
+            if may_be_unheard_of(error):
+                _give_up(self._call, self.node, key, known, target, _told(self._local.name, what, error))
+            raise
         finally:
+            self._local.waits.leave(waiting)
+            now = self._local.runtime.now()
+            self._local.events.record(COLLECTIVE, began, now, number, peer=target, what=what, outcome=outcome)
             with self._lock:
                 in_flight.discard(number)
                 if not in_flight:
-                    del self._in_flight[view]
-        everybody = [peer.record.name for peer in members]
-        if type(values) is not dict or not values.keys() >= set(everybody):
-            raise ProtocolError(f"worker {root!r} did not send the values of all workers of a collective")
-        return {name: values[name] for name in everybody}
-
-    def _members(self, names: Sequence[str] | None) -> list[Peer]:
-        mine, peers = self._local.name, self._peers.all()
-        if names is None:
-            # In an open group workers come and go; in a fixed one, those that are gone have to be replaced.
-            return [peer for peer in peers if not (self._peers.members.is_open and peer.gone)]
-        members = [peer for peer in peers if peer.record.name in names]
-        for name in set(names) - {peer.record.name for peer in members}:
-            self._peers.find(name)  # raises the error that lists the known ones
-        if mine not in {peer.record.name for peer in members}:
-            raise ValueError(f"worker {mine!r} is not among {sorted(names)}, so it cannot take part")
-        return members
+                    del self._in_flight[digest]
+        if type(values) is not dict or not (not values or values.keys() >= known.places.keys()):
+            raise ProtocolError(f"worker {target!r} did not send the values of all workers of a collective")
+        return {name: values.get(name) for name in known.places}
 
     def _forget_old_views(self) -> None:
         """Forget the numbers in views of which a member was replaced or has left: they do not return."""
@@ -107,60 +141,84 @@ class Collectives:
             for peer in self._peers.all()
             if not peer.left
         }
-        for view in [view for view in self._numbers if view not in self._in_flight and not alive.issuperset(view)]:
-            del self._numbers[view]
+        for digest, (_, known) in list(self._numbers.items()):
+            if digest not in self._in_flight and not alive.issuperset(known.view):
+                del self._numbers[digest]
 
-    def shutdown_round(self, value: object, timeout: float | None, schedule: WaitingReport) -> dict[str, Any]:
-        """Contribute `value` to the next round of the shutdown, and return those of all workers that are not gone.
+    def shutdown_round(self, value: object, timeout: float | None, schedule: WaitingReport) -> object:
+        """Contribute `value` to the next round of the shutdown, and return the summary of those of all workers.
 
-        The result is empty if the other workers are in a later round, because the root left before it had answered
-        everybody. `schedule` is that of the reports of the whole shutdown.
+        It does not wait for workers that are gone. The result is an empty dict if the round was not completed, and the
+        other workers are in a later one, or will be. `schedule` is that of the reports of the whole shutdown.
         """
-        runtime, mine = self._local.runtime, self._local.name
+        runtime = self._local.runtime
         deadline = runtime.now() + timeout if timeout else None
         with self._lock:
             self._shutdown_rounds += 1
-            key = Round(SHUTDOWN, self._shutdown_rounds, ())
+            key = Round(SHUTDOWN, self._shutdown_rounds, b"")
         while True:
-            present = [peer for peer in self._peers.all() if not peer.gone]
-            if not present:
-                raise NotInitialized(f"worker {mine!r} cannot take part in a shutdown: {self._local.closed}")
-            root = present[0].record.name
+            target = self.shutdown_rounds.target()
             left = None if deadline is None else max(0.01, deadline - runtime.now())
+            arguments = (*key, value, left, True, key.number, int(Stage.VALUE), self.shutdown_rounds.above(target))
             try:
-                with self._reported(root, key, "shutdown()", schedule):
-                    values = self._call(root, SERVICE, (*key, value, left, True, key.number), timeout=0.0)
+                with self._reported(target.record.name, key, "shutdown()", schedule):
+                    result = self._call(target.record.name, SERVICE, arguments, timeout=0.0)
             except WorkerLost:
-                # Go on only if the root was lost: the next worker takes over, or its replacement.
-                if not present[0].gone:
+                # Go on only if the worker itself was lost: the next one takes over, or its replacement.
+                if not target.gone:
                     raise
                 continue
-            if type(values) is dict:
-                return values
-            if values is not None:
-                raise ProtocolError(f"worker {root!r} did not send the values of a round of the shutdown")
+            if result is not None and result != DETACHED:
+                return result
+            self.shutdown_rounds.avoid(target.record.name if result == DETACHED else None)
             if deadline is not None and runtime.now() >= deadline:
-                return {}
-            runtime.event().wait(runtime.now() + _PAUSE)  # until this worker knows of the root, too
+                return MISSED
+            runtime.event().wait(runtime.now() + PAUSE)  # until both know the same group
+
+    # -- the member above ---------------------------------------------------------------------------------------
+
+    def _call_up(self, to: str, arguments: tuple[Any, ...], done: Respond) -> None:
+        """Call another member, on a worker thread: the caller may hold up others, and may be served with a deadline."""
+
+        def ended(call: Call) -> None:
+            try:
+                value = self._result(call)
+            except TelegradError as error:
+                done(None, _without_frames(error))
+                return
+            if value is UNKNOWN_VIEW:
+                known = self._views.find(arguments[2])
+                if known is not None:
+                    self._call_up(to, (*arguments, known.view), done)
+                    return
+            done(value, None)
+
+        def send() -> None:
+            try:
+                self._begin(to, SERVICE, arguments, timeout=0.0, on_done=ended)
+            except TelegradError as error:
+                done(None, _without_frames(error))
+
+        self._local.executor.submit(send, urgent=True)
 
     # -- reports ----------------------------------------------------------------------------------------------
 
-    def _reported(self, root: str, key: Round, what: str, schedule: WaitingReport | None = None) -> ReportedWait:
+    def _reported(self, target: str, key: Round, what: str, schedule: WaitingReport | None = None) -> ReportedWait:
         local = self._local
 
         def report(elapsed: float) -> None:
-            local.executor.submit(partial(self._report, wait, root, key, what, elapsed))
+            local.executor.submit(partial(self._report, wait, target, key, what, elapsed))
 
         wait = ReportedWait(local.runtime, local.executor, report, schedule)
         return wait
 
-    def _report(self, wait: ReportedWait, root: str, key: Round, what: str, elapsed: float) -> None:
+    def _report(self, wait: ReportedWait, target: str, key: Round, what: str, elapsed: float) -> None:
         """Log whom a collective waits for, on a worker thread."""
-        waits_for = f"worker {root!r}, which collects the values and does not answer"
+        waits_for = f"worker {target!r}, which collects the values and does not answer"
         try:
-            missing = self.root.missing(key) if root == self._local.name else self._ask(root, key)
+            missing = self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
         except TelegradError as error:
-            _log.debug("worker %r cannot ask worker %r whom a collective waits for: %s", self._local.name, root, error)
+            _log.debug("worker %r cannot ask %r whom a collective waits for: %s", self._local.name, target, error)
         else:
             if not missing:  # it has just ended
                 return
@@ -173,52 +231,134 @@ class Collectives:
         if not wait.over:
             _log.warning("worker %r has waited %s in %s for %s", self._local.name, seconds(elapsed), what, waits_for)
 
-    def _ask(self, root: str, key: Round) -> list[str]:
-        missing = self._call(root, SERVICE, tuple(key), timeout=_ASK)
-        known = {peer.record.name for peer in self._peers.all()}
-        if not isinstance(missing, list) or not known.issuperset(map(str, missing)):
-            raise ProtocolError(f"worker {root!r} does not say which workers a collective waits for")
+    def pending(self) -> list[PendingRound]:
+        """Return the collectives that wait here: for members below this worker, or for the one above it."""
+        return [*self.node.pending(), *self.shutdown_rounds.pending()]
+
+    def _whom(self, key: Round, *, up: bool) -> list[str]:
+        """Return whom a collective waits for at or below this member, or if `up` and all have come, elsewhere."""
+        now = self._local.runtime.now()
+        asked, missing = self._missing.get((key, up), (-_FRESH, []))
+        if now < asked + _FRESH:
+            return missing
+        node = self.shutdown_rounds if key.topic == SHUTDOWN else self.node
+        names, inner, parent = node.waits_for(key)
+        missing = list(names)
+        for name in inner:
+            try:
+                missing += self._ask(name, key, up=False) or [name]
+            except TelegradError:  # it is missing in any case
+                missing.append(name)
+        if not missing and up and parent is not None:
+            missing = self._ask(parent, key)
+        with self._lock:
+            self._missing = {(key, up): (now, missing)}
         return missing
 
-    # -- the root ---------------------------------------------------------------------------------------------
+    def _ask(self, member: str, key: Round, *, up: bool = True) -> list[str]:
+        missing = self._call(member, SERVICE, (*key, up), timeout=_ASK)
+        known = {peer.record.name for peer in self._peers.all()}
+        if not isinstance(missing, list) or not known.issuperset(map(str, missing)):
+            raise ProtocolError(f"worker {member!r} does not say which workers a collective waits for")
+        return missing
 
-    def arrive(self, answer: Respond, topic: object, number: object, view: object, *rest: object) -> None:
-        """Serve a member: take its value, or without one, say whom its collective waits for."""
+    def _expire(self, key: Round, timeout: float, fail: Callable[[Exception], None]) -> None:
+        """Fail a collective that has lasted too long. Called by a timer."""
+
+        def name_the_missing() -> None:
+            missing = self._whom(key, up=False)
+            if missing:
+                have = "has" if len(missing) == 1 else "have"
+                what = f"{have} not called shutdown()" if key.topic == SHUTDOWN else "did not join the collective"
+                text = f"after {timeout:.3g} s {workers(missing)} {what}"
+                error = DeadlineExceeded(text, worker=missing[0], elapsed=timeout)
+                _explain(self.explainer, error, timeout)
+                fail(error)
+
+        self._local.executor.submit(name_the_missing)
+
+    # -- serving ------------------------------------------------------------------------------------------------
+
+    def arrive(self, answer: Respond, topic: object, number: object, digest: object, *rest: Any) -> None:
+        """Serve a member: take what it says, or without a value, say whom its collective waits for."""
         served = current_served.get()
         caller = self._local.name if served is None else served.caller
         incarnation = self._local.me.incarnation if served is None else served.worker.incarnation
-        key = _round_of(topic, number, view)
-        if key is None or (rest and len(rest) != 4):
-            raise ProtocolError(f"worker {caller!r} sent a malformed message of a collective")
-        if not rest:
-            answer(self.root.missing(key), None)
+        key, malformed = round_of(topic, number, digest), f"worker {caller!r} sent a malformed message of a collective"
+        if key is not None and len(rest) == 1 and type(rest[0]) is bool:
+            answer(self._whom(key, up=rest[0]), None)
             return
-        value, timeout, whole, oldest = rest
-        if (
-            (topic == USER and (caller, incarnation) not in [(name, number) for name, _, number in key.view])
-            or not (timeout is None or (isinstance(timeout, int | float) and 0 <= timeout < _LONGEST))
-            or type(whole) is not bool
-            or not (type(oldest) is int and 1 <= oldest <= key.number)
-            or not (self._peers.members.is_open or self._known().issuperset(name for name, _, _ in key.view))
-        ):
-            raise ProtocolError(f"worker {caller!r} sent a malformed message of a collective")
-        self.root.arrive(answer, Arrival(key, caller, value, timeout, whole, oldest))
-
-    def _known(self) -> set[str]:
-        return {peer.record.name for peer in self._peers.all()}
+        fields = None if key is None else fields_of(key, rest)
+        if key is None or fields is None:
+            raise ProtocolError(malformed)
+        value, timeout, whole, oldest, stage, view, above = fields
+        if topic == SHUTDOWN:
+            self.shutdown_rounds.arrive(answer, caller, key.number, stage, value, timeout, above)
+            return
+        known = self._views.find(key.digest) if view is None else self._views.add(key.digest, view)
+        if known is None and view is None:
+            answer(UNKNOWN_VIEW, None)
+            return
+        if known is None or known.incarnations.get(caller) != incarnation:
+            raise ProtocolError(malformed)
+        self.node.arrive(answer, Arrival(key, known, caller, value, timeout, whole, oldest, stage))
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the collectives that wait for a worker which is gone."""
-        self.root.group_changed()
+        self.node.group_changed()
+        self.shutdown_rounds.look()
 
 
-def _round_of(topic: object, number: object, view: object) -> Round | None:
-    """Return the collective that a member names; None if that is malformed."""
-    if type(topic) is not str or topic not in (USER, SHUTDOWN) or not (type(number) is int and 1 <= number < _LONGEST):
-        return None
-    if type(view) is not tuple or bool(view) is not (topic == USER):
-        return None
-    for entry in view:
-        if type(entry) is not tuple or [type(part) for part in entry] != [str, int, int]:
-            return None
-    return Round(topic, number, view)
+def _target(local: LocalWorker, known: KnownView) -> str:
+    """Return the member that a worker sends its value to: itself if others are below it, else the one above."""
+    place, fan_out = known.places[local.name], local.settings.fan_out
+    is_leaf = place > 0 and not static_children(place, len(known.view), fan_out)
+    return known.name(static_parent(place, fan_out) if is_leaf else place)
+
+
+def _told(me: str, what: str, error: BaseException) -> TelegradError:
+    """Return the error for the others if this worker cannot pass its value to the one that collects it."""
+    text = f"worker {me!r} cannot take part in {what}: {error}"
+    return PayloadError(text) if isinstance(error, PayloadError) else CallCancelled(text, worker=me)
+
+
+def _give_up(
+    call: CallWorker, node: CollectiveNode, key: Round, known: KnownView, target: str, error: TelegradError
+) -> None:
+    """Fail a collective that this worker cannot take part in, for the others, too."""
+    if target == node.name:
+        node.fail(key, known, error)
+        return
+    try:  # and wait until it has arrived: the next collective would fail this one with another error
+        if call(target, SERVICE, failure(key, error), timeout=_ASK) is UNKNOWN_VIEW:
+            call(target, SERVICE, (*failure(key, error), known.view), timeout=_ASK)
+    except TelegradError as unheard:
+        _log.debug("worker %r cannot be told that a collective has failed: %s", target, unheard)
+
+
+def _view_of(local: LocalWorker, peers: Peers, names: Sequence[str]) -> View:
+    mine, wanted = local.name, set(names)
+    members = [record for record in peers.records() if record.name in wanted]
+    for name in wanted - {record.name for record in members}:
+        peers.find(name)  # raises the error that lists the known ones
+    if mine not in wanted:
+        raise ValueError(f"worker {mine!r} is not among {sorted(names)}, so it cannot take part")
+    return tuple((record.name, record.generation, record.incarnation) for record in members)
+
+
+def _explain(explainer: Explainer | None, error: DeadlineExceeded, timeout: float) -> None:
+    """Add a note that says what is stuck, if that is worth the time."""
+    if explainer is not None and explainer.is_worth(timeout):
+        explanation = explainer.explain("a collective", 0)
+        if explanation:
+            error.add_note(explanation)
+
+
+def _wait_text(target: str, what: str) -> str:
+    return f"the others in {what}, whose values worker {target!r} collects"
+
+
+def _without_frames(error: TelegradError) -> TelegradError:
+    """Return an error that refers to no calls: it is remembered, and given to all members that come later."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

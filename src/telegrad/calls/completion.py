@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from threading import get_ident
+from typing import Protocol
 
 from telegrad.calls.call import Call
+from telegrad.calls.link_reader import Waiter
+from telegrad.calls.observing import OBSERVE
 from telegrad.calls.pipeline import pack_head
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.connection.peers import Peer
+from telegrad.connection.peer_table import Peer
 from telegrad.errors import CallCancelled, DeadlineExceeded, TelegradError, WorkerLost
+from telegrad.events import CALL
 from telegrad.execution.executor import GuaranteedTask
 from telegrad.interrupts import shielded
+from telegrad.waiting import Event
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Cancel, Response
+from telegrad.wire.messages import Cancel, Failure, Reply, Response
 
 _log = logging.getLogger("telegrad")
+
+
+_MOST_EXPLAINING = 3.0  # seconds
+_HOLD = 1.0  # seconds
+
+
+class Explainer(Protocol):
+    """Says why something took longer than its deadline."""
+
+    def is_worth(self, elapsed: float) -> bool:
+        """Return whether something that took so many seconds is worth an explanation."""
+
+    def explain(self, what: str, call: int) -> str:
+        """Return what a call, or something else (`call` is 0), waits for. May take a second, and be empty."""
 
 
 class Completion:
@@ -25,6 +45,14 @@ class Completion:
 
     def __init__(self, local: LocalWorker) -> None:
         self._local = local
+        self._now = local.runtime.now
+        self._events = local.events
+        self._lock = threading.Lock()  # protects the two below
+        self._explaining: dict[int, Event] = {}  # calls whose deadlines are being explained
+        self.failed = 0
+        """How many calls ended with an error."""
+        self.explainer: Explainer | None = None
+        """Says what a call waits for whose deadline has passed."""
 
     def finish(
         self,
@@ -48,12 +76,18 @@ class Completion:
                 channel.readers.arm_poller()
         elif channel.calls.pop(call.id, None) is None:
             return False
+        outcome = ""
+        if type(answer) is not Reply:
+            outcome = self._outcome(call, answer, error)
         charge = call.charge
         if charge and answer is not None:
             call.charge = 0
             channel.credit_window.release(charge)
         call.message, call.error = message, error
         call.answer = answer
+        if call.on_response is not None:
+            self._run_at_once(call.on_response, call)
+            call.on_response = None
         for waiter in call.waiters:  # before anything that may fail; again below, where none can be missed
             waiter.finished = True
         if call.timer is not None:
@@ -61,6 +95,26 @@ class Completion:
         parent, call.parent = call.parent, None  # what ends with it must not live as long as the call
         if parent is not None:
             parent.children.pop(call.id, None)
+        events = self._events
+        if events.on:
+            entry = (  # flat, because parts that are put together would be copied
+                events.next(),
+                CALL,
+                call.started,
+                self._now(),
+                call.id,
+                call.worker,
+                call.function,
+                call.context_id,
+                0,
+                None if parent is None else (parent.worker.name, parent.id),
+                outcome,
+                call.size,
+                0 if message is None else message.size,
+                call.thread,
+                (call.sent,) if call.sent else (),
+            )
+            events.append(entry)
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other alive
         if on_done is not None:
             if answer is None:
@@ -83,9 +137,20 @@ class Completion:
                 link = channel.link
                 if link is not None:
                     link.wake()
-        if self._local.on_idle is not None:
-            self._local.on_idle()
+        if (on_idle := self._local.on_idle) is not None:  # it may be removed now
+            on_idle()
         return True
+
+    def _outcome(self, call: Call, answer: Response | None, error: Exception | None) -> str:
+        """Return the name of the class of what a call raises; empty if it returns."""
+        if error is None and not isinstance(answer, Failure):
+            return ""
+        if call.function != OBSERVE:  # looking at the group leaves no traces
+            with self._lock:
+                self.failed += 1
+        if isinstance(answer, Failure):
+            return answer.type_name.rpartition(".")[2]
+        return type(error).__name__
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:
         """Fail the calls that a lost worker has not answered."""
@@ -94,7 +159,7 @@ class Completion:
             for call in list(channel.calls.values()):
                 elapsed = self._local.runtime.now() - call.started
                 error = WorkerLost(
-                    f"worker {name!r} is lost ({reason}) while it had {call.function or 'a function'} to run, "
+                    f"worker {name!r} is lost ({reason}) while it had {call.name()} to run, "
                     f"after {elapsed:.3g} s; the call may or may not have run",
                     worker=name,
                     function=call.function,
@@ -119,7 +184,49 @@ class Completion:
             call=call.id,
             elapsed=elapsed,
         )
-        self._give_up(call, error, "its deadline passed")
+        # Before the callee cancels it: after that, nothing can be seen any more.
+        explainer = self.explainer
+        if explainer is None or call.function == OBSERVE or not explainer.is_worth(elapsed):
+            self._give_up(call, error, "its deadline passed")
+        else:
+            self._explain(explainer, call, error)
+
+    def _explain(self, explainer: Explainer, call: Call, error: DeadlineExceeded) -> None:
+        """Give a call up, with a note that says what it waited for."""
+        with self._lock:
+            done = self._explaining.get(call.id)
+            if done is None:
+                mine = self._explaining[call.id] = self._local.runtime.event()
+        if done is not None:  # its waiting thread and a timer see the same deadline
+            self._local.executor.wait(done, self._now() + _MOST_EXPLAINING)
+            self._give_up(call, error, "its deadline passed")  # no effect if the other one has
+            return
+        try:
+            parent = call.parent
+            if parent is not None and parent.deadline == call.deadline:
+                self._hold(call)
+            if not call.done():
+                text = explainer.explain(str(call), call.id)
+                if text:
+                    error.add_note(text)
+                self._give_up(call, error, "its deadline passed")
+        finally:
+            with self._lock:
+                del self._explaining[call.id]
+            mine.set()
+
+    def _hold(self, call: Call) -> None:
+        """Wait for a moment before giving up a nested call whose deadline is that of the call that made it.
+
+        The caller of that one sees its deadline pass now, too. It shall see what is here before it cancels all of it.
+        """
+        waiter = Waiter(event=self._local.runtime.event())
+        call.waiters.append(waiter)
+        try:
+            if not call.done() and waiter.event is not None:
+                self._local.executor.wait(waiter.event, self._now() + _HOLD)
+        finally:
+            call.waiters.remove(waiter)
 
     def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
         """Cancel a call and tell the callee; False if it has ended already."""

@@ -11,10 +11,10 @@ from telegrad.calls.incoming_replies import IncomingReplies
 from telegrad.calls.oneway import OneWay
 from telegrad.calls.server import Server
 from telegrad.connection.channel import Channel
-from telegrad.connection.peers import Peer
+from telegrad.connection.peer_table import Peer
 from telegrad.errors import ProtocolError
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import RESPONSES, Cancel, Reply, Request, decode_head
+from telegrad.wire.messages import RESPONSES, Cancel, Request, decode_head
 
 
 class Dispatcher:
@@ -40,7 +40,7 @@ class Dispatcher:
         if channel.outgoing:
             if isinstance(head, RESPONSES):
                 call = channel.calls.get(head.call)
-                if call is None or (type(head) is Reply and head.references):
+                if call is None or head.references:
                     self._replies.receive(channel, call, head, message)
                 elif not self._completion.finish(call, head, message):  # it was given up just now
                     self._replies.return_abandoned(channel, head.call)

@@ -7,7 +7,6 @@ be picklable. None of that may hide the exception: the caller then gets a Remote
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -16,7 +15,9 @@ import msgspec
 import torch
 
 from telegrad.calls.call import Call
-from telegrad.errors import FunctionNotFound, PayloadError, RemoteError
+from telegrad.calls.tracebacks import RemoteTraceback as RemoteTraceback  # for its users
+from telegrad.calls.tracebacks import format_folded, note_place
+from telegrad.errors import FunctionNotFound, PayloadError, RemoteError, TelegradError
 from telegrad.wire import payload
 from telegrad.wire.encoded import Encoded
 from telegrad.wire.frames import Message
@@ -24,18 +25,6 @@ from telegrad.wire.messages import Failure
 from telegrad.wire.tensors import TensorDescriptor, decode_tensors
 
 _log = logging.getLogger("telegrad")
-
-
-class RemoteTraceback(Exception):
-    """Where on the callee an exception was raised. Python prints it above the exception itself."""
-
-    def __init__(self, worker: str, text: str) -> None:
-        super().__init__(worker, text)
-        self.worker = worker
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"on worker {self.worker!r}:\n\n{self.text}"
 
 
 # -- to text --------------------------------------------------------------------------------------------------
@@ -50,9 +39,9 @@ def text_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException, trace: TracebackType | None) -> str:
-    """Return an exception with its traceback, formatted as Python does."""
+    """Return an exception with its traceback, formatted as Python does, with telegrad's frames folded."""
     try:
-        return sendable("".join(traceback.format_exception(type(error), error, trace)))
+        return sendable(format_folded(error, trace))
     except Exception as failure:  # noqa: BLE001 - the caller must get its reply even if this one cannot be formatted
         return f"{type(error).__name__}: {text_of(error)} (its traceback cannot be shown: {sendable(repr(failure))})"
 
@@ -147,7 +136,11 @@ def exception_of(call: Call, failure: Failure, message: Message, codec: Exceptio
         remote.remote_traceback = failure.traceback
         return remote
     if failure.traceback:
-        error.__cause__ = RemoteTraceback(call.worker, failure.traceback)
+        remote_traceback = RemoteTraceback(call.worker, failure.traceback).followed_by(error)
+        # Of an error of telegrad, nothing is shown if no frame of the program raised it, but a timer, for example.
+        if remote_traceback.shown or not isinstance(error, TelegradError):
+            error.__cause__ = remote_traceback
+        note_place(error, call.worker, call.function, failure.traceback)
     else:
         error.add_note(
             f"(raised by {call.function or 'the function'} on worker {call.worker!r}, which has the traceback)"

@@ -8,7 +8,8 @@ plain call pays nothing.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from telegrad.wire.messages import AutogradMetadata, Creation, ForkInfo, StreamP
 from telegrad.wire.reference import Reference
 
 if TYPE_CHECKING:
-    from telegrad.calls.call import Served
+    from telegrad.calls.call import Call, Served
 
 PlacedReference = tuple[int, Reference]
 """A reference and its position among the attachments of a message."""
@@ -33,6 +34,16 @@ current_context: ContextVar[Context | None] = ContextVar("telegrad_autograd_cont
 """The context of the current thread or task."""
 
 
+@contextmanager
+def outside_of_contexts() -> Iterator[None]:
+    """Record nothing for autograd in the block: who receives the values of a collective is not in the same context."""
+    token = current_context.set(None)
+    try:
+        yield
+    finally:
+        current_context.reset(token)
+
+
 class Concern(enum.IntFlag):
     """Which messages an extension is asked about."""
 
@@ -40,6 +51,8 @@ class Concern(enum.IntFlag):
     """Those sent in a context."""
     REFERENCES = 2
     """Those that carry or create references, and calls of ordered objects."""
+    PROFILING = 8
+    """Requests whose callers profile."""
     ALL = 4
     """All requests and replies. Messages without values, such as cancellations and acknowledgements, and gradients that
     are not recorded pass no extension."""
@@ -54,6 +67,8 @@ class OutgoingMessage(msgspec.Struct, eq=False):
     is_request: bool
     autograd: AutogradMetadata | None = None
     forks: tuple[ForkInfo, ...] = ()
+    call: Call | None = None
+    """Of a request."""
 
 
 class IncomingMessage(msgspec.Struct, eq=False):
@@ -83,9 +98,15 @@ class Extension:
 
     serves = False
     """Whether `serve` does anything."""
+    heads = False
+    """Whether `heading` does anything."""
 
     def outgoing(self, message: OutgoingMessage) -> None:
         """A message has been encoded; nothing has left yet. An exception fails the message before it is sent."""
+
+    def heading(self, message: OutgoingMessage, head: Any) -> Any:
+        """Return the head that a message leaves with: this one, or one with more in it."""
+        return head
 
     def unsent(self, message: OutgoingMessage) -> None:
         """Undo `outgoing`: the message did not leave. Also called if an `outgoing` raised, even before this one's."""

@@ -33,6 +33,8 @@ class Waiter(msgspec.Struct, eq=False):
     """Present while it waits without reading."""
     leading: int = 0
     """The thread, while it reads."""
+    thread: int = 0
+    """The thread, while it waits."""
 
     def done(self) -> bool:
         """Return whether it need not wait any longer."""
@@ -66,7 +68,7 @@ class LinkReader:
         leading, so that what a handler waits for can be read by others.
         """
         waiter.channel = channel
-        thread = get_ident()
+        thread = waiter.thread = get_ident()
         inbox: deque[Callable[[], None]] | tuple[()] = ()
         while not waiter.finished:
             try:

@@ -20,7 +20,8 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.handshake import Refused, Rejected
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_account import Held
-from telegrad.connection.peers import Peer, Peers
+from telegrad.connection.peer_table import Peer
+from telegrad.connection.peers import Peers
 from telegrad.errors import (
     AuthenticationError,
     NotInitialized,
@@ -72,11 +73,20 @@ class OneWay:
         devices: Sequence[str] = (),
         *,
         back: Channel | None = None,
-    ) -> Channel:
-        """Send gradients to these devices, with a head that is made from their descriptors; otherwise as `send`."""
-        channel = back or self._channel_to(to)
-        channel.post(self._pipeline.pack_gradients(channel, gradients, make_head, devices))
-        return channel
+        owned: bool = False,
+    ) -> tuple[Channel, int]:
+        """Send gradients to these devices, with a head that is made from their descriptors; otherwise as `send`.
+
+        `owned`: nobody but telegrad holds them. Also returns the bytes of the message.
+        """
+        channel = back
+        if channel is None:
+            channel = None if self._local.closed else self._peers.find(to).outgoing
+            if channel is None:
+                channel = self._channel_to(to)
+        frames = self._pipeline.pack_gradients(channel, gradients, make_head, devices, owned=owned)
+        channel.post(frames)
+        return channel, len(frames[0].body) if len(frames) == 1 else sum([len(frame.body) for frame in frames])
 
     def _channel_to(self, worker: int) -> Channel:
         if self._local.closed:

@@ -22,7 +22,12 @@ import torch
 from telegrad.errors import FunctionNotFound, PayloadError, ProtocolError
 from telegrad.wire.function_names import function_name
 
-SERVICES = frozenset({"@telegrad.gather", "@telegrad.members", "@telegrad.to_here", "@telegrad.method"})
+SERVICES = frozenset(
+    {
+        *("@telegrad.gather", "@telegrad.members", "@telegrad.to_here", "@telegrad.method"),
+        *("@telegrad.pass_profile", "@telegrad.group_profile", "@telegrad.clock"),
+    }
+)
 """The services of an agent that other workers may call in registered mode. Each validates its arguments."""
 RESERVED = "telegrad."
 """Names of telegrad's own functions begin with this."""

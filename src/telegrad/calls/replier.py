@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from telegrad.calls.pipeline import Frames, Pipeline, pack_head
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import FunctionNotFound, LimitExceeded, TelegradError
+from telegrad.events import SERVE
 from telegrad.execution import event_loop
 from telegrad.wire.messages import Failure, Reply
 
@@ -38,6 +40,9 @@ class Replier:
         self._leaving: set[Served] = set()  # those whose replies are being made and sent
         self.active: dict[tuple[Channel, int], Served] = {}
         """The calls that have arrived and are not answered, also those that wait for a thread."""
+        self._now = local.runtime.now
+        self.answered = 0
+        """How many calls were answered. Protected by the lock."""
 
     def unanswered(self) -> list[Served]:
         """Return the calls whose replies have not left."""
@@ -49,11 +54,16 @@ class Replier:
         channel = served.channel
         if served.on_result is not None:
             value = served.on_result(value, error)
+            served.owns_result = False  # it may have been stored
         with self._lock:
             if self.active.pop((channel, served.id), None) is None:
                 return  # answered already
             self._leaving.add(served)
+            self.answered += 1
         served.answered = True
+        if error is not None:
+            served.outcome = type(error).__name__
+        computed = self._now()
         served.on_cancel = None  # it refers to the coroutine, and that to its result
         if error is None and channel.account is not None:
             try:
@@ -61,6 +71,7 @@ class Replier:
             except LimitExceeded as excess:
                 error = excess
         message: OutgoingMessage | None = None
+        frames: Frames = ()
         try:
             try:
                 if error is None:
@@ -71,8 +82,12 @@ class Replier:
                     if not encoded.attachments and not encoded.references:
                         context = None  # nothing of it is recorded
                     placement = channel.placements.for_reply(served.devices) if served.devices else None
-                    head = partial(Reply, served.id)
-                    frames, message = self._pipeline.pack(channel, encoded, head, (), context, placement=placement)
+                    head: Callable[..., Any] = partial(Reply, served.id)
+                    if (on_head := served.on_head) is not None:
+                        head = partial(_changed, on_head, head)
+                    frames, message = self._pipeline.pack(
+                        channel, encoded, head, (), context, placement=placement, owned=served.owns_result
+                    )
                 else:
                     frames = self.pack_failure(served, error)
             except BaseException as failure:  # noqa: BLE001 - whatever pickling raises belongs to the caller
@@ -88,6 +103,8 @@ class Replier:
             _log.debug("the reply to %s of worker %r cannot be delivered: %s", served.function, served.caller, failure)
         finally:
             self._leaving.discard(served)
+            if self._local.events.on:
+                self.record(served, computed, "" if error is None else type(error).__name__, frames)
             if served.held is not None:
                 served.held.release()
             for extension in served.extensions:
@@ -95,8 +112,31 @@ class Replier:
                     extension.answered(served)
                 except Exception:  # noqa: BLE001 - a bug in telegrad, and the other extensions must hear of it
                     _log.exception("an extension failed after the reply to %s", served.function)
-            if self._local.on_idle is not None:
-                self._local.on_idle()
+            if (on_idle := self._local.on_idle) is not None:  # it may be removed now
+                on_idle()
+
+    def record(self, served: Served, computed: float, outcome: str, frames: Frames) -> None:
+        """Record a call that was answered."""
+        events, context = self._local.events, served.autograd
+        size = len(frames[0].body) if len(frames) == 1 else sum([len(frame.body) for frame in frames])
+        entry = (  # flat, because parts that are put together would be copied
+            events.next(),
+            SERVE,
+            served.started,
+            self._now(),
+            served.id,
+            served.worker.name,
+            served.function,
+            0 if context is None else context.context,
+            0,
+            None,
+            outcome,
+            size,
+            served.received,
+            served.thread,
+            (served.running, computed),
+        )
+        events.append(entry)
 
     def pack_failure(self, served: Served, error: BaseException) -> Frames:
         explain(error)
@@ -113,8 +153,9 @@ class Replier:
         encoded = codec.encode(error)
         not_found = isinstance(error, FunctionNotFound)
 
-        def make_head(descriptors: Any, *_: Any) -> Failure:
-            return Failure(served.id, encoded.type_name, encoded.text, text, not_found, descriptors)
+        def make_head(descriptors: Any, *_: Any) -> Any:
+            head = Failure(served.id, encoded.type_name, encoded.text, text, not_found, descriptors)
+            return head if served.on_head is None else served.on_head(head)
 
         try:
             channel = served.channel
@@ -123,3 +164,8 @@ class Replier:
         except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
             _log.debug("%s cannot be sent: %s", encoded.type_name, failure)
             return pack_head(served.channel, make_head(()))
+
+
+def _changed(on_head: Callable[[Any], Any], make_head: Callable[..., Any], *fields: Any) -> Any:
+    """Make a head, and have an extension change it."""
+    return on_head(make_head(*fields))

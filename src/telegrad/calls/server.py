@@ -7,14 +7,17 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from sys import getrefcount
+from threading import get_ident
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from telegrad.calls.call import Served, current_served
+from telegrad.calls.call import DeferredWait, Served, current_served
 from telegrad.calls.early_cancels import EarlyCancels
 from telegrad.calls.extension import IncomingMessage, PlacedReference
+from telegrad.calls.main_module import explain_name, wait_for_function
 from telegrad.calls.pipeline import Pipeline, pack_head
 from telegrad.calls.refusals import Refusals
 from telegrad.calls.registry import Registry, check_arguments
@@ -28,10 +31,12 @@ from telegrad.errors import CallCancelled, FunctionNotFound, ProtocolError, Tele
 from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.torch_private import FutureBase
+from telegrad.torch_private_ownership import nobody_else_holds, nobody_else_holds_any
 from telegrad.wire import function_names
 from telegrad.wire.devices import check_received_pairs
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Request
+from telegrad.wire.in_place import may_stay_in_place
+from telegrad.wire.messages import GRAD_MODE, Request
 
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
@@ -87,21 +92,25 @@ class Server:
             now,
             now + request.timeout if 0.0 < request.timeout < _FOREVER else None,
             0 if request.nested else message.size,
+            received=message.size,
             held=held,
         )
         references = request.creation is not None or bool(request.references)
         if request.rref_access is not None:
             served.rref_access, served.stream_position = request.rref_access, request.rref_access.stream_position
             references = references or served.stream_position is not None
-        served.autocast = request.autocast
-        if request.devices:
-            served.devices = check_received_pairs(request.devices)
+        if type(request) is not Request:  # it carries state of its caller
+            served.autocast, served.profiling, served.trace = request.autocast, request.profiling, request.trace
+            if request.devices:
+                served.devices = check_received_pairs(request.devices)
         key = channel, request.call
         if self.active.setdefault(key, served) is not served:
             raise ProtocolError(f"worker {channel.peer!r} sent call {request.call} twice")
         if self.early_cancels.reasons:
             served.cancelled = self.early_cancels.take(*key)
         served.extensions = self._pipeline.concerned[(request.autograd is not None) + (2 if references else 0)]
+        if request.profiling is not None:
+            served.extensions += self._pipeline.profiling
         # The message is in a list that is emptied when it is decoded, and nobody else holds it: its memory can go back
         # to the sender when the function is done with it.
         if request.creation is not None or request.references:
@@ -118,8 +127,8 @@ class Server:
             # The references of the lost worker have been released already.
             _log.debug("dropped %s from lost worker %r", request.function, channel.peer)
             self.active.pop((channel, request.call), None)
-            if self._local.on_idle is not None:
-                self._local.on_idle()
+            if (on_idle := self._local.on_idle) is not None:  # it may be removed now
+                on_idle()
             return
         arrived = IncomingMessage(channel.worker, forks=request.references, creation=request.creation, served=served)
         later = partial(self._serve, served, request, holder, arrived.references)
@@ -136,6 +145,7 @@ class Server:
             self._answer(served, None, error)
             return
         if held_back:
+            served.waits = DeferredWait("reference", self._local.runtime.now(), arrived.references)
             served.on_cancel = partial(_give_up_references, served, arrived.references, partial(self._answer, served))
             if served.cancelled:  # before on_cancel was set
                 served.on_cancel()
@@ -152,6 +162,7 @@ class Server:
         """Run the function, and reply."""
         if not _is_grad_enabled():  # a function that ran on this thread before left it so
             torch.set_grad_enabled(True)
+        served.running, served.thread, served.waits = self._local.runtime.now(), get_ident(), None
         token = current_served.set(served)
         try:
             if not served.extensions:
@@ -175,21 +186,26 @@ class Server:
         if self.active.setdefault((channel, call), served) is not served:
             _log.warning("dropped %s from worker %r: call %d is in progress already", what, channel.peer, call)
             return
+        served.running, served.thread = served.started, get_ident()
+        outcome = ""
         token = current_served.set(served)
         try:
             run()
             frames = pack_head(channel, done)
         except BaseException as error:  # noqa: BLE001 - whatever it raises belongs to the caller
+            outcome = type(error).__name__
             frames = self.replier.pack_failure(served, error)
         finally:
             current_served.reset(token)
             self.active.pop((channel, call), None)
+        if self._local.events.on:
+            self.replier.record(served, self._local.runtime.now(), outcome, frames)
         try:
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
             _log.debug("the reply to %s of worker %r cannot be delivered: %s", what, served.caller, failure)
-        if self._local.on_idle is not None:
-            self._local.on_idle()
+        if (on_idle := self._local.on_idle) is not None:  # it may be removed now
+            on_idle()
 
     def _run(
         self,
@@ -218,7 +234,10 @@ class Server:
                 args, kwargs = values
             elif name:
                 if self._registry is None:
-                    function = function_names.resolve_function(name)
+                    try:
+                        function = function_names.resolve_function(name)
+                    except FunctionNotFound as missing:
+                        function = self._wait_for_main(missing, served, name)
                 else:
                     function = self._registry.function(name, served.caller)
                 args, kwargs = values
@@ -227,14 +246,18 @@ class Server:
                 served.function = getattr(function, "__qualname__", repr(function))
             if served.cancelled:
                 served.check()
+            run = function if served.around is None else served.around(function)
             if request.autocast is None:
-                result = function(*args, **kwargs)
+                result = run(*args, **kwargs)
             else:
                 with enter_autocast(request.autocast):
-                    result = function(*args, **kwargs)
+                    result = run(*args, **kwargs)
             # Or the arguments would live until the reply has left, and their memory would go back with the next one.
             del args, kwargs, values
+            if served.channel.resumable:  # otherwise large messages are copied into shared memory
+                served.owns_result = _is_owned(result)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises belongs to the caller
+            explain_name(error, self._local.name)
             if self.on_failure is not None:
                 self.on_failure(error)
             self._answer(served, None, error)
@@ -243,6 +266,10 @@ class Server:
             self._answer(served, result, None)
         else:
             self.conclude(served, function, result, partial(self._answer, served))
+
+    def _wait_for_main(self, missing: FunctionNotFound, served: Served, name: str) -> Callable[..., Any]:
+        local = self._local
+        return wait_for_function(missing, name, local.name, local.runtime, local.executor, served.deadline)
 
     def conclude(
         self, served: Served, function: object, result: Any, answer: Callable[[object, BaseException | None], None]
@@ -278,6 +305,16 @@ class Server:
         ]
 
 
+def _is_owned(result: object) -> bool:
+    """Whether a function has returned large tensors that nobody holds but this module, which holds the result once."""
+    if type(result) is torch.Tensor:
+        return may_stay_in_place((result,)) and nobody_else_holds(result, 2)
+    if type(result) is tuple or type(result) is list:
+        # Held by the caller, the argument here, and that of getrefcount; the tensors by the result.
+        return may_stay_in_place(result) and getrefcount(result) == 3 and nobody_else_holds_any(result, 1)
+    return False
+
+
 def _run_coroutine(
     loop: EventLoop,
     worker: str,
@@ -296,7 +333,7 @@ def _run_coroutine(
         coroutine.close()
         answer(None, _blocked_loop(worker, served))
         return
-    mode = served.autograd is None or served.autograd.grad_mode
+    mode = served.autograd is None or bool(served.autograd.modes & GRAD_MODE)
     cancel = served.on_cancel = loop.run(InGradMode(coroutine, mode, served.autocast), done)
     if served.cancelled:
         cancel()

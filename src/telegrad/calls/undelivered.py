@@ -16,7 +16,18 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import CallError, LimitExceeded, ProtocolError, ResourceExhausted, is_shortage
 from telegrad.wire.frames import Frame, Message
-from telegrad.wire.messages import Cancel, Failure, Reply, Request, RequestWithState, peek_call
+from telegrad.wire.messages import (
+    Cancel,
+    Failure,
+    FailureWithProfiling,
+    Reply,
+    Request,
+    RequestWithState,
+    RpcWithProfilingReq,
+    RpcWithProfilingResp,
+    TracedRequest,
+    peek_call,
+)
 from telegrad.wire.reassembly import peek_head
 
 _log = logging.getLogger("telegrad")
@@ -24,8 +35,12 @@ _log = logging.getLogger("telegrad")
 Deliver = Callable[[Channel, Message], None]
 
 _CANCEL = Cancel.__struct_config__.tag
-_REQUESTS = frozenset(kind.__struct_config__.tag for kind in (Request, RequestWithState))
-_ANSWERS = frozenset(kind.__struct_config__.tag for kind in (Reply, Failure))
+_REQUESTS = frozenset(
+    kind.__struct_config__.tag for kind in (Request, RequestWithState, RpcWithProfilingReq, TracedRequest)
+)
+_ANSWERS = frozenset(
+    kind.__struct_config__.tag for kind in (Reply, Failure, RpcWithProfilingResp, FailureWithProfiling)
+)
 
 
 _TRIES = 100  # attempts to take a message for which there is no memory, and whose loss could not be reported

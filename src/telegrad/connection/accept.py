@@ -27,7 +27,7 @@ from telegrad.connection.refusal_log import INTERVAL, RefusalLog
 from telegrad.connection.serving_order import ServingOrder
 from telegrad.errors import is_shortage
 from telegrad.execution.timers import Timer
-from telegrad.transport.base import Listener
+from telegrad.transport.base import Link, Listener
 
 _log = logging.getLogger("telegrad")
 
@@ -95,6 +95,14 @@ class PendingConnections:
             self._schedule_expiry(connection)
             if now() >= end:
                 return
+
+    def adopt(self, link: Link) -> None:
+        """Let the other side of a connection that this worker has opened begin the handshake."""
+        connection = PendingConnection(self, self._local, self._peers, link)
+        if self._add(connection):
+            self._schedule_expiry(connection)
+        else:
+            connection.close()
 
     def _add(self, connection: PendingConnection) -> bool:
         """Begin a handshake. Returns False if this worker accepts no more."""

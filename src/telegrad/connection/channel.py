@@ -23,6 +23,7 @@ from telegrad.connection.receiver import Receiver
 from telegrad.connection.session_driver import SessionDriver
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import TelegradError, is_shortage
+from telegrad.events import CONNECTION
 from telegrad.protocol.credits import Credits
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.session import Session
@@ -77,6 +78,7 @@ class Channel:
         self.link: Link | None = None
         self.memory: SharedMemory | None = None
         """The memory that both ends of the link share, if they are on one host."""
+        self.links = 0  # that have carried the session
         self.sent = 0
         """Bytes of messages sent, over the link or in shared memory."""
         self.session = Session(
@@ -177,6 +179,8 @@ class Channel:
         """Continue the session over `link`, whose handshake is done."""
         memory = SharedMemory(self.local.slabs, link) if link.shares_memory else None
         self.receiver.attach(link, memory)
+        _record(self, "resumed" if self.links else "opened" if self.outgoing else "accepted")
+        self.links += 1
         with self.lock:
             unacknowledged = self.session.connected(peer_received, self.local.runtime.now())
             self.link, self.memory = link, memory
@@ -198,8 +202,8 @@ class Channel:
         self.driver.apply(effects)
         return received
 
-    def link_ended(self, link: Link, reason: str) -> None:
-        """Handle the end of `link`, whichever side caused it."""
+    def link_ended(self, link: Link, reason: str, *, by_peer: bool = False) -> None:
+        """Handle the end of `link`, whichever side caused it; `by_peer` if it was the peer, or the network."""
         with self.lock:
             ended = self.link is link
             effects: list[SessionEffect] = []
@@ -209,7 +213,11 @@ class Channel:
                 self.readers.armed = False
                 effects = self.session.disconnected(reason, self.local.runtime.now())
                 lost = self.session.lost_reason
-        if lost is not None:
+        if ended:
+            _record(self, "broke", reason)
+        if lost is not None and by_peer and _is_unused(self):
+            self.peers.drop_unused(self, lost)
+        elif lost is not None:
             # Before the link is closed: the peer then closes the connection on which it calls us, and the end of that
             # one would be reported as the cause.
             self.peers.lost_workers.channel_lost(self, lost)
@@ -282,3 +290,17 @@ class Channel:
         for reader in followers:
             if reader.event is not None:
                 reader.event.set()
+
+
+def _is_unused(channel: Channel) -> bool:
+    """Return whether the peer has opened a channel, over a unix socket, and has sent nothing on it.
+
+    Its end says nothing: the peer may have given up the handshake before this worker, stopped or busy, admitted it.
+    """
+    received = channel.session.received_up_to()
+    return not channel.outgoing and not channel.resumable and received == _NONE and not channel.sent
+
+
+def _record(channel: Channel, what: str, reason: str = "") -> None:
+    now, ring = channel.local.runtime.now(), channel.local.events
+    ring.record(CONNECTION, now, now, channel.session_id, peer=channel.peer, what=what, outcome=reason)

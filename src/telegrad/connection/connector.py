@@ -37,7 +37,8 @@ from telegrad.waiting import Event
 from telegrad.waiting_report import seconds
 
 if TYPE_CHECKING:
-    from telegrad.connection.peers import Peer, Peers
+    from telegrad.connection.peer_table import Peer
+    from telegrad.connection.peers import Peers
 
 _log = logging.getLogger("telegrad")
 
@@ -60,6 +61,7 @@ class Connector:
             channel = peer.outgoing
             if channel is not None:
                 return channel
+            self._peers.table.use(peer)  # before that: a worker that leaves then finds it, or it finds itself gone
             with peer.lock:
                 if peer.gone:
                     raise WorkerLost(f"worker {peer.record.name!r} is gone: {peer.gone}", worker=peer.record.name)
@@ -70,15 +72,28 @@ class Connector:
                     peer.opening = Opening(self._local.runtime.event())
             if opening is None:
                 return self._open_channel(peer, deadline)
-            if not self._local.executor.wait(opening.done, deadline):
+            if not self._wait(peer, opening, deadline):
                 raise self._deadline_exceeded(peer, None)
             if opening.error is not None:  # the same would happen again
                 raise AuthenticationError(str(opening.error)) from opening.error
+
+    def _wait(self, peer: Peer, opening: Opening, deadline: float | None) -> bool:
+        """Wait for another thread, which opens the connection."""
+        key = self._enter_wait(peer)
+        try:
+            return self._local.executor.wait(opening.done, deadline)
+        finally:
+            self._local.waits.leave(key)
+
+    def _enter_wait(self, peer: Peer) -> int:
+        name = peer.record.name
+        return self._local.waits.enter("connection", (name,), lambda: f"a connection to worker {name!r}")
 
     def _open_channel(self, peer: Peer, deadline: float | None) -> Channel:
         local = self._local
         channel: Channel | None = None
         connected = False
+        key = self._enter_wait(peer)
         try:
             transport, _ = self.dialer.route_to(peer.record)
             channel = self._peers.make_channel(
@@ -95,13 +110,15 @@ class Connector:
                 self._connect_first(channel, peer, deadline)
             connected = True
         except WorkerLost as error:
-            self._peers.lost_workers.peer_lost(peer, str(error))
+            reason = None if channel is None else channel.session.lost_reason
+            self._peers.lost_workers.peer_lost(peer, reason or str(error))
             raise
         except AuthenticationError as error:
             if peer.opening is not None:
                 peer.opening.error = error
             raise
         finally:
+            local.waits.leave(key)
             with peer.lock:
                 if connected and not peer.gone:
                     peer.outgoing = channel
@@ -110,6 +127,7 @@ class Connector:
                 opening.done.set()
             if channel is not None and (peer.gone or not connected):
                 channel.close(peer.gone or "no connection could be opened")
+        self._peers.relaying.opened(channel)
         channel.receiver.on_ready(Ready.READ)  # as in `connect`, but now the worker's loss finds the channel
         return channel
 
@@ -148,11 +166,10 @@ class Connector:
         Raises WorkerLost, Refused or Rejected if that was proved in the handshake, because retrying would not help.
         """
         local = self._local
-        transport, address = self.dialer.route_to(peer.record)
+        _, address = self.dialer.route_to(peer.record)  # to name one if none can be reached
         deadline = local.runtime.now() + local.settings.connect_timeout
-        local.executor.block()
         try:
-            link = transport.connect(address, deadline)
+            link, address = self.dialer.dial(peer.record, deadline, resumable=channel.resumable)
         except ConnectionRefusedError as error:
             channel.connect_failed(f"{address} refuses connections ({error})", refused=True)
             return error
@@ -163,8 +180,6 @@ class Connector:
                 raise
             channel.connect_failed(f"{address} cannot be reached ({error})", refused=False)
             return error
-        finally:
-            local.executor.unblock()
         self.dialer.connecting.append(link)
         try:
             # What the system may refuse comes first: a peer that admitted us and then sees the connection end would
@@ -178,6 +193,7 @@ class Connector:
             raise
         except (LinkClosed, TimeoutError, ProtocolError, AuthenticationError) as error:
             link.close()
+            self.dialer.failed(peer.record, address)
             # Nobody who is the peer listens there, if another worker has proved that it does.
             channel.connect_failed(
                 f"the handshake with {link.peer} failed ({error})", refused=isinstance(error, AnotherWorker)
@@ -190,6 +206,9 @@ class Connector:
             raise
         finally:
             self.dialer.connecting.remove(link)
+        # A connection that broke and was opened again is worth knowing; the first one is routine.
+        level, verb = (logging.DEBUG, "connected") if fresh else (logging.INFO, "reconnected")
+        _log.log(level, "worker %r %s to worker %r at %s", local.name, verb, peer.record.name, address)
         if not fresh:  # the poller does not report the replies that arrived together with the Welcome
             channel.receiver.on_ready(Ready.READ)
         return None

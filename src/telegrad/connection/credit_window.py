@@ -25,6 +25,11 @@ class CreditWindow:
             self.waiters.append(wake)
             return False
 
+    def extend(self, size: int) -> None:
+        """Count `size` bytes more for a request that has credits."""
+        with self._lock:
+            self._credits.extend(size)
+
     def cancel(self, wake: Callable[[], None]) -> None:
         """Stop waiting for credits. If `wake` was already called, another waiter is woken instead."""
         with self._lock:

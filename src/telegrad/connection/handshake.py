@@ -48,12 +48,21 @@ from telegrad.connection.group_keys import authenticate
 from telegrad.connection.worker_record import WorkerRecord, modes_differ
 from telegrad.errors import AuthenticationError, ProtocolError, WorkerLost
 from telegrad.wire.frames import VERSION
-from telegrad.wire.handshake_messages import Challenge, HandshakeMessage, Hello, Proof, Purpose, Reject, Welcome
+from telegrad.wire.handshake_messages import (
+    Challenge,
+    Description,
+    HandshakeMessage,
+    Hello,
+    Proof,
+    Purpose,
+    Reject,
+    Welcome,
+)
 
 NONCE_SIZE = 32
 _MAX_REASON = 400  # characters of a reason that is sent: a handshake message is small
 
-Greeting = TypeVar("Greeting", Hello, Challenge, Proof, Welcome, Reject)
+Greeting = TypeVar("Greeting", Hello, Challenge, Proof, Welcome, Reject, Description)
 
 
 class Rejected(AuthenticationError):
@@ -147,7 +156,10 @@ class _Side:
 
 
 class Opener(_Side):
-    """The side that connects. `target` is the worker that it wants to reach, at the address `dialled`."""
+    """The side that connects. `target` is the worker that it wants to reach, at the address `dialled`.
+
+    With the purpose DESCRIBE or OBSERVE, the target may have no name: then any worker of the group will do.
+    """
 
     def __init__(
         self,
@@ -196,6 +208,8 @@ class Opener(_Side):
     def receive(self, greeting: HandshakeMessage) -> HandshakeMessage | tuple[int, int]:
         """Return the next greeting to send or, at the end, what the listener has received of the session.
 
+        After a Hello with the purpose DESCRIBE, the end is the Description.
+
         Raises WorkerLost or Refused if the listener proved that, AnotherWorker if another worker proved itself, and
         otherwise AuthenticationError or ProtocolError, which say nothing about the target: anybody can cause them.
         """
@@ -211,32 +225,35 @@ class Opener(_Side):
             self._check_target(greeting)
             self._challenged = True
             return self._transcript.prove("opener", Proof(b""))
-        if isinstance(greeting, Welcome) and self._challenged:
+        describes = self._hello.purpose is Purpose.DESCRIBE
+        if isinstance(greeting, Welcome) and self._challenged and not describes:
             return greeting.received
+        if isinstance(greeting, Description) and self._challenged and describes:
+            return greeting
         raise ProtocolError(f"worker {name!r} sent a {type(greeting).__name__} out of turn")
 
     def _check_target(self, challenge: Challenge) -> None:
         target = self._target
-        if (challenge.name, challenge.id) != (target.name, target.id):
+        if target.name and (challenge.name, challenge.id) != (target.name, target.id):
             raise self._another(challenge)
         try:
             self._check_peer(challenge)
         except Rejected as error:
             error.greeting = self.reject(error.code, str(error))
             raise
-        if challenge.incarnation != target.incarnation:
+        if target.name and challenge.incarnation != target.incarnation:
             raise WorkerLost(f"worker {target.name!r} was restarted", worker=target.name)
         if self._hello.purpose is Purpose.VOTE and challenge.known_generation >= self._hello.generation:
             raise StaleGeneration(challenge.known_generation)
 
     def _refusal(self, greeting: Reject) -> Exception:
         target, reason = self._target, shortened(greeting.reason, _MAX_REASON)
-        if (greeting.name, greeting.id) != (target.name, target.id):
+        if target.name and (greeting.name, greeting.id) != (target.name, target.id):
             return self._another(greeting)
         if greeting.code == "incarnation" or greeting.code == "session":
             text = f"worker {target.name!r} cannot resume our session: {reason}"
             return WorkerLost(text, worker=target.name)
-        return Refused(f"worker {target.name!r} refused our connection: {reason}", greeting.code, reason)
+        return Refused(f"worker {greeting.name!r} refused our connection: {reason}", greeting.code, reason)
 
     def _another(self, greeting: Challenge | Reject) -> AnotherWorker:
         return AnotherWorker(
@@ -250,7 +267,8 @@ class Acceptor(_Side):
 
     The callbacks run after the opener has proved itself. `known_generation` returns the highest generation in which
     others with the opener's name are known. `check` raises Rejected if the opener's identity is not acceptable.
-    `resume` returns what has been received of its session, and raises Rejected if that is unknown.
+    `resume` returns what has been received of its session, and raises Rejected if that is unknown. `describe` returns
+    what an opener with the purpose DESCRIBE wants to know, without its proof.
     """
 
     def __init__(
@@ -262,9 +280,11 @@ class Acceptor(_Side):
         check: Callable[[Hello], None],
         resume: Callable[[Hello], tuple[int, int]],
         known_generation: Callable[[Hello], int],
+        describe: Callable[[Hello], Description],
         link: HandshakeLink,
     ) -> None:
         super().__init__(me, "listener", key, link)
+        self._describe = describe
         self._has_key = key is not None
         self._nonce = nonce
         self._check = check
@@ -295,7 +315,7 @@ class Acceptor(_Side):
         if not self._transcript.check("opener", hello):
             raise AuthenticationError(self._unproved(hello))
         self.hello = hello
-        if hello.target != me.name:
+        if hello.target != me.name and (hello.target or hello.purpose not in (Purpose.DESCRIBE, Purpose.OBSERVE)):
             raise Rejected("name", f"this is worker {me.name!r}, not {hello.target!r}")
         if hello.dialled not in me.addresses:
             raise Rejected(
@@ -321,6 +341,8 @@ class Acceptor(_Side):
         # Only now: an unauthenticated peer must not affect the worker that it claims to be.
         self._check(hello)
         self.proof = greeting
+        if hello.purpose is Purpose.DESCRIBE:
+            return self._transcript.prove("listener", self._describe(hello))
         received = self._resume(hello) if hello.purpose is Purpose.SESSION else (0, 0)
         return self._transcript.prove("listener", Welcome(received, b""))
 

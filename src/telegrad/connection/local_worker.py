@@ -8,6 +8,8 @@ from dataclasses import replace
 from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.peer_account import PeerAccounts
 from telegrad.connection.worker_record import WorkerRecord
+from telegrad.current_waits import CurrentWaits
+from telegrad.events import EventRing
 from telegrad.execution.executor import Executor
 from telegrad.protocol.limits import SessionSettings
 from telegrad.settings import AgentSettings
@@ -39,6 +41,12 @@ class LocalWorker:
         self.runtime = runtime
         self.poller = poller
         self.executor = executor
+        self.events = EventRing(settings.events)
+        """What this worker has done lately."""
+        self.optimizer_steps = 0
+        """How often an optimizer has stepped here. Steps of one worker take turns."""
+        self.waits = CurrentWaits(runtime.now)
+        """What its threads wait for now."""
         self.keys = keys
         """The keys of the group; None without a token."""
         self.device_maps = settings.device_maps

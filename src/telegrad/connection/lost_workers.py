@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from telegrad.connection.channel import Channel
 from telegrad.connection.goodbye import shortened
 from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import AuthenticationError, WorkerLost
+from telegrad.events import MEMBER
 
 if TYPE_CHECKING:
-    from telegrad.connection.peers import Peer, Peers
+    from telegrad.connection.peer_table import Peer
+    from telegrad.connection.peers import Peers
 
 _log = logging.getLogger("telegrad")
 
@@ -28,13 +31,31 @@ class LostWorkers:
     def __init__(self, local: LocalWorker, peers: Peers) -> None:
         self._local = local
         self._peers = peers
-        self._observers: list[LossObserver] = []
+        self._observers: list[tuple[LossObserver, Callable[[], bool]]] = []
         self.on_goodbye: Callable[[str, str], None] | None = None
         """Called with the name of a worker that exited with an error, and the error."""
 
-    def observe(self, observer: LossObserver) -> None:
-        """Call `observer` for every worker that is gone, after the observers added before."""
-        self._observers.append(observer)
+    def observe(self, observer: LossObserver, is_idle: Callable[[], bool] = lambda: False) -> None:
+        """Call `observer` for every worker that is gone, after the observers added before.
+
+        `is_idle` says that nothing it knows needs a worker without a connection. See `all_left`.
+        """
+        self._observers.append((observer, is_idle))
+
+    def session_lost(self, channel: Channel, reason: str) -> None:
+        """Declare the peer of a channel lost whose session was given up, unless the peer may never have had it.
+
+        An opener whose call has a deadline may give up while the last message of the handshake is on its way to it.
+        Then nobody resumes the session, although both workers are well.
+        """
+        peer = self._peers.of(channel)
+        if peer is None or channel.outgoing or not channel.resumable or channel.session.was_used:
+            self.channel_lost(channel, reason)
+            return
+        with peer.lock:
+            if peer.incoming is channel:
+                peer.incoming = None
+        channel.close(reason)
 
     def channel_lost(self, channel: Channel, reason: str) -> None:
         """Declare the peer of a channel lost whose session ended."""
@@ -56,16 +77,24 @@ class LostWorkers:
         if peer is not None and (channel.outgoing or peer.outgoing is None):
             self.peer_lost(peer, f"it ended {cause}" if cause else "it has shut down", left=True, failed=bool(cause))
 
+    def left(self, record: WorkerRecord) -> None:
+        """Take over from another member that a worker has left, which is final."""
+        peer = self._peers.find(record.name)
+        if peer.record.incarnation == record.incarnation and not peer.channels():  # else its goodbye arrives here, too
+            self.peer_lost(peer, "it has shut down", left=True)
+
     def peer_lost(self, peer: Peer, reason: str, *, left: bool = False, failed: bool = False) -> None:
         """Declare a worker gone, so that nothing that needs it waits any longer.
 
         `left` says that it said goodbye, and `failed` that it did so because of an error.
         """
         local = self._local
+        self._peers.table.use(peer)
         with peer.lock:
             if peer.gone:
                 return
             peer.gone, peer.left = reason, left
+            self._peers.changes += 1
             if failed or not left:
                 peer.failed_at = local.runtime.now()
             if not left:  # a killed process may lose its connections before its listening socket
@@ -76,17 +105,49 @@ class LostWorkers:
         # A worker that is leaving may find others gone before it: that is how a group ends.
         if not left and not local.closed and not local.leaving:
             _log.warning("worker %r lost worker %r: %s", local.name, peer.record.name, reason)
+        elif not local.closed:  # then it knows nothing about the others
+            _log.info("worker %r: worker %r has left the group: %s", local.name, peer.record.name, reason)
+        now, what = local.runtime.now(), "left" if left else "lost"
+        local.events.record(MEMBER, now, now, peer.record.id, peer=peer.record.name, what=what, outcome=reason)
         for channel in channels:
             channel.close(reason)
-        for observer in self._observers:
-            try:
-                observer(peer, channels, reason)
-            except Exception:  # noqa: BLE001 - a bug in telegrad, and the other observers must hear of the loss
-                _log.exception("worker %r failed to handle the loss of %r", local.name, peer.record.name)
+        for observer, _ in self._observers:
+            self._tell(observer, peer, channels, reason)
         self._peers.members.gone(peer.record, reason, left=left)
         local.buffers.trim()  # those that its messages were received in may be hundreds of megabytes
         if not left and not self._remove_traces(peer):
             local.executor.timers.at(peer.dying_until, lambda: self._remove_traces(peer))
+
+    def all_left(self, reason: str) -> None:
+        """Declare all workers gone, because this one leaves.
+
+        In a large group it has no connection with most of them. Observers hear of those only if it may matter.
+        """
+        unconnected = []
+        table = self._peers.table
+        table.leave_others(reason)
+        used = table.used()
+        for peer in used:
+            with peer.lock:
+                is_connected = bool(peer.channels() or peer.opening) or peer.record.name == self._local.name
+                if not is_connected and not peer.gone:
+                    peer.gone, peer.left = reason, True
+                    unconnected.append(peer)
+            if is_connected:
+                self.peer_lost(peer, reason, left=True)
+        observers = [observer for observer, is_idle in self._observers if not is_idle()]
+        if observers:
+            known = set(used)
+            unconnected += [peer for peer in table.all() if peer not in known]
+        for observer in observers:
+            for peer in unconnected:
+                self._tell(observer, peer, [], reason)
+
+    def _tell(self, observer: LossObserver, peer: Peer, channels: list[Channel], reason: str) -> None:
+        try:
+            observer(peer, channels, reason)
+        except Exception:  # noqa: BLE001 - a bug in telegrad, and the other observers must hear of the loss
+            _log.exception("worker %r failed to handle the loss of %r", self._local.name, peer.record.name)
 
     def _remove_traces(self, peer: Peer) -> bool:
         """Remove the sockets that a killed worker left on this host; False if it may still listen."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
 from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.packed_group import PackedGroup
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.protocol.membership import Admission, Identity, Member, Membership, State, Vote
 from telegrad.waiting import Event
@@ -36,6 +37,20 @@ def identity_of(worker: Described) -> Identity:
     return Identity(worker.name, worker.id, worker.incarnation, worker.generation)
 
 
+class _Formed:
+    """The members of a packed group, for `Membership.form`."""
+
+    def __init__(self, group: PackedGroup) -> None:
+        self._group = group
+
+    def find(self, name: str) -> Identity | None:
+        record = self._group.find(name)
+        return None if record is None else identity_of(record)
+
+    def __iter__(self) -> Iterator[Identity]:
+        return map(identity_of, self._group)
+
+
 class Members:
     """The group as this worker knows it; see `telegrad.protocol.membership`."""
 
@@ -56,7 +71,11 @@ class Members:
         """Start with these workers, which include this one."""
         now = self._local.runtime.now()
         with self._lock:
-            membership = self._membership = Membership(identity_of(self._local.me), now, is_open=is_open)
+            membership = Membership(identity_of(self._local.me), now, is_open=is_open)
+            self._membership = membership
+            if isinstance(records, PackedGroup):
+                membership.form(_Formed(records))
+                return
             for record in records:
                 membership.add(identity_of(record), now)
 
@@ -77,6 +96,11 @@ class Members:
         """Return the latest incarnation of a worker."""
         with self._lock:
             return self._get().find(name)
+
+    def state_of(self, record: WorkerRecord) -> State:
+        """Return what this worker holds an incarnation for: lost if another one has taken its place."""
+        member = self.find(record.name)
+        return State.LOST if member is None or member.identity.incarnation != record.incarnation else member.state
 
     def known_generation(self, identity: Identity) -> int:
         """See `Membership.known_generation`."""
@@ -108,7 +132,7 @@ class Members:
     def learn(self, record: WorkerRecord) -> bool:
         """Take over what another member says about a worker. Returns whether that was new."""
         with self._lock:
-            return self._get().add(identity_of(record), self._local.runtime.now())
+            return self._get().learn(identity_of(record), self._local.runtime.now())
 
     def merge_votes(self, votes: Sequence[tuple[str, Vote]]) -> None:
         """Take over for whom another member has voted."""
@@ -157,21 +181,33 @@ class Members:
         for event in events:
             event.set()
 
-    def wait_for(self, name: str, deadline: float | None) -> bool:
-        """Wait until worker `name` is alive; False if the deadline passes first, or this worker is closed."""
+    def wait_for(self, name: str, deadline: float | None, incarnation: int | None = None) -> bool:
+        """Wait until worker `name` is alive; False if the deadline passes first, or this worker is closed.
+
+        With an `incarnation`, only that one counts.
+        """
         while True:
             waiting = name, self._local.runtime.event()
             with self._lock:
                 self._waiting.append(waiting)
             try:
                 member = self.find(name)
-                if member is not None and member.state is State.ALIVE:
+                is_alive = member is not None and member.state is State.ALIVE
+                if member is not None and is_alive and incarnation in (None, member.identity.incarnation):
                     return True
-                if self._local.closed or not self._local.executor.wait(waiting[1], deadline):
+                if self._local.closed or not self._wait(name, waiting[1], deadline):
                     return False
             finally:
                 with self._lock:
                     self._waiting.remove(waiting)
+
+    def _wait(self, name: str, event: Event, deadline: float | None) -> bool:
+        waits = self._local.waits
+        key = waits.enter("member", (name,), lambda: f"worker {name!r} to join")
+        try:
+            return self._local.executor.wait(event, deadline)
+        finally:
+            waits.leave(key)
 
     def on_lost(self, callback: LossCallback) -> Callable[[], None]:
         """Call `callback` on a worker thread for every worker that is lost. Returns a function that ends this."""

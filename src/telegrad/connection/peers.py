@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from telegrad.connection.channel import Channel
-from telegrad.connection.connector import Connector, Opening
+from telegrad.connection.connector import Connector
 from telegrad.connection.handshake import Rejected
 from telegrad.connection.local_worker import LocalWorker, session_settings
 from telegrad.connection.lost_workers import LostWorkers
 from telegrad.connection.members import Members, identity_of
-from telegrad.connection.worker_record import WorkerRecord, check_id, check_name
+from telegrad.connection.packed_group import PackedGroup
+from telegrad.connection.peer_table import Peer, PeerTable
+from telegrad.connection.relaying import Relaying
+from telegrad.connection.worker_record import WorkerRecord, check_record
 from telegrad.errors import TelegradError, UnknownWorker
-from telegrad.protocol.membership import Admission, NotAdmitted
+from telegrad.events import MEMBER
+from telegrad.protocol.membership import Admission, NotAdmitted, State
+from telegrad.transport.addresses import observe_address
 from telegrad.transport.base import Link, LinkClosed, Transport
 from telegrad.wire.frames import Frame, Message
-from telegrad.wire.handshake_messages import Hello, Purpose
+from telegrad.wire.handshake_messages import Description, Hello, Purpose
+
+if TYPE_CHECKING:
+    from telegrad.transport.relay import RelayTransport
 
 _log = logging.getLogger("telegrad")
 
@@ -37,36 +47,6 @@ def _record_of(hello: Hello) -> WorkerRecord:
     )
 
 
-class Peer:
-    """One incarnation of a worker. This worker is its own peer, too, since it can call itself."""
-
-    def __init__(self, record: WorkerRecord) -> None:
-        self.record = record
-        self.gone = ""
-        """Why the worker can no longer be called. Empty while it can."""
-        self.left = False
-        """Whether the worker is gone after an orderly shutdown."""
-        self.failed_at: float | None = None
-        """When the worker was lost, or ended with an error; None if neither has happened."""
-        self.dying_until = 0.0
-        """If the worker was lost: until when its process may still be exiting, and listening."""
-        self.lock = threading.Lock()  # protects outgoing, incoming, opening and last_attempt
-        self.outgoing: Channel | None = None
-        self.incoming: Channel | None = None
-        self.opening: Opening | None = None
-        self.last_attempt = 0
-        """The number of the last connection that the worker opened to this one (`Hello.attempt`)."""
-
-    def channels(self) -> list[Channel]:
-        """Return the channels that exist."""
-        return [channel for channel in (self.outgoing, self.incoming) if channel is not None]
-
-    def traffic(self) -> tuple[int, int]:
-        """Return the bytes of messages sent to and received from the worker."""
-        channels = self.channels()
-        return sum(channel.sent for channel in channels), sum(channel.receiver.received for channel in channels)
-
-
 class Peers:
     """The workers of the group, by name and id."""
 
@@ -77,48 +57,77 @@ class Peers:
         """Replaced by a subclass where `telegrad.testing.faults` delays or drops messages."""
         self.connector = Connector(local, self, self._transports)
         self.lost_workers = LostWorkers(local, self)
+        relay = self._transports.get("relay")
+        self.relaying = Relaying(local, self, cast("RelayTransport | None", relay))
         self.deliver: Callable[[Channel, Message], None]
         """Takes the messages that arrive on the channels; set by the agent, as is the next."""
         self.undelivered: Callable[[Channel, Frame, Message | None, Exception], bool]
         """Reports a message that this worker cannot take; False if nobody can be told."""
+        self.observers: Callable[[Link], None] | None = None  # takes their connections; None: they are refused
+        self.on_abstention: Callable[[], None]
+        """Called on a runner when this worker was asked for a vote and does not know enough to vote; set as above."""
         self.members = Members(local)
-        self._lock = threading.Lock()  # protects the two below
-        self._by_name: dict[str, Peer] = {}
-        self._by_id: dict[int, Peer] = {}
+        self.changes = 0  # how often a worker was added, replaced or lost: until then, what is derived from all holds
+        self.table = PeerTable()
 
     def set_group(self, records: Iterable[WorkerRecord], *, is_open: bool = False) -> None:
         """Add the workers of the group; `is_open` says that others may join it later."""
-        records = list(records)
+        records = records if isinstance(records, PackedGroup) and not is_open else list(records)
         self.members.form(records, is_open=is_open)
-        with self._lock:
-            for record in records:
-                self._add(record)
+        self.table.fill(records)
+        self.changes += 1
+
+    def join_group(self, records: Iterable[WorkerRecord]) -> None:
+        """Add the workers of a group that this worker joins, except those that have connected to it meanwhile."""
+        for record in records:
+            self.members.learn(record)  # the membership has most of them already
+            with self.table.lock:
+                member = self.members.find(record.name)
+                is_latest = member is None or member.identity.incarnation == record.incarnation
+                if is_latest and record.name not in self.table.by_name:
+                    self._add(record)
 
     def learn(self, record: WorkerRecord) -> bool:
         """Take over what another member says about a worker. Returns whether that was new."""
         if not self.members.learn(record):
+            self._update(record)
             return False
         self._register(record)
         return True
 
+    def _update(self, record: WorkerRecord) -> None:
+        """Take over the generation that an incarnation has got since it was registered, if the membership has."""
+        peer, member = self.table.get(record.name), self.members.find(record.name)
+        if peer is not None and member is not None and member.identity == identity_of(record):
+            with peer.lock:
+                if peer.record.incarnation == record.incarnation and peer.record.generation < record.generation:
+                    peer.record = record
+                    self.changes += 1
+
     def _register(self, record: WorkerRecord) -> None:
         """Add a worker, in place of an incarnation that it replaces."""
-        with self._lock:
-            before = self._by_name.get(record.name)
+        with self.table.lock:
+            member = self.members.find(record.name)
+            if member is not None and member.identity.incarnation != record.incarnation:
+                return  # another thread has admitted a later one since
+            before = self.table.get(record.name)
             self._add(record)
+        _record_member(self._local, record, "joined" if before is None else "replaced")
         if before is not None:
             self.lost_workers.peer_lost(before, "it was restarted")
         self.members.announce(record.name)
+        self.relaying.refresh()
 
-    def _add(self, record: WorkerRecord) -> Peer:
-        peer = Peer(record)
-        self._by_name[record.name] = peer
-        self._by_id[record.id] = peer
-        return peer
+    def _add(self, record: WorkerRecord) -> None:
+        self.table.add(record)
+        self.changes += 1
 
     def find(self, to: str | int) -> Peer:
         """Return the worker with that name or id. Raises an UnknownWorker that lists the known ones."""
-        peer = self._by_name.get(to) if isinstance(to, str) else self._by_id.get(to)
+        table = self.table
+        peer = table.by_name.get(to) if isinstance(to, str) else table.by_id.get(to)
+        if peer is None:
+            peer = table.get(to)
         if peer is None:
             kind = "named" if isinstance(to, str) else "with id"
             known = ", ".join(f"{record.name!r} ({record.id})" for record in self.records())
@@ -127,25 +136,27 @@ class Peers:
 
     def records(self) -> list[WorkerRecord]:
         """Return the records of all workers, sorted by id."""
-        with self._lock:
-            return [self._by_id[worker].record for worker in sorted(self._by_id)]
+        return [peer.record for peer in self.all()]
 
     def all(self) -> list[Peer]:
-        """Return all workers, sorted by id."""
-        with self._lock:
-            return [self._by_id[worker] for worker in sorted(self._by_id)]
+        """Return all workers, sorted by id. The list is not to be changed.
+
+        In a large group, this decodes the records of all for the first time. See `PeerTable.used` and `PeerTable.at`.
+        """
+        return self.table.all()
 
     def abandon(self) -> None:
         """Close a forked child's copies of all connections. Takes no locks: the parent may have held one."""
+        self.relaying.abandon()
         links: list[Link] = list(self.connector.dialer.connecting)
-        for peer in list(self._by_id.values()):
+        for peer in list(self.table.by_id.values()):
             links += [channel.link for channel in peer.channels() if channel.link is not None]
         for link in links:
             link.abandon()
 
     def of(self, channel: Channel) -> Peer | None:
         """Return the worker that `channel` belongs to. None if the channel was replaced."""
-        peer = self._by_name.get(channel.peer)
+        peer = self.table.by_name.get(channel.peer)
         return peer if peer is not None and channel in (peer.outgoing, peer.incoming) else None
 
     # -- incoming connections ---------------------------------------------------------------------------------
@@ -162,51 +173,63 @@ class Peers:
         shared token cannot prevent that, because all who know it are equal; certificates can (see
         `telegrad.connection.handshake`).
         """
+        record = _record_of(hello)
         try:
-            check_name(hello.name)
-            check_id(hello.id)
+            check_record(record)
         except ValueError as error:
             raise Rejected("name", str(error)) from error
         if hello.purpose is not Purpose.SESSION:
-            self._check_question(hello)
+            _check_question(self, hello)
             return
         try:
             admission = self.members.admit(identity_of(hello))
         except NotAdmitted as error:
             raise Rejected(error.code, str(error)) from error
         if admission is not Admission.KNOWN:
-            self._register(_record_of(hello))
+            _log.info("worker %r: worker %r has joined the group (%s)", self._local.name, record.name, admission.name)
+            self._register(record)
             return
+        self._update(_record_of(hello))
         known = self.find(hello.name)
         if known.gone and not known.left:
             raise Rejected("incarnation", f"this incarnation of worker {hello.name!r} was given up: {known.gone}")
 
-    def _check_question(self, hello: Hello) -> None:
-        """Answer an opener that wants a vote, or to know whether this worker is there and stays."""
-        local = self._local
-        if local.departing or local.closed:
-            raise Rejected("leaving", f"worker {local.name!r} is leaving the group")
-        if hello.purpose is Purpose.VOTE:
-            if not self.members.may_vote:
-                raise Rejected("abstains", "it was replaced itself, and has not heard how a quorum has voted")
-            reason = self.members.vote(identity_of(hello))
-            if reason:
-                self._verify(hello.name)
-                raise Rejected("vote", reason)
-
-    def _verify(self, name: str) -> None:
+    def verify(self, name: str) -> None:
         """Connect to a worker that another wants to replace: without a connection, nobody here notices its death."""
-        peer = self._by_name.get(name)
-        if peer is None or peer.gone or peer.channels() or peer.opening is not None:
+        peer = self.table.get(name)
+        if peer is None or peer.record.name == self._local.name or peer.gone or peer.channels() or peer.opening:
             return
 
         def connect() -> None:
+            # As long as a session tries: only then is a worker that cannot be reached lost.
+            patience = 2 * (self._local.settings.session.resume_limit + self._local.settings.connect_timeout)
             try:
-                self.connector.channel_to(peer, self._local.runtime.now() + self._local.settings.connect_timeout)
+                self.connector.channel_to(peer, self._local.runtime.now() + patience)
             except TelegradError as error:  # if it is lost, those who need it have been told
                 _log.debug("cannot connect to worker %r, which another wants to replace: %s", name, error)
 
         self._local.executor.submit(connect)
+
+    def drop_unused(self, channel: Channel, reason: str) -> None:
+        """Forget a channel that its opener never used, and see whether the opener is alive."""
+        peer = self.table.by_name.get(channel.peer)
+        if peer is not None:
+            with peer.lock:
+                if peer.incoming is channel:
+                    peer.incoming = None
+        channel.close(reason)
+        if not self._local.closed:
+            self.verify(channel.peer)
+
+    def describe(self, member: int) -> Description:
+        """Describe the member with this id, or the next, to a newcomer."""
+        peer = self.table.next(member)
+        is_open = self.members.is_open
+        if peer is None:
+            return Description(b"", State.ALIVE, is_open, b"")
+        known = self.members.find(peer.record.name)
+        state = State.ALIVE if known is None else known.state
+        return Description(msgspec.msgpack.encode(peer.record), state, is_open, b"")
 
     def resume(self, link: Link, hello: Hello) -> tuple[int, int]:
         """Return what has been received of the session that an authenticated opener wants to resume or start.
@@ -215,6 +238,8 @@ class Peers:
         """
         local = self._local
         peer = self.find(hello.name)
+        if peer.record.incarnation != hello.incarnation:  # since it was admitted
+            raise Rejected("incarnation", f"this incarnation of worker {hello.name!r} was replaced by a later one")
         with peer.lock:
             if hello.attempt <= peer.last_attempt:
                 # Not a Rejected, which would be sent: whoever still holds this connection is not the opener.
@@ -243,10 +268,41 @@ class Peers:
 
     def remove_traces(self, record: WorkerRecord) -> bool:
         """Remove the sockets that a killed worker left on this host. Returns False if it still listens."""
-        if record.host != self._local.me.host:
+        me = self._local.me
+        if record.host != me.host:
             return True
         gone = True
+        # A member could announce the socket of another program. Those of workers of this host are in one directory.
+        directories = {address.rpartition("/")[0] for address in me.addresses}
         for address in record.addresses:
+            if address.rpartition("/")[0] not in directories:
+                continue
             transport = self._transports.get(address.partition("://")[0])
-            gone = (transport is None or transport.remove_dead(address)) and gone
+            if transport is not None:
+                left = (address, observe_address(address)) if address.startswith("unix://") else (address,)
+                gone = sum(transport.remove_dead(each) for each in left) == len(left) and gone
         return gone
+
+
+def _record_member(local: LocalWorker, record: WorkerRecord, what: str) -> None:
+    now = local.runtime.now()
+    local.events.record(MEMBER, now, now, record.id, peer=record.name, what=what)
+
+
+def _check_question(peers: Peers, hello: Hello) -> None:
+    """Answer an opener that wants a vote, or to know whether this worker is there and stays."""
+    local = peers._local
+    if local.departing or local.closed:
+        raise Rejected("leaving", f"worker {local.name!r} is leaving the group")
+    if hello.purpose is Purpose.OBSERVE and peers.observers is None:
+        raise Rejected("observe", f"worker {local.name!r} does not let others look at it through the network")
+    known = None if hello.purpose is Purpose.OBSERVE else peers.members.find(hello.name)
+    if known is not None and known.identity.incarnation != hello.incarnation:
+        peers.verify(hello.name)  # a newcomer that looks for its group will ask for votes next
+    if hello.purpose is Purpose.VOTE:
+        if not peers.members.may_vote:
+            local.executor.submit(peers.on_abstention)
+            raise Rejected("abstains", "it was replaced itself, and has not heard how a quorum has voted")
+        reason = peers.members.vote(identity_of(hello))
+        if reason:
+            raise Rejected("vote", reason)

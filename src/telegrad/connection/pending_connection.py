@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,13 @@ from telegrad.connection.peers import Peers
 from telegrad.connection.refusal_log import Refusal
 from telegrad.errors import AuthenticationError, ProtocolError, UnknownWorker, is_shortage
 from telegrad.execution.timers import RETRY_DELAY
-from telegrad.transport.base import Link, LinkClosed, Ready
+from telegrad.transport.base import Link, LinkClosed, Ready, RelayedConnection
 from telegrad.wire.handshake_messages import Purpose, decode_handshake
 
 if TYPE_CHECKING:
     from telegrad.connection.accept import PendingConnections
+
+_log = logging.getLogger("telegrad")
 
 
 class PendingConnection:
@@ -61,10 +64,15 @@ class PendingConnection:
                 taken = False
             self._connections.served(self, acceptor.hello is not None or self.link.has_preamble)
             self._local.poller.arm(self.link, read=True)
+        except RelayedConnection as relayed:
+            self._connections.discard(self)
+            self.link.owner = None
+            self._peers.relaying.take(relayed.release(), relayed.header)
         except Rejected as error:
             if error.greeting is not None:
                 send_greeting(self.link, error.greeting)
-            self._refuse(Refusal.OTHER, str(error))
+            is_question = acceptor is not None and acceptor.hello is not None and acceptor.hello.purpose.is_question
+            self._refuse(Refusal.QUESTION if is_question else Refusal.OTHER, str(error))
         except LinkClosed as error:
             self._refuse(Refusal.LEFT, str(error))
         except AuthenticationError as error:  # it does not know our token, or found that it is not its own
@@ -89,6 +97,7 @@ class PendingConnection:
             check=peers.check,
             resume=lambda hello: peers.resume(link, hello),
             known_generation=peers.known_generation,
+            describe=lambda hello: peers.describe(hello.session),
             link=link,
         )
 
@@ -97,7 +106,10 @@ class PendingConnection:
         hello = acceptor.hello
         assert hello is not None
         self._connections.discard(self)
-        if hello.purpose is not Purpose.SESSION:  # the Welcome was all that it wanted
+        if hello.purpose is Purpose.OBSERVE and self._peers.observers is not None:
+            self._peers.observers(self.link)
+            return
+        if hello.purpose is not Purpose.SESSION:  # the answer was all that it wanted
             self.link.owner = None
             self.link.close()
             return
@@ -116,6 +128,7 @@ class PendingConnection:
         except BaseException:
             self.link.close()
             raise
+        _log.debug("worker %r accepted a connection of worker %r (%s)", self._local.name, hello.name, self.link.peer)
         channel.receiver.on_ready(Ready.READ)  # read what arrived together with the proof
 
     def _refuse(self, kind: Refusal, reason: str) -> None:

@@ -75,7 +75,16 @@ class ReaderElection:
         reader.leading = 0
         with self._lock:
             self.reading = False
-            self.elect()
+            # If all of these are false, nobody is to be woken, and the poller is not armed and need not be.
+            if (
+                self._followers
+                or self.unwaited
+                or self.armed
+                or self.reported
+                or self._always_polled
+                or self._resumable
+            ):
+                self.elect()
 
     def stop_following(self, reader: Reader) -> None:
         """Stop waiting for the thread that reads."""

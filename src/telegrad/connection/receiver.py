@@ -96,7 +96,7 @@ class Receiver:
             else:
                 self._pump_in_turns(link)
         except LinkClosed as error:
-            channel.link_ended(link, str(error))
+            channel.link_ended(link, str(error), by_peer=True)
         except ProtocolError as error:
             if self._resumable and self._session.state is SessionState.CONNECTED:  # else the loss is reported
                 _log.warning("closed the connection with worker %r (%s): %s", channel.peer, link.peer, error)

@@ -33,8 +33,12 @@ class Refusal(Enum):
     EVICTED = "evicted without a valid Hello"
     NOT_TELEGRAD = "sent something else than a handshake"
     LATE = "sent no proof in time"
+    QUESTION = "asked, before they join, what this worker denied"  # such as its vote: they are told, and log it
     TOKEN = "did not prove that they know the group token"
     OTHER = "refused for another reason"
+
+
+_QUIET = (Refusal.LEFT, Refusal.QUESTION)
 
 
 class RefusalLog:
@@ -54,6 +58,8 @@ class RefusalLog:
         count = self._count(kind, source, 1)
         if kind is Refusal.LEFT:
             _log.debug("worker %r: %s left during its handshake: %s", self._local.name, peer, reason)
+        elif kind is Refusal.QUESTION:
+            _log.debug("worker %r answers no to %s: %s", self._local.name, peer, reason)
         elif count <= FIRST:
             more = ". More like this are counted, and logged together" if count == FIRST else ""
             _log.warning("worker %r refused a connection from %s: %s%s", self._local.name, peer, reason, more)
@@ -81,7 +87,7 @@ class RefusalLog:
             self._counts, self._sources, self._timer = {}, set(), None
         if timer is not None:
             self._local.executor.timers.cancel(timer)
-        if all(count <= (MANY_LEFT if kind is Refusal.LEFT else FIRST) for kind, count in counts.items()):
+        if all(count <= (MANY_LEFT if kind in _QUIET else FIRST) for kind, count in counts.items()):
             return
         addresses = f"{len(sources)} address{'es' if len(sources) > 1 else ''}"
         if len(sources) > MAX_SOURCES:

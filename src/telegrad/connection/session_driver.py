@@ -70,7 +70,7 @@ class SessionDriver:
                 case OpenConnection():
                     self._peers.lost_workers.reconnect(channel)
                 case SessionLost(reason):
-                    self._peers.lost_workers.channel_lost(channel, reason)
+                    self._peers.lost_workers.session_lost(channel, reason)
 
     def _send_unsequenced(self, kind: Kind) -> None:
         with self._lock:

@@ -39,6 +39,9 @@ MAX_TOKEN = 4096
 TOKEN_VARIABLE = "TELEGRAD_TOKEN"
 DESCRIPTOR_VARIABLE = "TELEGRAD_TOKEN_FD"
 """Set by launchers: the number of a file descriptor that the token can be read from."""
+FILE_VARIABLE = "TELEGRAD_TOKEN_FILE"
+TOKEN_VARIABLES = (TOKEN_VARIABLE, DESCRIPTOR_VARIABLE, FILE_VARIABLE)
+"""Whatever says what the token is: a group that is started from a worker has its own."""
 _FILE_NAME = "telegrad-token"  # of the anonymous file; shown by the system, without its contents
 
 _DIGITS = frozenset(string.digits.encode())
@@ -76,8 +79,8 @@ def find_token(explicit: str | bytes | None = None, environ: Mapping[str, str] =
         return check_token(environ[TOKEN_VARIABLE], source=f"the token in {TOKEN_VARIABLE}")
     if DESCRIPTOR_VARIABLE in environ:
         return check_token(_read_descriptor(environ[DESCRIPTOR_VARIABLE]), source="the token of the launcher")
-    if "TELEGRAD_TOKEN_FILE" in environ:
-        path = environ["TELEGRAD_TOKEN_FILE"]
+    if FILE_VARIABLE in environ:
+        path = environ[FILE_VARIABLE]
         return check_token(_read_private_file(path), source=f"the token in the file {path} (TELEGRAD_TOKEN_FILE)")
     return None
 

@@ -12,13 +12,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from telegrad.transport.addresses import parse_address
+
 _NAME = re.compile(r"[0-9A-Za-z_:-]+\Z")
 MAX_NAME = 127
-RESTART_VARIABLE = "TELEGRAD_RESTART"
-"""Set by launchers: how often the worker was started before."""
 AWAIT_VARIABLE = "TELEGRAD_AWAITED_REPLACEMENT"
 """Set by launchers that start dead workers again; see `telegrad.settings.AgentSettings.awaited_replacement`."""
 MAX_ID = 0xFFFF
+MAX_GENERATION = 2**63 - 1
+_MAX_DEVICE_TYPES = 32
+_MAX_DEVICE_NAME = 64
 _MODES = {"any": "any function (accept='any')", "registered": "only exposed functions (accept='registered')"}
 
 
@@ -54,6 +57,8 @@ class FoundGroup(NamedTuple):
     """Whether the group was formed before this worker came, which has to join it then."""
     is_open: bool = False
     """Whether workers with other names may join later."""
+    generation: int = -1
+    """That of this worker, if it takes the place of one that has left an open group in order; -1 otherwise."""
 
 
 def check_name(name: str) -> str:
@@ -68,6 +73,29 @@ def check_id(worker_id: int) -> int:
     if not 0 <= worker_id <= MAX_ID:
         raise ValueError(f"invalid worker id {worker_id}: ids are 0 to {MAX_ID}")
     return worker_id
+
+
+def check_generation(generation: int) -> int:
+    """Return `generation` if it is a valid generation, else raise a ValueError."""
+    if not 0 <= generation <= MAX_GENERATION:
+        raise ValueError(f"invalid generation {generation}: generations are 0 to {MAX_GENERATION}")
+    return generation
+
+
+def check_record(record: WorkerRecord) -> None:
+    """Raise a ValueError if this cannot be the record of a worker. Others announce whatever they like."""
+    check_name(record.name)
+    check_id(record.id)
+    if not 0 <= record.incarnation < 2**64:
+        raise ValueError(f"incarnation {record.incarnation} does not fit in 64 bits")
+    check_generation(record.generation)
+    for address in record.addresses:
+        parse_address(address)
+    if len(record.devices) > _MAX_DEVICE_TYPES:
+        raise ValueError(f"{len(record.devices)} types of devices; the limit is {_MAX_DEVICE_TYPES}")
+    for kind, count in record.devices:
+        if not kind.isidentifier() or len(kind) > _MAX_DEVICE_NAME or not 0 <= count <= MAX_ID:
+            raise ValueError(f"{count} devices of the type {kind[:_MAX_DEVICE_NAME]!r}, which cannot be")
 
 
 def modes_differ(me: WorkerRecord, other: str, accept: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 import torch
@@ -121,7 +121,7 @@ class EventLoop:
                 make: Callable[[], asyncio.AbstractEventLoop] = getattr(
                     self._runtime, "new_event_loop", asyncio.new_event_loop
                 )
-                loop = make()
+                loop = Context().run(make)  # it keeps its context, which else has the call that is served here
                 try:
                     self._executor.threads.start("event loop", lambda: _run(loop))
                 except BaseException:

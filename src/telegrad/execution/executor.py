@@ -70,7 +70,7 @@ class Executor:
             self.threads.start("watchdog", self._watchdog.run)
 
     def stop(self, deadline: float) -> list[str]:
-        """End all threads. Returns the names of those that did not end because user code does not.
+        """End all threads. Returns what those execute that did not end because user code does not.
 
         A runner that stops its own executor ends when it returns from here.
         """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -23,11 +25,12 @@ class Threads:
 
     def __init__(self, runtime: Runtime, lock: threading.Lock, current: ThreadState, name: str) -> None:
         self._runtime = runtime
-        self._lock = lock  # the executor's; protects _alive
+        self._lock = lock  # the executor's; protects _alive and _idents
         self._current = current
         self._name = name
         self._numbers = itertools.count(1)
         self._alive: dict[int, Thread] = {}
+        self._idents: dict[int, int] = {}  # of those that run
         self.device_index: int | None = None
         """The accelerator that is current on these threads at first; None: the first one."""
 
@@ -69,6 +72,7 @@ class Threads:
     def enter(self, number: int) -> None:
         """Prepare the current thread, which is thread `number`."""
         self._current.number = number
+        self._idents[number] = threading.get_ident()
         torch.get_num_threads()  # otherwise torch starts an intra-op pool for this thread, ignoring the configured size
         if self.device_index is not None:
             torch.accelerator.set_device_index(self.device_index)
@@ -76,9 +80,10 @@ class Threads:
     def discard(self, number: int) -> None:
         """Forget a thread that ends or could not be started. Call with the lock held."""
         self._alive.pop(number, None)
+        self._idents.pop(number, None)
 
     def join(self, deadline: float) -> list[str]:
-        """Wait for all threads except the current one. Returns the names of those that did not end."""
+        """Wait for all threads except the current one. Returns what those execute that did not end."""
         own = self._current.number
         while True:
             with self._lock:
@@ -88,7 +93,7 @@ class Threads:
             extended = self._runtime.now() + _GRACE
             stuck = [number for number in late if not alive[number].join(extended)]
             if stuck or not alive:
-                return [f"{self._name}:{number}" for number in stuck]
+                return [_place_of(self._idents.get(number)) for number in stuck]
 
     def count(self) -> int:
         """Return the number of live threads, for debug info."""
@@ -102,6 +107,18 @@ class Threads:
             "or of memory",
             worker=self._name,
         )
+
+
+def _place_of(ident: int | None) -> str:
+    """Return what a thread executes: the innermost line that is not telegrad's, or else the innermost line."""
+    innermost = sys._current_frames().get(ident or 0)
+    frame = innermost
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("telegrad", "threading"):
+        frame = frame.f_back
+    frame = frame or innermost
+    if frame is None:
+        return "a thread that has just ended"
+    return f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
 class _Starting:

@@ -14,20 +14,28 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
-from typing import Any
-
-import cloudpickle
 
 from telegrad.connection.token_source import DESCRIPTOR_VARIABLE, TOKEN_VARIABLE
 from telegrad.launch import worker_result
+from telegrad.launch.work import run_work, without_frames_of
 from telegrad.launch.worker import PipeConsumer, Worker, kill_with_launcher, launcher_is_gone, signal_name
 from telegrad.launch.worker_result import WorkerResult, write_all
 
 # The server skips a module that it cannot import; then each worker loads it.
-PRELOAD = ["torch", "torch.distributed", "telegrad", "telegrad.rpc", "telegrad.launch"]
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "telegrad",
+    "telegrad.rpc",
+    "telegrad.launch",
+    # What init_rpc imports in a group with a token, as every group of a launcher is.
+    "telegrad.transport.relay",
+    "telegrad.transport.tls",
+    "encodings.idna",
+]
 
 
 class ForkedWorker(Worker):
@@ -36,16 +44,20 @@ class ForkedWorker(Worker):
     def __init__(
         self, name: str, rank: int, pid: int, status: int, lifeline: int, pipes: Mapping[int, PipeConsumer]
     ) -> None:
-        super().__init__(name, rank, pid, status, pipes)
+        super().__init__(name, rank, pid, status, pipes, lifeline)
         self.result = next(consumer for consumer in pipes.values() if isinstance(consumer, WorkerResult))
         self.killed_on_purpose = False
-        self._lifeline = lifeline
 
     def failed(self) -> bool:
         """Return whether the function raised or the process died. Being killed on purpose is not a failure."""
         if self.killed_on_purpose:
             return False
         return self.result.is_error() or (self.exitcode is not None and not self.succeeded())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has exited."""
+        return self.exitcode is not None
 
     def succeeded(self) -> bool:
         """Return whether the function returned and the process exited with 0."""
@@ -69,11 +81,6 @@ class ForkedWorker(Worker):
             return int(forkserver.read_signed(self.exit_fd))
         except EOFError:
             return 255  # The server died and nobody else knows the exit code. Multiprocessing returns 255 here too.
-
-    def close(self) -> None:
-        """Close the lifeline too."""
-        super().close()
-        os.close(self._lifeline)
 
 
 @dataclass(frozen=True)
@@ -171,28 +178,13 @@ class _Process(multiprocessing.Process):
         os.environ[DESCRIPTOR_VARIABLE] = str(token)
         _reset_torch_and_numpy()
         try:
-            value = _work(self._startup)
+            value = run_work(self._startup.work, self._startup.name, init=self._startup.init)
             _flush_output()
             worker_result.write_value(result_pipe, value)
         except BaseException as error:  # noqa: BLE001 - sent to the launcher
             _flush_output()
-            worker_result.write_error(result_pipe, _without_our_frames(error))
+            worker_result.write_error(result_pipe, without_frames_of(error, [__file__]))
             sys.exit(1)
-
-
-def _work(startup: Startup) -> object:
-    function: Callable[..., object]
-    arguments: Sequence[object]
-    options: Mapping[str, Any]
-    function, arguments, options = cloudpickle.loads(startup.work)
-    if not startup.init:
-        return function(*arguments)
-    from telegrad import rpc
-
-    rpc.init_rpc(startup.name, **options)
-    value = function(*arguments)
-    rpc.shutdown()
-    return value
 
 
 def _redirect_output(stdout: int, stderr: int) -> None:
@@ -201,14 +193,6 @@ def _redirect_output(stdout: int, stderr: int) -> None:
         os.close(received)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a new process has Python's own streams
-
-
-def _without_our_frames(error: BaseException) -> BaseException:
-    """Make the traceback begin at the user's code."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return error.with_traceback(trace)
 
 
 def _flush_output() -> None:

@@ -19,23 +19,23 @@ import contextlib
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from telegrad.connection.token_source import DESCRIPTOR_VARIABLE, TOKEN_VARIABLE, write_to_descriptor
+from telegrad.connection.token_source import TOKEN_VARIABLES, Token, write_to_descriptor
 from telegrad.connection.worker_record import AWAIT_VARIABLE, MAX_ID, check_name
+from telegrad.environment.terminal import without_terminal
 from telegrad.errors import TelegradError
-from telegrad.transport.runtime_directory import explain
+from telegrad.launch.listening import LOOPBACK, listen
+from telegrad.transport.ports import PORTS_VARIABLE
+from telegrad.transport.runtime_directory import GROUP_DIRECTORY, explain, runtime_directory
 
 if TYPE_CHECKING:
     from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
-HOST = "127.0.0.1"
-_NOT_INHERITED = (TOKEN_VARIABLE, DESCRIPTOR_VARIABLE, "TELEGRAD_TOKEN_FILE")
 # On Linux, the path of a unix socket has at most 107 bytes. Leave more than half of them for names in the directory.
 _MAX_PARENT_LENGTH = 40
 _AWAITED = 60  # seconds within which a worker that was started again is there: backoff, imports and rendezvous
@@ -82,22 +82,27 @@ class LocalRendezvous:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__
 
         self.names = list(names)
+        self.token_descriptor = -1
         self._awaited = {AWAIT_VARIABLE: str(_AWAITED)} if awaits_replacements else {}
         self._devices = device_shares(len(self.names), devices_per_worker)
-        self.directory = _make_directory(_short_temporary_directory())
+        self.directory = _make_directory(_parent_directory(os.environ))
         try:
-            self.token_descriptor = write_to_descriptor(secrets.token_hex(32))
+            self.token = Token(secrets.token_hex(32).encode())
+            self.token_descriptor = write_to_descriptor(self.token.decode())
             """An anonymous file with the token, for the workers; see `telegrad.connection.token_source`."""
-            listener = socket.create_server((HOST, 0), backlog=1024)
+            listener = listen(os.environ.get(PORTS_VARIABLE, ""), loopback=True)
             self.port: int = listener.getsockname()[1]
             self._store: TCPStore | None = TCPStore(
-                HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+                LOOPBACK, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
             path = f"{self.directory}/store"
             self._file: FileStore | None = None if outlives_workers else _open_file(path)
-            self._init_method = f"tcp://{HOST}:{self.port}" if outlives_workers else f"file://{path}"
+            self.init_method = f"tcp://{LOOPBACK}:{self.port}" if outlives_workers else f"file://{path}"
+            """The URL at which the workers meet."""
         except BaseException:
             shutil.rmtree(self.directory)
+            if self.token_descriptor != -1:
+                os.close(self.token_descriptor)
             raise
 
     def environment(self, rank: int) -> dict[str, str]:
@@ -105,7 +110,7 @@ class LocalRendezvous:
 
         It lacks the token of the group (see `token_descriptor`) and `RESTART_VARIABLE`.
         """
-        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        inherited = {name: value for name, value in os.environ.items() if name not in TOKEN_VARIABLES}
         return {**inherited, **self._variables(rank)}
 
     def _variables(self, rank: int) -> dict[str, str]:
@@ -115,16 +120,17 @@ class LocalRendezvous:
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": size,
-            "MASTER_ADDR": HOST,
+            "MASTER_ADDR": LOOPBACK,
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TELEGRAD_INIT_METHOD": self._init_method,
+            "TELEGRAD_INIT_METHOD": self.init_method,
             "TELEGRAD_NAME": self.names[rank],
             "TELEGRAD_RUNTIME_DIR": self.directory,
             # Workers share the machine's cores. Like torchrun, give each one thread.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             **({"TELEGRAD_DEVICES": self._devices[rank]} if self._devices else {}),
             **self._awaited,
+            **without_terminal(os.environ),
         }
 
     def close(self) -> None:
@@ -157,7 +163,7 @@ def device_shares(workers: int, devices_per_worker: int | None) -> list[str]:
 
 def _make_directory(parent: str) -> str:
     try:
-        return tempfile.mkdtemp(prefix="tg-", dir=parent)
+        return tempfile.mkdtemp(prefix=GROUP_DIRECTORY, dir=parent)
     except OSError as error:
         raise TelegradError(f"cannot make a directory for the group: {explain(error, parent)}") from error
 
@@ -169,6 +175,18 @@ def _open_file(path: str) -> FileStore:
         return FileStore(path)
     except RuntimeError as error:  # as if the file system is full
         raise TelegradError(f"cannot make the rendezvous file {path} of the group: {error}") from error
+
+
+def _parent_directory(environ: Mapping[str, str]) -> str:
+    """Return where to make the directory of the group: where the user wants sockets, or with temporary files.
+
+    In a worker of another group, the variable names the directory of that group, which may end earlier.
+    """
+    if environ.get("TELEGRAD_RUNTIME_DIR") and not environ.get("TELEGRAD_INIT_METHOD"):
+        wanted = str(runtime_directory(environ))
+        if len(os.fsencode(wanted)) <= _MAX_PARENT_LENGTH:
+            return wanted
+    return _short_temporary_directory()
 
 
 def _short_temporary_directory() -> str:

@@ -10,7 +10,8 @@ The rules:
 4. When the launcher is killed (SIGKILL, out of memory), the kernel kills every worker's process group.
 5. A worker that dies by a signal, or exits with a code other than 0, is started again if the restart policy allows it
    (`telegrad.launch.restarts`). Otherwise it has failed for good. Nothing is started after a stop.
-6. A worker is started again only after its process is reaped and its process group is gone. So at most one process of
+6. If several have died when the loop looks, one that a signal killed counts as the first: others fail because of it.
+7. A worker is started again only after its process is reaped and its process group is gone. So at most one process of
    each name lives at any time, and the group can trust that a new one replaces the old one.
 
 The loop runs in one thread and waits on file descriptors only: process exits, output, and stop requests.
@@ -23,14 +24,16 @@ import fcntl
 import heapq
 import itertools
 import os
+import queue
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from telegrad.launch.process_group import kill_group, live_processes
 from telegrad.launch.restarts import RestartHistory, RestartPolicy
@@ -54,10 +57,24 @@ class StopRequests:
         self._read_end, self.write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self.write_end, False)
+        # Protects _closed: nothing may be written to the number of a closed descriptor. Reentrant, because a handler of
+        # a signal may stop the group at any time.
+        self._lock = threading.RLock()
+        self._closed = False
 
     def stop(self) -> None:
-        """Request a stop, like SIGTERM."""
-        os.write(self.write_end, bytes([signal.SIGTERM]))
+        """Request a stop, like SIGTERM. Does nothing after `close`."""
+        self._write(bytes([signal.SIGTERM]))
+
+    def wake(self) -> None:
+        """Wake the loop that waits for requests, without one. Does nothing after `close`."""
+        self._write(b"\0")
+
+    def _write(self, request: bytes) -> None:
+        # A full pipe has more requests than there are kinds of them.
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if not self._closed:
+                os.write(self.write_end, request)
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""
@@ -69,8 +86,10 @@ class StopRequests:
 
     def close(self) -> None:
         """Close both ends."""
-        os.close(self._read_end)
-        os.close(self.write_end)
+        with self._lock:
+            self._closed = True
+            os.close(self._read_end)
+            os.close(self.write_end)
 
 
 class Timers:
@@ -93,26 +112,40 @@ class Timers:
         while self._heap and self._heap[0][0] <= time.monotonic():
             heapq.heappop(self._heap)[2]()
 
+    def run_next(self, events: queue.SimpleQueue[Callable[[], None]]) -> None:
+        """Wait for an event, another function to call, or for the next call, and make the calls that are due."""
+        try:
+            event = events.get(timeout=self.wait())
+        except queue.Empty:
+            pass
+        else:
+            event()
+        self.run_due()
+
+
+W = TypeVar("W", bound=Worker)
+T_co = TypeVar("T_co", covariant=True)
+
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(Generic[T_co]):
     """A worker that failed for good."""
 
-    worker: Worker
+    worker: T_co
     description: str
     """As in "was killed by SIGKILL (after 2 restarts within 300 s)"."""
 
 
 @dataclass
-class _Restarts:
+class _Restarts(Generic[W]):
     """How one worker is started again, and how often it was."""
 
-    start: Callable[[int], Worker]
+    start: Callable[[int], W]
     history: RestartHistory
     count: int = 0
 
 
-class Supervisor:
+class Supervisor(Generic[W]):
     """Watches workers until the last has exited. No worker outlives the `with` block.
 
     `report` is called with a sentence about each worker that is started again, or that fails while others continue.
@@ -127,11 +160,11 @@ class Supervisor:
         keep_going: bool = False,
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        self.failures: list[Failure] = []
+        self.failures: list[Failure[W]] = []
         """The workers that failed for good before the group was stopped, in order: at most one without `keep_going`."""
         self.stop_signal: signal.Signals | None = None
         """The requested signal that stopped the group, if one did."""
-        self.stopped: list[Worker] = []
+        self.stopped: list[W] = []
         """The workers that were still running when the group was stopped."""
         self.to_restart: set[str] = set()
         """The names of the workers that died and are not started again yet."""
@@ -142,13 +175,13 @@ class Supervisor:
         self._report = report
         self._stopping = False
         self._timers = Timers()
-        self._running: list[Worker] = []
-        self._ending: list[Worker] = []  # They have failed, but not exited yet.
-        self._restarts: dict[str, _Restarts] = {}
+        self._running: list[W] = []
+        self._ending: list[W] = []  # They have failed, but not exited yet.
+        self._restarts: dict[str, _Restarts[W]] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ, self._on_request)
 
-    def start(self, name: str, start: Callable[[int], Worker]) -> None:
+    def start(self, name: str, start: Callable[[int], W]) -> None:
         """Start the worker with ``start(0)``, and after its n-th death with ``start(n)``, as far as the policy allows.
 
         A worker that still runs at the end of the `with` block is killed.
@@ -183,7 +216,7 @@ class Supervisor:
         self._running = []
         self._selector.close()
 
-    def _add(self, worker: Worker) -> None:
+    def _add(self, worker: W) -> None:
         self._running.append(worker)
         self._on_readable(worker.exit_fd, partial(self._on_exit, worker))
         for pipe in worker.pipes:
@@ -203,7 +236,7 @@ class Supervisor:
 
     # -- output -----------------------------------------------------------------------------------------------
 
-    def _on_output(self, worker: Worker, pipe: int) -> None:
+    def _on_output(self, worker: W, pipe: int) -> None:
         try:
             piece = os.read(pipe, _READ_SIZE)
         except BlockingIOError:
@@ -215,7 +248,7 @@ class Supervisor:
         if worker.failed() and not self._stopping:
             self._on_error_result(worker)
 
-    def _drain(self, worker: Worker, pipe: int) -> None:
+    def _drain(self, worker: W, pipe: int) -> None:
         """Read the rest of `pipe` and close it."""
         # Not until end of file: a grandchild in another session may hold the pipe open and write forever.
         left = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
@@ -225,14 +258,14 @@ class Supervisor:
                 left -= len(piece)
         self._close_pipe(worker, pipe)
 
-    def _close_pipe(self, worker: Worker, pipe: int) -> None:
+    def _close_pipe(self, worker: W, pipe: int) -> None:
         self._selector.unregister(pipe)
         os.close(pipe)
         worker.pipes.pop(pipe).close()
 
     # -- the end of a worker ----------------------------------------------------------------------------------
 
-    def _on_error_result(self, worker: Worker) -> None:
+    def _on_error_result(self, worker: W) -> None:
         """Handle a failure that is known before the process has exited."""
         if self._policy.limit == 0 and not self.keep_going:
             self._fail(worker, worker.describe_exit())
@@ -240,11 +273,16 @@ class Supervisor:
             self._ending.append(worker)
             self._timers.call_in(self._grace, partial(self._kill_if_running, worker))
 
-    def _on_exit(self, worker: Worker) -> None:
+    def _on_exit(self, worker: W) -> None:
+        if worker.fatal_signal() is None:
+            # Others may have been killed before, and this one have failed because of that.
+            for other in [one for one in self._running if one is not worker and one.fatal_signal() is not None]:
+                if other.exit_fd in self._selector.get_map():
+                    self._on_exit(other)
         self._selector.unregister(worker.exit_fd)
         self._end(worker, time.monotonic() + _GROUP_GONE_WITHIN)
 
-    def _end(self, worker: Worker, deadline: float) -> None:
+    def _end(self, worker: W, deadline: float) -> None:
         """Kill the rest of the worker's process group and reap the worker. If it may start again, wait for the group.
 
         Until its exit code is read, a process is a zombie, and its pid, the number of its group too, is not reused.
@@ -264,7 +302,7 @@ class Supervisor:
         if not self._stopping:
             self._restart_or_fail(worker, alive)
 
-    def _restart_or_fail(self, worker: Worker, alive: Sequence[int]) -> None:
+    def _restart_or_fail(self, worker: W, alive: Sequence[int]) -> None:
         what = worker.describe_exit()
         if alive:
             numbers = ", ".join(map(str, alive))
@@ -275,7 +313,7 @@ class Supervisor:
         elif worker.failed():
             self._fail(worker, what)
 
-    def _restart(self, worker: Worker, what: str, started: float) -> bool:
+    def _restart(self, worker: W, what: str, started: float) -> bool:
         """Start the worker again after a delay. Return False if the policy does not allow it."""
         restarts = self._restarts[worker.name]
         restart = restarts.history.next(started, time.monotonic())
@@ -290,7 +328,7 @@ class Supervisor:
         self._timers.call_in(restart.delay, partial(self._start_again, worker, restarts.count, done))
         return True
 
-    def _start_again(self, worker: Worker, count: int, done: str) -> None:
+    def _start_again(self, worker: W, count: int, done: str) -> None:
         if self._stopping:
             return
         try:
@@ -309,14 +347,14 @@ class Supervisor:
         limit, window = self._policy.limit, self._policy.window
         return f"after {limit} restart{_s(limit)} within {window:g} s"
 
-    def _fail(self, worker: Worker, description: str) -> None:
+    def _fail(self, worker: W, description: str) -> None:
         self.failures.append(Failure(worker, description))
         if not self.keep_going:
             self._stop(signal.SIGTERM)
         elif self._running or self.to_restart:
             self._report_failure(worker, f"{description}; the other workers continue")
 
-    def _report_failure(self, worker: Worker, sentence: str) -> None:
+    def _report_failure(self, worker: W, sentence: str) -> None:
         details = worker.details()
         self._report(f"{worker.name} {sentence}" + (f"\n{details}" if details else ""))
 
@@ -334,7 +372,7 @@ class Supervisor:
         for worker in self._running:
             worker.kill()
 
-    def _kill_if_running(self, worker: Worker) -> None:
+    def _kill_if_running(self, worker: W) -> None:
         if worker in self._running:
             worker.kill()
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import select
 import signal
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -23,6 +24,19 @@ def kill_with_launcher(lifeline: int, group: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -group)
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+_lifelines: set[int] = set()
+"""The write ends that this process holds. A forked child must not: the workers would live as long as it."""
+
+
+def _close_lifelines_in_child() -> None:
+    for lifeline in _lifelines:
+        os.close(lifeline)
+    _lifelines.clear()
+
+
+os.register_at_fork(after_in_child=_close_lifelines_in_child)
 
 
 def launcher_is_gone(lifeline: int) -> bool:
@@ -57,7 +71,16 @@ class PipeConsumer(Protocol):
 class Worker(ABC):
     """One process of the group, and the leader of its own process group."""
 
-    def __init__(self, name: str, rank: int, pid: int, exit_fd: int, pipes: Mapping[int, PipeConsumer]) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        pid: int,
+        exit_fd: int,
+        pipes: Mapping[int, PipeConsumer],
+        lifeline: int | None = None,
+    ) -> None:
+        """`lifeline` is the write end of the pipe that `kill_with_launcher` is about."""
         self.name = name
         self.rank = rank
         self.pid = pid
@@ -67,10 +90,22 @@ class Worker(ABC):
         """Readable once the process has exited."""
         self.pipes = dict(pipes)
         self.started = time.monotonic()
+        self._lifeline = lifeline
+        if lifeline is not None:
+            _lifelines.add(lifeline)
 
     @abstractmethod
     def read_exitcode(self) -> int:
         """Return the exit code of the process. Called once, after it has exited."""
+
+    def fatal_signal(self) -> int | None:
+        """Return the signal that has killed the process, before its exit code is read; None if none has."""
+        try:
+            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # another process is its parent, or it has been reaped
+            return None
+        killed = status is not None and status.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+        return status.si_status if status is not None and killed else None
 
     def failed(self) -> bool:
         """Return whether this worker makes the group fail."""
@@ -101,3 +136,25 @@ class Worker(ABC):
     def close(self) -> None:
         """Release the resources of the process after it has exited."""
         os.close(self.exit_fd)
+        if self._lifeline is not None:
+            _lifelines.discard(self._lifeline)
+            os.close(self._lifeline)
+
+
+class ChildWorker(Worker):
+    """A worker that this process has started as its child, with a lifeline (`kill_with_launcher`)."""
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        process: subprocess.Popen[bytes],
+        lifeline: int,
+        pipes: Mapping[int, PipeConsumer],
+    ) -> None:
+        super().__init__(name, rank, process.pid, os.pidfd_open(process.pid), pipes, lifeline)
+        self._process = process
+
+    def read_exitcode(self) -> int:
+        """Return the exit code and reap the process."""
+        return self._process.wait()

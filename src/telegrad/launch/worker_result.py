@@ -15,6 +15,8 @@ from typing import Any
 
 import cloudpickle
 
+from telegrad.calls.tracebacks import format_folded
+
 _HEADER = struct.Struct(">BQ")
 _VALUE, _ERROR = 0, 1
 
@@ -38,6 +40,16 @@ class RaisedException:
         return error if isinstance(error, BaseException) else None
 
 
+def capture(error: BaseException) -> RaisedException:
+    """Return an exception in the form in which it is sent."""
+    try:
+        pickled = cloudpickle.dumps(error)
+    except Exception:  # noqa: BLE001 - an exception may hold objects that cannot be pickled
+        pickled = None
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    return RaisedException(summary, format_folded(error, error.__traceback__), pickled)
+
+
 def write_value(pipe: int, value: object) -> None:
     """Send the value that the function returned."""
     _write(pipe, _VALUE, cloudpickle.dumps(value))
@@ -45,13 +57,8 @@ def write_value(pipe: int, value: object) -> None:
 
 def write_error(pipe: int, error: BaseException) -> None:
     """Send the exception that the function raised."""
-    try:
-        pickled = cloudpickle.dumps(error)
-    except Exception:  # noqa: BLE001 - an exception may hold objects that cannot be pickled
-        pickled = None
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    text = "".join(traceback.format_exception(error))
-    _write(pipe, _ERROR, pickle.dumps((summary, text, pickled)))
+    raised = capture(error)
+    _write(pipe, _ERROR, pickle.dumps((raised.summary, raised.traceback, raised.pickled)))
 
 
 class WorkerResult:

@@ -14,7 +14,7 @@ from telegrad.errors import PayloadError, TelegradError
 from telegrad.nn import remote_ops
 from telegrad.nn.context_guard import guard_result, in_context
 from telegrad.nn.nested_tensors import move_tensors
-from telegrad.nn.unsupported import RemoteOnlyDict, raise_unsupported
+from telegrad.nn.unsupported import NoParameters, RemoteOnlyDict, raise_unsupported
 from telegrad.rref.handle import Proxy, RRef, call_through
 
 _LOCAL = frozenset(torch.nn.Module().__dict__) - {"training"}
@@ -51,7 +51,8 @@ class ModuleHandle(torch.nn.Module):
         mine = self.__dict__
         del mine["training"]  # the remote module's, and read from there
         mine.update(on=on, device=device, module_rref=rref, is_scriptable=False, _label=label)
-        for kind in ("_parameters", "_buffers", "_modules"):
+        mine["_parameters"] = NoParameters(self._display_name())
+        for kind in ("_buffers", "_modules"):
             mine[kind] = RemoteOnlyDict(self._display_name())
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:

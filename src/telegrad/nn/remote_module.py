@@ -18,6 +18,7 @@ from telegrad.nn.fx_tracing import trace_call
 from telegrad.nn.nested_tensors import move_tensors
 from telegrad.nn.placement import check_available, parse_remote_device
 from telegrad.rpc.api import remote
+from telegrad.rpc.arguments import positional
 from telegrad.rref.handle import RRef
 
 
@@ -56,7 +57,7 @@ class RemoteModule(MovableModule):
             sent = registry.name_of(module_cls)
         if registry is not None and scripted:
             raise TelegradError("TorchScript modules cannot be created in registered mode: use an exposed nn.Module")
-        build_args = (sent, tuple(args or ()), kwargs or {}, target.device, scripted)
+        build_args = (sent, positional(args), kwargs or {}, target.device, scripted)
         rref = remote(target.worker, remote_ops.build, build_args)
         self._bind(
             target.worker,
@@ -79,9 +80,10 @@ class RemoteModule(MovableModule):
         """Call the module with its hooks, and return the result."""
         try:
             result = self._call(self.module_rref.rpc_sync(), "__call__", args, kwargs)
-        except Exception:
+        except Exception as error:
             node = trace_call(self, args, kwargs)
             if node is None:
+                error.add_note(f"(in {self._display_name()})")
                 raise
             return node
         return result if in_context() else guard_result(result, self._display_name(), args, kwargs)

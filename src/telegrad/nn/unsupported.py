@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from types import FrameType
 from typing import Any, NoReturn
+
+import torch
 
 from telegrad.errors import TelegradError
 
@@ -31,6 +36,54 @@ class RemoteOnlyDict(dict[str, Any]):
 
     def __deepcopy__(self, memo: object) -> RemoteOnlyDict:
         return RemoteOnlyDict(self._owner)
+
+
+class NoParameters(RemoteOnlyDict):
+    """Replaces the parameters of a RemoteModule, and warns whoever lists those of a model that contains it.
+
+    ``model.parameters()`` cannot contain what is on another worker. An optimizer, a norm or a count that is made from
+    it would be wrong without a word.
+    """
+
+    def items(self) -> Any:
+        """Return nothing, after a warning if this is for a list of the parameters of a whole model."""
+        depth = _asking_frame()
+        if depth is not None:
+            warnings.warn(
+                f"the parameters of this model that are listed here do not include those of {self._owner}: an "
+                "optimizer, clip_grad_norm_() or a count misses them. telegrad.nn.parameter_rrefs(model) lists all of "
+                "them, for telegrad.optim.DistributedOptimizer and telegrad.optim.clip_grad_norm_",
+                stacklevel=depth,
+            )
+        return super().items()
+
+    def __deepcopy__(self, memo: object) -> NoParameters:
+        return NoParameters(self._owner)
+
+
+_MODULE = torch.nn.Module.__module__
+_NOT_ASKING = ("telegrad.", "torch._", "torch.fx.", "torch.compiler.", "torch.export.", "torch.nn.utils.stateless")
+"""Modules that list parameters for themselves, such as the compiler."""
+
+
+def _asking_frame() -> int | None:
+    """Return the stack level of who called ``parameters()`` of a model for the user, as seen from the caller."""
+    frame, depth, listed = sys._getframe(2), 2, False
+    while frame.f_back is not None and frame.f_globals.get("__name__") == _MODULE:
+        name = frame.f_code.co_name
+        if name == "zero_grad":  # gradients of passes are in contexts
+            return None
+        listed = listed or name in ("parameters", "named_parameters")
+        frame, depth = frame.f_back, depth + 1
+    if not listed or _name(frame).startswith(_NOT_ASKING):
+        return None
+    while frame.f_back is not None and _name(frame).startswith("torch."):  # an optimizer, clip_grad_norm_
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+def _name(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
 
 
 def raise_unsupported(name: str) -> NoReturn:

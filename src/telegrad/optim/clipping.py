@@ -12,12 +12,12 @@ from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.futures import Future
-from telegrad.optim.fan_out import StartCall, run_on_all
 from telegrad.optim.local_optimizer import grad_norms, optimizable, scale_grads
 from telegrad.optim.messages import check_context, check_number, check_references
 from telegrad.optim.param_groups import check_params, group_by_owner
 from telegrad.rpc.api import rpc_async
 from telegrad.rpc.exposing import default_registry
+from telegrad.rpc.fan_out import StartCall, run_on_all
 from telegrad.rref.handle import RRef
 
 

@@ -22,7 +22,6 @@ from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.optim import checkpoint, optimizer_classes
 from telegrad.optim.clipping import clip
-from telegrad.optim.fan_out import StartCall, run_on_all
 from telegrad.optim.hyperparameter_sender import HyperparameterSender, Owner
 from telegrad.optim.hyperparameters import (
     Hyperparameters,
@@ -34,6 +33,7 @@ from telegrad.optim.messages import BuiltOptimizer, LocalGroup, OptimizerState
 from telegrad.optim.optimizer_classes import OptimizerClass
 from telegrad.optim.param_groups import check_param_groups, group_by_owner
 from telegrad.rpc.api import rpc_async
+from telegrad.rpc.fan_out import StartCall, run_on_all
 from telegrad.rref.handle import PendingCall, RRef
 from telegrad.torch_private import must_be_annotated
 

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from telegrad.backward.step_in_backward import steps_of_this_pass
 from telegrad.default_agent import default_agent
 from telegrad.errors import ProtocolError
+from telegrad.events import STEP
 from telegrad.optim import optimizer_classes
 from telegrad.optim.checkpoint import to_cpu
 from telegrad.optim.hyperparameters import (
@@ -105,6 +106,7 @@ class LocalOptimizer:
         self.leaves = [leaf for group in groups for leaf in group]
         self._grads = default_agent().autograd.grad_swap.for_leaves(self.leaves)
         self._decode = default_agent().pipeline.decode
+        self._local = default_agent().local
         self._groups = list(options)  # their numbers in the whole optimizer
         self._lock = threading.Lock()  # protects the two below, and the hyperparameters while they are set
         self._update_number = 0
@@ -181,12 +183,17 @@ class LocalOptimizer:
     def step(self, context_id: int | None, update: Plain | None) -> int:
         """Step with the gradients of a context, or with ``.grad``. Return how many parameters had a gradient."""
         parsed = HyperparameterUpdate.parse_optional(update)
-        with self._grads.installed(check_context(context_id)):
+        local, context = self._local, check_context(context_id)
+        began = local.runtime.now()
+        with self._grads.installed(context):
             self._apply(parsed)
             with_grad = sum([leaf.grad is not None for leaf in self.leaves])
             for part in self._optimizers:
                 if len(self._optimizers) == 1 or self.leaves[part.params[0]].grad is not None:
                     run_step(part.optimizer)
+        what = type(self._optimizers[0].optimizer).__name__ if self._optimizers else ""
+        local.optimizer_steps += 1
+        local.events.record(STEP, began, local.runtime.now(), what=what, context=context or 0)
         return with_grad
 
     def zero_grad(self, context_id: int | None, set_to_none: bool) -> None:

@@ -96,23 +96,25 @@ class _Island(msgspec.Struct, eq=False):
     started: bool = False
 
 
-class BackwardPass(Generic[Ticket]):
+class BackwardPass(msgspec.Struct, Generic[Ticket], eq=False):
     """The state of one pass at worker `me`. Call `plan` before the first gradient arrives; `begin` starts the pass."""
 
-    def __init__(self, me: int) -> None:
-        self.me = me
-        self.liveness_known = False
-        """The probe is over, so it is known which entries are alive."""
-        self.planned = False
-        self._islands: dict[int, _Island] = {}
-        self._island_of: dict[Entry, int] = {}
-        self._flow: Termination[Ticket] = Termination()
-        self._probe_flow: Termination[Ticket] | None = None  # created on demand: most passes have no probe
-        self._reports: dict[int, IdleReport] = {}
-        self._number = 0
-        self._probing_first = False
-        self._probe_over = False
-        self._ended = False
+    me: int
+    liveness_known: bool = False
+    """The probe is over, so it is known which entries are alive."""
+    planned: bool = False
+    _islands: dict[int, _Island] = msgspec.field(default_factory=dict)
+    island_of: dict[Entry, int] = msgspec.field(default_factory=dict)
+    """The island of each entry."""
+    _partly_fed: int = 0  # islands with some of their gradients: counted, because reports are made often
+    flow: Termination[Ticket] = msgspec.field(default_factory=Termination)
+    """The flow of gradients. Its `sent` and `count_for` are called directly."""
+    _probe_flow: Termination[Ticket] | None = None  # created on demand: most passes have no probe
+    _reports: dict[int, IdleReport] = msgspec.field(default_factory=dict)
+    _number: int = 0
+    _probing_first: bool = False
+    _probe_over: bool = False
+    _ended: bool = False
 
     # -- islands ------------------------------------------------------------------------------------------------
 
@@ -122,26 +124,24 @@ class BackwardPass(Generic[Ticket]):
         before = self._islands
         if before:
             self._islands = {number: island for number, island in before.items() if island.started}
-            self._island_of = {entry: number for number, island in self._islands.items() for entry in island.entries}
+            self.island_of = {entry: number for number, island in self._islands.items() for entry in island.entries}
         for number, entries in islands.items():
             self._islands[number] = _Island(frozenset(entries))
             for entry in entries:
-                self._island_of[entry] = number
-        for island in before.values() if before is not self._islands else ():
-            for entry in island.arrived:
-                now = self._island_of.get(entry)
-                if now is not None:
-                    self._islands[now].arrived.add(entry)
+                self.island_of[entry] = number
+        if before is not self._islands:
+            for island in before.values():
+                for entry in island.arrived:
+                    now = self.island_of.get(entry)
+                    if now is not None:
+                        self._islands[now].arrived.add(entry)
+            self._partly_fed = sum([bool(island.arrived) and not island.started for island in self._islands.values()])
 
     def add_island(self, number: int, entries: Iterable[Entry]) -> None:
         """Add an island of entries that did not exist when the others were planned."""
         self._islands[number] = island = _Island(frozenset(entries))
         for entry in island.entries:
-            self._island_of[entry] = number
-
-    def has_entry(self, entry: Entry) -> bool:
-        """Return whether an island has this entry."""
-        return entry in self._island_of
+            self.island_of[entry] = number
 
     def started_entries(self) -> set[Entry]:
         """Return the entries of islands that have started."""
@@ -149,10 +149,7 @@ class BackwardPass(Generic[Ticket]):
 
     def partly_fed(self) -> bool:
         """Return whether an island here has some of its gradients and waits for the rest."""
-        for island in self._islands.values():  # noqa: SIM110 - any() would make a generator, on every pass
-            if island.arrived and not island.started:
-                return True
-        return False
+        return self._partly_fed > 0
 
     def _start(self, number: int) -> list[PassEffect[Ticket]]:
         island = self._islands[number]
@@ -162,7 +159,8 @@ class BackwardPass(Generic[Ticket]):
         if not complete and not self.liveness_known:
             return []
         island.started = True
-        self._flow.active += 1
+        self._partly_fed -= 1
+        self.flow.active += 1
         return [StartIsland(number, () if complete else tuple(sorted(island.entries - island.arrived, key=str)))]
 
     # -- the flow of gradients ----------------------------------------------------------------------------------
@@ -170,13 +168,12 @@ class BackwardPass(Generic[Ticket]):
     def begin(self) -> list[PassEffect[Ticket]]:
         """Start the pass here: the gradients of the roots have arrived."""
         self._probing_first = False
-        self._flow.start()
-        effects = self._arrive(ROOT)
-        return effects + self._settled(self._flow.idle())
+        self.flow.engaged = self.flow.started_here = True  # as `start` and `idle` do, around what follows
+        return self._arrive(ROOT) or self._settled([])  # while an island runs here, nothing can be over
 
     def gradient(self, ticket: Ticket | None, entry: Entry, sender: int | None = None) -> list[PassEffect[Ticket]]:
         """Record the gradient of one of our sends. Without a ticket it is counted, and not acknowledged."""
-        flow = self._flow
+        flow = self.flow
         tickets = flow.received(ticket, sender)
         effects = self._arrive(entry)
         if not effects:  # otherwise this worker is active, and nothing can be over
@@ -184,48 +181,55 @@ class BackwardPass(Generic[Ticket]):
         return effects + self._settled(tickets) if tickets or not effects else effects
 
     def _arrive(self, entry: Entry) -> list[PassEffect[Ticket]]:
-        number = self._island_of.get(entry)
+        number = self.island_of.get(entry)
         if number is None:
             return []
         island = self._islands[number]
+        if len(island.entries) == 1 and not (island.started or self._ended):
+            # The short way to what follows: an island with one entry is never partly fed.
+            island.started = True
+            island.arrived.add(entry)
+            self.flow.active += 1
+            return [StartIsland(number)]
+        if not island.arrived and not island.started:
+            self._partly_fed += 1
         island.arrived.add(entry)
         return self._start(number)
 
     def late_message(self, ticket: Ticket | None, sender: int | None = None) -> list[PassEffect[Ticket]]:
         """Record a message that changes nothing here (late, or a duplicate)."""
-        tickets = self._flow.received(ticket, sender)
-        tickets += self._flow.settle()
-        return self._settled(tickets)
-
-    def sent(self, to: int | None = None) -> bool:
-        """Record that a gradient or a resume message is sent. Return whether it must be acknowledged."""
-        return self._flow.sent(to)
-
-    def count_for(self, worker: int) -> int:
-        """Return the count to put into an acknowledgement to `worker`: messages to it that need none themselves."""
-        return self._flow.count_for(worker)
+        return self._settled(self.flow.received(ticket, sender) + self.flow.settle())
 
     def acknowledged(
         self, reports: Mapping[int, IdleReport], sender: int | None = None, count: int = 0
     ) -> list[PassEffect[Ticket]]:
         """Record an acknowledgement, which follows `count` messages that need none."""
         self._merge(reports)
-        return self._settled(self._flow.acknowledged(sender, count))
+        flow = self.flow
+        tickets = flow.acknowledged(sender, count)
+        return self._settled(tickets) if tickets or not (flow.active or flow.unacknowledged) else []
 
     def island_finished(self) -> list[PassEffect[Ticket]]:
         """Record that an island has run."""
-        return self._settled(self._flow.idle())
+        flow = self.flow
+        if flow.active > 1 or flow.unacknowledged:  # nothing can be over: the short way to what follows
+            flow.active -= 1
+            return []
+        return self._settled(flow.idle())
 
     def _settled(self, tickets: list[Ticket]) -> list[PassEffect[Ticket]]:
         effects: list[PassEffect[Ticket]] = []
         for ticket in tickets:
             effects.append(Acknowledge(ticket))  # a comprehension would be one call more
-        flow = self._flow
-        if flow.unacknowledged or flow.active or not flow.quiet or self._ended:
+        flow = self.flow
+        if flow.unacknowledged or flow.active or not flow.started_here or flow.gave_up or self._ended:
             return effects
         if self._probe_flow is None or not self._probe_flow.engaged:
             self._report()
-            unfed = [worker for worker, report in self._reports.items() if report.partly_fed]
+            unfed = []
+            for worker, report in self._reports.items():
+                if report.partly_fed:
+                    unfed.append(worker)
             if unfed and not self.liveness_known:
                 effects.append(self._resume() if self._probe_over else self._start_probe())
             else:
@@ -286,7 +290,7 @@ class BackwardPass(Generic[Ticket]):
 
     def _resume(self) -> ResumePass:
         self._report()
-        self._flow.busy()  # until every worker is told: see `resume_sent`
+        self.flow.busy()  # until every worker is told: see `resume_sent`
         return ResumePass(tuple(sorted(worker for worker in self._reports if worker != self.me)))
 
     def replan(self, islands: Mapping[int, Collection[Entry]]) -> list[PassEffect[Ticket]]:
@@ -297,7 +301,7 @@ class BackwardPass(Generic[Ticket]):
 
     def resume_sent(self) -> list[PassEffect[Ticket]]:
         """Record, where the pass started, that every worker was told that the probe is over."""
-        return self._settled(self._flow.idle())
+        return self._settled(self.flow.idle())
 
     def resume_received(self, ticket: Ticket) -> list[PassEffect[Ticket]]:
         """Record a message that the probe is over. The caller calls `replan` first, unless it was called before."""
@@ -307,7 +311,7 @@ class BackwardPass(Generic[Ticket]):
 
     def _report(self) -> None:
         self._number += 1
-        self._reports[self.me] = IdleReport(self._number, self.partly_fed())
+        self._reports[self.me] = IdleReport(self._number, self._partly_fed > 0)
 
     def reports(self) -> dict[int, IdleReport]:
         """Return what to send with an acknowledgement: the newest report of every known worker, including this one."""
@@ -326,19 +330,19 @@ class BackwardPass(Generic[Ticket]):
     def engaged(self) -> bool:
         """Whether this worker still takes part in the pass."""
         probing = self._probe_flow is not None and self._probe_flow.engaged
-        return (self._flow.engaged or probing or self._probing_first) and not self._ended
+        return (self.flow.engaged or probing or self._probing_first) and not self._ended
 
     @property
     def running(self) -> int:
         """How many islands run here."""
-        return self._flow.active
+        return self.flow.active
 
     @property
     def unacknowledged(self) -> int:
         """How many of our messages are not acknowledged."""
-        return self._flow.unacknowledged + self._probe.unacknowledged
+        return self.flow.unacknowledged + self._probe.unacknowledged
 
     def abort(self) -> list[PassEffect[Ticket]]:
         """End the pass because it failed, and acknowledge the messages whose senders wait for it."""
         self._ended = True
-        return [Acknowledge(ticket) for ticket in (*self._flow.give_up(), *self._probe.give_up())]
+        return [Acknowledge(ticket) for ticket in (*self.flow.give_up(), *self._probe.give_up())]

@@ -2,7 +2,11 @@
 
 Only requests are bounded. Replies, gradients and acknowledgements never are, and neither are nested requests, which are
 made while serving another call: each of two workers could wait for a credit that only the end of the other's outer call
-gives back.
+gives back. Nor are the calls of collectives, which last until all members have come: those that came early could hold
+the credits that the last one needs. Calls on an ordered object are numbered, and the owner runs none before the one
+with the number before it has come. So the caller takes the credit of such a call before its number: otherwise those
+with later numbers could hold all credits while it waits for one. Its size is not known by then, so only the caller
+counts it.
 """
 
 from __future__ import annotations
@@ -41,6 +45,10 @@ class Credits:
         self._in_flight_bytes += size
         return True
 
+    def extend(self, size: int) -> None:
+        """Count `size` bytes more for a request that has credits, also beyond the limit."""
+        self._in_flight_bytes += size
+
     def release(self, size: int) -> None:
         """Give back what `acquire` took: the reply was received."""
         if self._in_flight < 1 or self._in_flight_bytes < size:
@@ -66,3 +74,7 @@ class Credits:
             raise TelegradError(f"more replies than requests for {self._peer}; this is a bug in telegrad")
         self._serving -= 1
         self._serving_bytes -= size
+
+    def in_use(self) -> tuple[int, int]:
+        """Return how many requests that are not nested are in flight, and how many are served; for tests."""
+        return self._in_flight, self._serving

@@ -49,6 +49,7 @@ class Lanes:
         "_unreported_bytes",
         "_unreported_frames",
         "_waiting_since",
+        "_was_heard",
         "_worker",
     )
 
@@ -76,6 +77,7 @@ class Lanes:
         self._unreported_frames = 0
         self._unreported_bytes = 0
         self._heard_at = now
+        self._was_heard = False  # whether a frame without a number has arrived
         self._made_progress = False
         """Whether a frame was acknowledged since the last connection broke."""
 
@@ -114,6 +116,11 @@ class Lanes:
         return (self._sent[CONTROL], self._sent[BULK])
 
     # -- receiving ----------------------------------------------------------------------------------------------
+
+    @property
+    def was_used(self) -> bool:
+        """Whether anything was received over it. If not, the initiator may have given it up in the handshake."""
+        return self._was_heard or self.received_up_to() != (0, 0)
 
     def received_up_to(self) -> tuple[int, int]:
         """Return the highest sequence numbers received in order, for the handshake of the next connection."""

@@ -15,19 +15,26 @@ left. After a vote it votes for no other newcomer of that name for a while (`HOL
 and is gone again, so that one of two can succeed. The vote of a member that was replaced is not forgotten: its
 replacement does not vote until a quorum has told it what they have voted for (`merge`).
 
+In a group whose workers do not trust each other, members may lie. So nobody may skip more than MAX_STEP generations:
+otherwise one lie would use them up, and a name could never be given again. And what a member says of others (`learn`,
+`merge`) is about names and ids that the group can have.
+
 In an *open* group, workers with new names join without votes, and so do those with the names of workers that have left.
-Two sides of a partition may both admit such a worker; each then refuses the other's.
+Two sides of a partition may both admit such a worker; each then refuses the other's. A side counts those that joined
+it, so if workers join on both sides while a partition lasts, both may have a quorum.
 
 Time is passed in, and nothing here does I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+MAX_STEP = 2**32
+"""How much higher the generation of a worker may be than that of the one before it. Launchers count by 65,536."""
 HOLD = 10.0
 """Seconds for which a member that has voted for a newcomer votes for no other one of the same name."""
 
@@ -83,6 +90,15 @@ class NotAdmitted(Exception):
         self.code = code
 
 
+class Formed(Protocol):
+    """The members with which a group was formed, in a form that need not have all of them at hand."""
+
+    def find(self, name: str) -> Identity | None:
+        """Return the member with a name."""
+
+    def __iter__(self) -> Iterator[Identity]: ...
+
+
 class Membership:
     """The group as one worker, `me`, knows it."""
 
@@ -92,18 +108,36 @@ class Membership:
         """Whether workers with new names may join."""
         self.may_vote = True
         """Whether this worker knows how a quorum has voted. If not, it must not be asked for its `vote`."""
+        self._began = now
+        self._formed: Formed | None = None  # members that are not in `_members` are as they were then
         self._members = {me.name: Member(me, State.ALIVE, now)}
         self._votes: dict[str, Vote] = {}
 
     # -- what is known ----------------------------------------------------------------------------------------
 
+    def form(self, members: Formed) -> None:
+        """Start with these members, which are alive."""
+        self._formed = members
+
     def find(self, name: str) -> Member | None:
         """Return the latest incarnation of a worker."""
-        return self._members.get(name)
+        member = self._members.get(name)
+        if member is None and self._formed is not None:
+            identity = self._formed.find(name)
+            if identity is not None:
+                member = self._members[name] = Member(identity, State.ALIVE, self._began)
+        return member
 
     def members(self) -> list[Member]:
         """Return all members, by id."""
-        return sorted(self._members.values(), key=lambda member: member.identity.id)
+        return sorted(self._all().values(), key=lambda member: member.identity.id)
+
+    def _all(self) -> dict[str, Member]:
+        if self._formed is not None:
+            for identity in self._formed:
+                self._members.setdefault(identity.name, Member(identity, State.ALIVE, self._began))
+            self._formed = None
+        return self._members
 
     def votes(self) -> dict[str, Vote]:
         """Return for whom this worker, or those that told it, have voted last, by name."""
@@ -111,7 +145,7 @@ class Membership:
 
     def known_generation(self, newcomer: Identity) -> int:
         """Return the highest generation in which others of the newcomer's name are known, or have a vote; -1: none."""
-        member, vote = self._members.get(newcomer.name), self._votes.get(newcomer.name)
+        member, vote = self.find(newcomer.name), self._votes.get(newcomer.name)
         return max(
             member.identity.generation if member and member.identity.incarnation != newcomer.incarnation else -1,
             vote.generation if vote and vote.incarnation != newcomer.incarnation else -1,
@@ -121,7 +155,7 @@ class Membership:
         """Return whether the votes of these members suffice for a newcomer with this name."""
         ids = {
             member.identity.name: member.identity.id
-            for member in self._members.values()
+            for member in self._all().values()
             if member.state is not State.LEFT or member.identity.name == newcomer
         }
         counted = {name for name in voters if name in ids and name != newcomer}
@@ -132,16 +166,35 @@ class Membership:
     # -- changes ----------------------------------------------------------------------------------------------
 
     def add(self, identity: Identity, now: float) -> bool:
-        """Take over what another member says about a worker. Returns whether that was new."""
-        member = self._members.get(identity.name)
+        """Take over what another member says about a worker. Returns whether this incarnation of it was new.
+
+        In an open group a worker may be known before a quorum has given it its generation, which then grows.
+        """
+        member = self.find(identity.name)
         if member is not None and member.identity.generation >= identity.generation:
+            return False
+        if member is not None and member.identity.incarnation == identity.incarnation:
+            self._members[identity.name] = replace(member, identity=identity)
             return False
         self._members[identity.name] = Member(identity, State.ALIVE, now)
         return True
 
+    def learn(self, identity: Identity, now: float) -> bool:
+        """Take over what another member says about a worker, if it can be. Returns whether that was new."""
+        member = self.find(identity.name)
+        if member is None:
+            if not self.is_open or self._has_id(identity.id) or identity.generation > MAX_STEP:
+                return False
+        elif member.identity.id != identity.id or identity.generation > member.identity.generation + MAX_STEP:
+            return False
+        return self.add(identity, now)
+
+    def _has_id(self, worker_id: int) -> bool:
+        return any(known.identity.id == worker_id for known in self._all().values())
+
     def gone(self, name: str, incarnation: int, state: State, now: float) -> bool:
         """Record that a worker was lost or has left. Returns whether that was new."""
-        member = self._members.get(name)
+        member = self.find(name)
         if member is None or member.identity.incarnation != incarnation or member.state is not State.ALIVE:
             return False
         self._members[name] = replace(member, state=state, since=now)
@@ -150,19 +203,25 @@ class Membership:
     def admit(self, identity: Identity, now: float) -> Admission:
         """Decide about a worker that connects and has proved itself. Raises NotAdmitted."""
         name, worker_id, incarnation, generation = identity
-        member = self._members.get(name)
+        member = self.find(name)
         if member is None:
-            if not self.is_open or any(known.identity.id == worker_id for known in self._members.values()):
+            if not self.is_open or self._has_id(worker_id):
                 raise NotAdmitted("name", f"there is no worker {name!r} with id {worker_id} in this group")
+            if generation > MAX_STEP:
+                raise NotAdmitted("generation", f"generation {generation} of worker {name!r} is not its first one")
             self._members[name] = Member(identity, State.ALIVE, now)
             return Admission.JOINED
         known = member.identity
         if known.id != worker_id:
             raise NotAdmitted("name", f"there is no worker {name!r} with id {worker_id} in this group")
-        if known.incarnation == incarnation:
-            return Admission.KNOWN
-        if name == self.me.name:
+        if name == self.me.name and identity != known:
             raise NotAdmitted("name", f"worker {name!r} is this worker")
+        if generation > known.generation + MAX_STEP:
+            raise NotAdmitted("generation", f"generation {generation} of worker {name!r} is far ahead of the last one")
+        if known.incarnation == incarnation:
+            if known.generation < generation:
+                self._members[name] = replace(member, identity=identity)
+            return Admission.KNOWN
         if self.is_open and member.state is State.LEFT and generation >= known.generation:
             self._members[name] = Member(identity, State.ALIVE, now)
             return Admission.REPLACES
@@ -182,7 +241,7 @@ class Membership:
     def vote(self, identity: Identity, now: float) -> str:
         """Vote for a newcomer. Returns why not, or nothing if it has this worker's vote."""
         name, worker_id, incarnation, generation = identity
-        member = self._members.get(name)
+        member = self.find(name)
         if member is None:
             return "" if self.is_open else f"there is no worker {name!r} in this group"
         if member.identity.incarnation == incarnation:
@@ -193,6 +252,8 @@ class Membership:
             return f"another process is worker {name!r}, and it is alive"
         if generation <= member.identity.generation:
             return f"generation {generation} of worker {name!r} is over"
+        if generation > self.known_generation(identity) + MAX_STEP:
+            return f"generation {generation} of worker {name!r} is far ahead of the last one"
         vote = self._votes.get(name)
         if vote is not None and vote.incarnation != incarnation:
             if generation <= vote.generation:
@@ -205,6 +266,8 @@ class Membership:
     def merge(self, votes: Iterable[tuple[str, Vote]]) -> None:
         """Take over for whom another member has voted."""
         for name, vote in votes:
-            mine = self._votes.get(name)
+            member, mine = self.find(name), self._votes.get(name)
+            if member is None or vote.generation > member.identity.generation + MAX_STEP:
+                continue
             if mine is None or mine.generation < vote.generation:
                 self._votes[name] = vote

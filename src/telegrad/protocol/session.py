@@ -116,6 +116,7 @@ class Session(Lanes):
         """
         if self._state is not SessionState.CONNECTED:
             return Disposition.DROP
+        self._was_heard = True
         if self._resumable:
             self._heard_at = now
             self._acknowledged(ack_control, ack_bulk, now)
@@ -171,7 +172,7 @@ class Session(Lanes):
     def refused(self, reason: str, now: float) -> list[SessionEffect]:
         """Record that nobody listened at the peer's address."""
         if self._reconnect.is_attempting and self._reconnect.refused(now):
-            return self._lose(f"{reason}; {self._peer} refused connections for {self._settings.refuse_limit:g} s")
+            return self._lose(f"{reason} for {self._settings.refuse_limit:g} s")
         return []
 
     def _broke(self, reason: str, now: float) -> list[SessionEffect]:

@@ -49,7 +49,8 @@ class Termination(msgspec.Struct, Generic[Ticket], eq=False):
     unacknowledged: int = 0
     """How many of our messages are not acknowledged."""
     _parent: Ticket | None = None
-    _gave_up: bool = False
+    gave_up: bool = False
+    """This worker has stopped taking part."""
     _sender: Hashable = None
     _counted: dict[Hashable, int] = msgspec.field(default_factory=dict)
     """Counted messages that were sent, by worker, in total."""
@@ -66,23 +67,24 @@ class Termination(msgspec.Struct, Generic[Ticket], eq=False):
     def received(self, ticket: Ticket | None, sender: Hashable = None) -> list[Ticket]:
         """Record a message, with a ticket or counted. Return the messages to acknowledge now."""
         if ticket is None:
-            self._received_counted(sender)
+            received = self._received
+            received[sender] = received.get(sender, 0) + 1
+            if self._held:
+                self._take_held()
             return []
         # A worker that gave up must not engage again: what it waits for (an island, a lost worker) may never end.
-        if self.engaged or self._gave_up:
+        if self.engaged or self.gave_up:
             return [ticket]
         self.engaged = True
         self._parent, self._sender = ticket, sender
         # The worker has yet to act on the message. It calls `settle` after that.
         return []
 
-    def _received_counted(self, sender: Hashable) -> None:
-        received = self._received
-        received[sender] = received.get(sender, 0) + 1
-        if self._held:
-            waiting = [held for held in self._held if received.get(held[0], 0) < held[1]]
-            self.unacknowledged -= len(self._held) - len(waiting)
-            self._held = waiting
+    def _take_held(self) -> None:
+        """Take acknowledgements that all counted messages before them have now caught up with."""
+        waiting = [held for held in self._held if self._received.get(held[0], 0) < held[1]]
+        self.unacknowledged -= len(self._held) - len(waiting)
+        self._held = waiting
 
     def sent(self, to: Hashable = None) -> bool:
         """Record that a message is sent. Return whether it must be acknowledged; if not, it is counted."""
@@ -102,7 +104,7 @@ class Termination(msgspec.Struct, Generic[Ticket], eq=False):
             self._held.append((sender, count))
             return []
         self.unacknowledged -= 1
-        return self.settle()
+        return [] if self.active or self.unacknowledged or self.started_here else self.settle()
 
     def busy(self) -> None:
         """Record that an activity starts here."""
@@ -124,11 +126,11 @@ class Termination(msgspec.Struct, Generic[Ticket], eq=False):
     @property
     def quiet(self) -> bool:
         """At the worker that started the computation: whether it has ended on every worker."""
-        return self.started_here and not self._gave_up and not self.active and not self.unacknowledged
+        return self.started_here and not self.gave_up and not self.active and not self.unacknowledged
 
     def give_up(self) -> list[Ticket]:
         """Stop taking part. Return the message that engaged this worker, which must still be acknowledged."""
         parent, self._parent = self._parent, None
         self.engaged = False
-        self._gave_up = True
+        self.gave_up = True
         return [] if parent is None else [parent]

@@ -1,16 +1,30 @@
-"""Snapshots on disk: ``DIRECTORY/NUMBER/WORKER.pt``; ``DIRECTORY/latest.json`` names the last complete one."""
+"""Snapshots on disk: ``DIRECTORY/snapshot-NUMBER-RUN/WORKER.pt``.
+
+``DIRECTORY/latest.json`` names the last complete one. Each run of a training writes folders of its own, so
+that what a run of before still writes never mixes with it.
+"""
 
 from __future__ import annotations
 
+import io
+import logging
 import os
+import re
 import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
+from telegrad.errors import RecoveryFailed
+
+_log = logging.getLogger("telegrad")
+
 LATEST = "latest.json"
+_FOLDER = re.compile(r"snapshot-(\d+)-[0-9a-f]+")
 
 
 class Latest(msgspec.Struct, frozen=True):
@@ -18,42 +32,133 @@ class Latest(msgspec.Struct, frozen=True):
 
     number: int
     step: int
+    run: str
+
+    def folder(self, directory: Path) -> Path:
+        """Return where the shares of the snapshot are."""
+        return folder_of(directory, self.number, self.run)
 
 
-def write(directory: Path, number: int, worker: str, share: Any) -> None:
+def folder_of(directory: Path, number: int, run: str) -> Path:
+    """Return where the shares of a snapshot are."""
+    return directory / f"snapshot-{number}-{run}"
+
+
+def write(folder: Path, worker: str, share: Any) -> None:
     """Write a worker's share. It is there completely or not at all, also after a crash."""
-    folder = directory / str(number)
-    folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / f"{worker}.pt", lambda path: torch.save(share, path))
+    path = folder / f"{worker}.pt"
+    _check_readable(worker, share)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(path, lambda temporary: _save(share, temporary))
+    except OSError as error:
+        raise RecoveryFailed(
+            f"worker {worker!r} cannot write its snapshot to {path}: {error}. Check that the disk has room "
+            "and that the worker may write there, and start the training again: it goes on from the last snapshot"
+        ) from error
 
 
-def read(directory: Path, number: int, worker: str) -> Any:
+def read(folder: Path, worker: str) -> Any:
     """Return a worker's share, or None if there is none."""
-    path = directory / str(number) / f"{worker}.pt"
-    return torch.load(path, weights_only=True) if path.exists() else None
+    path = folder / f"{worker}.pt"
+    if not path.exists():
+        return None
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception as error:
+        raise RecoveryFailed(
+            f"worker {worker!r} cannot read its snapshot from {path}: {_last_line(error)}. Pass another directory to "
+            "begin the training anew"
+        ) from error
 
 
-def commit(directory: Path, latest: Latest) -> None:
+def commit(directory: Path, latest: Latest, workers: Iterable[str]) -> None:
     """Record that a snapshot is complete, and remove those before it."""
-    _replace(directory / LATEST, lambda path: path.write_bytes(msgspec.json.encode(latest)))
-    for folder in directory.iterdir():
-        if folder.is_dir() and folder.name.isdecimal() and int(folder.name) < latest.number:
-            shutil.rmtree(folder)
+    folder = latest.folder(directory)
+    unseen = [worker for worker in workers if not (folder / f"{worker}.pt").exists()]
+    if unseen:
+        raise RecoveryFailed(
+            f"worker {unseen[0]!r} has written its snapshot to {folder}, but it is not there for the worker that "
+            "drives the training: the directory must be on a file system that all workers share"
+        )
+    try:
+        _replace(directory / LATEST, lambda path: path.write_bytes(msgspec.json.encode(latest)))
+    except OSError as error:
+        raise RecoveryFailed(
+            f"the snapshot in {directory} cannot be completed: {error}. Make room or check the permissions, and start "
+            "the training again: it goes on from the one before"
+        ) from error
+    for other in directory.iterdir():
+        match = _FOLDER.fullmatch(other.name)
+        if match is not None and int(match[1]) < latest.number:
+            try:
+                shutil.rmtree(other)
+            except OSError as error:  # on a network file system, say, while somebody reads it
+                _log.warning("the old snapshot %s cannot be removed: %s", other, error)
 
 
 def latest(directory: Path) -> Latest | None:
     """Return the last complete snapshot, if there is one."""
     path = directory / LATEST
-    return msgspec.json.decode(path.read_bytes(), type=Latest) if path.exists() else None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Latest) if path.exists() else None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RecoveryFailed(
+            f"{path} does not name a snapshot of a training ({error}): pass a directory that nothing else uses"
+        ) from error
 
 
-def _replace(path: Path, write_to: Any) -> None:
+def _save(share: Any, path: Path) -> None:
+    with path.open("wb") as file:  # if the disk is full, torch does not say so for a path
+        torch.save(share, file)
+
+
+def _check_readable(worker: str, share: Any) -> None:
+    """Raise if `read` would refuse what is not a tensor in a share: later, that would be too late."""
+    stream = io.BytesIO()
+    try:
+        torch.save(_without_tensors(share), stream)
+        stream.seek(0)
+        torch.load(stream, weights_only=True)
+    except Exception as error:
+        raise RecoveryFailed(
+            f"the snapshot of worker {worker!r} contains what cannot be read back from disk: {_last_line(error)}. "
+            "What state_dict() returns must consist of tensors, numbers, strings, lists, tuples and dicts"
+        ) from error
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return None
+    if type(value) in (dict, OrderedDict):
+        return {key: _without_tensors(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(each) for each in value)
+    return value
+
+
+def _last_line(error: Exception) -> str:
+    """Return what an error of torch is about; its texts have many lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if line.startswith("WeightsUnpickler error")]
+    return (named or lines or [type(error).__name__])[0]
+
+
+def _replace(path: Path, write_to: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write_to(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        _sync(temporary)
         temporary.replace(path)
+        _sync(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from typing import Any
@@ -32,9 +33,8 @@ def load(state: RandomState) -> None:
     devices = _device_module()
     if devices is not None and "devices" in state:
         devices.set_rng_state_all(state["devices"])
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and "numpy" in state:
-        numpy.random.set_state(tuple(state["numpy"]))
+    if "numpy" in state:  # also if this process has not imported it yet
+        importlib.import_module("numpy").random.set_state(tuple(state["numpy"]))
 
 
 def _device_module() -> Any:

@@ -12,18 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from telegrad.errors import RecoveryFailed
+from telegrad.errors import RecoveryFailed, TelegradError, WorkersFailed
 from telegrad.futures import Future
-from telegrad.optim.fan_out import run_on_all
 from telegrad.recovery import files, shares
-from telegrad.recovery.shares import SnapshotId
+from telegrad.recovery.agreement import Incarnations
+from telegrad.recovery.shares import Run, SnapshotId
 from telegrad.recovery.stateful import Found
 from telegrad.rpc.api import rpc_async
+from telegrad.rpc.fan_out import run_on_all
+from telegrad.waiting_report import workers as named
 
 _log = logging.getLogger("telegrad")
-
-Incarnations = dict[str, int]
-"""All workers of a run, each in which incarnation."""
 
 
 class _Snapshot(NamedTuple):
@@ -36,11 +35,11 @@ class _Snapshot(NamedTuple):
 class Snapshots:
     """Takes and loads snapshots. `driver` is the worker that this runs on."""
 
-    def __init__(self, driver: str, copies: int, directory: Path | None) -> None:
+    def __init__(self, driver: str, incarnation: int, copies: int, directory: Path | None) -> None:
         self._driver = driver
         self._copies = copies
         self._directory = directory
-        self._run = f"{driver}/{secrets.token_hex(8)}"
+        self._run = Run(driver, incarnation, secrets.token_hex(8))
         self._number = 0
         self._complete: _Snapshot | None = None
         self._pushing: tuple[_Snapshot, list[Future[None]]] | None = None
@@ -63,7 +62,8 @@ class Snapshots:
             "taking a snapshot",
             {name: (shares.take, (snapshot.id, found.remote.get(name, {}), oldest)) for name in others},
         )
-        pushes = [rpc_async(name, shares.push, (snapshot.id, holders[name], self._path()), timeout=0) for name in names]
+        folder = self._folder(snapshot)
+        pushes = [rpc_async(name, shares.push, (snapshot.id, holders[name], folder), timeout=0) for name in names]
         self._pushing = snapshot, pushes
 
     def finish_if_ready(self) -> None:
@@ -81,7 +81,8 @@ class Snapshots:
         self._pushing = None
         self._complete = snapshot
         if self._directory is not None:
-            files.commit(self._directory, files.Latest(snapshot.id.number, snapshot.step))
+            latest = files.Latest(snapshot.id.number, snapshot.step, self._run.token)
+            files.commit(self._directory, latest, snapshot.incarnations)
 
     def load(self, found: Found, workers: Incarnations) -> int:
         """Give all objects the state that they had in the last complete snapshot, and return its step; 0: none."""
@@ -96,17 +97,18 @@ class Snapshots:
         """Load a snapshot: workers that were replaced since then get their shares from elsewhere."""
         fetches = {}
         for name, incarnation in workers.items():
-            if snapshot.incarnations[name] == incarnation:
-                continue
+            if snapshot.incarnations.get(name, incarnation) == incarnation:
+                continue  # it has its share, or has joined the group since then and has none
             holders = snapshot.holders[name]
-            there = [each for each in holders if workers[each] == snapshot.incarnations[each]]
+            there = [each for each in holders if workers.get(each) == snapshot.incarnations[each]]
             if not there and self._directory is None:
                 raise RecoveryFailed(
                     f"worker {name!r} was lost together with {' and '.join(map(repr, holders)) or 'nobody else'}, "
                     "which held its snapshot: pass more copies or a directory to Training, and start it again"
                 )
-            fetches[name] = shares.fetch, (snapshot.id, there[0] if there else None, self._path())
-        self._load_all(snapshot.id, found, workers, fetches)
+            fetches[name] = shares.fetch, (snapshot.id, there[0] if there else None, self._folder(snapshot))
+        having = [name for name in workers if name in snapshot.incarnations]
+        self._load_all(snapshot.id, found, having, fetches)
         return snapshot.step
 
     def _load_from_disk(self, directory: Path, found: Found, workers: Incarnations) -> int:
@@ -116,18 +118,28 @@ class Snapshots:
             return 0
         self._number = latest.number
         snapshot = SnapshotId(self._run, latest.number)
-        fetches = {name: (shares.fetch, (snapshot, None, str(directory))) for name in workers}
-        self._load_all(snapshot, found, workers, fetches)
+        folder = str(latest.folder(directory))
+        fetches = dict.fromkeys(workers, (shares.fetch, (snapshot, None, folder)))
+        self._load_all(snapshot, found, list(workers), fetches)
         _log.warning("the training goes on with step %d, from the snapshot in %s", latest.step, directory)
         return latest.step
 
     def _load_all(
-        self, snapshot: SnapshotId, found: Found, workers: Incarnations, fetches: dict[str, tuple[Any, tuple[Any, ...]]]
+        self, snapshot: SnapshotId, found: Found, workers: list[str], fetches: dict[str, tuple[Any, tuple[Any, ...]]]
     ) -> None:
         fetched = _on_all("fetching a snapshot", fetches)
         missing = [name for name, there in zip(fetches, fetched, strict=True) if not there]
         if missing:
-            raise RecoveryFailed(f"there is no snapshot {snapshot.number} of worker {' and '.join(map(repr, missing))}")
+            raise RecoveryFailed(
+                f"there is no snapshot {snapshot.number} of {named(missing)}: start as many workers as before, under "
+                "the same names, and pass a directory that all of them see"
+            )
+        elsewhere = [name for name in found.remote if name not in workers]
+        if elsewhere:
+            raise RecoveryFailed(
+                f"the build function has built objects on {named(elsewhere)}, of which there is no snapshot: it must "
+                "build the same every time"
+            )
         others = [name for name in workers if name != self._driver]
         _on_all(
             "loading a snapshot",
@@ -137,16 +149,27 @@ class Snapshots:
 
     def drop_all(self, workers: list[str]) -> None:
         """Free all snapshots in the memory of these workers."""
-        self._pushing = None
+        self._pushing = self._complete = None
         for name in workers:
-            rpc_async(name, shares.drop, (self._run, self._number + 1))
+            try:
+                rpc_async(name, shares.drop, (self._run, self._number + 1))
+            except TelegradError as error:  # lost, with what it held; or this worker has shut down
+                _log.debug("worker %r cannot be told to drop snapshots: %s", name, error)
 
-    def _path(self) -> str | None:
-        return None if self._directory is None else str(self._directory)
+    def _folder(self, snapshot: _Snapshot) -> str | None:
+        if self._directory is None:
+            return None
+        return str(files.folder_of(self._directory, snapshot.id.number, self._run.token))
 
 
 def _on_all(what: str, calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
-    return run_on_all(
-        what,
-        [(name, partial(rpc_async, name, function, args, timeout=0)) for name, (function, args) in calls.items()],
-    )
+    try:
+        return run_on_all(
+            what,
+            [(name, partial(rpc_async, name, function, args, timeout=0)) for name, (function, args) in calls.items()],
+        )
+    except WorkersFailed as failed:
+        for error in failed.errors.values():
+            if isinstance(error, RecoveryFailed):
+                raise error from failed
+        raise

@@ -4,9 +4,9 @@ One worker, the *driver*, runs the loop. The rules:
 
 1. Every few steps the driver takes a *snapshot*: each worker copies the state of its objects, and then sends the copy
    to its *holders*, the next workers, while the training goes on. A snapshot is complete when all of them have it.
-2. When a step fails because a worker was lost, the driver waits for its replacement, which the launcher starts. It
-   builds everything anew on all workers, and all load the last complete snapshot: those that were there then from their
-   own memory, replacements from a holder of their predecessors, or from disk.
+2. When a step fails because a worker was lost, the driver waits for its replacement, which the launcher starts, and
+   until all workers know all others. It builds everything anew on all workers, and all load the last complete snapshot:
+   those that were there then from their own memory, replacements from a holder of their predecessors, or from disk.
 3. Before it goes on with the step after the snapshot, it takes the snapshot again, because replacements hold nothing.
    The one before is dropped only when this one is complete.
 
@@ -25,15 +25,19 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from telegrad.default_agent import default_agent
 from telegrad.errors import DeadlineExceeded, RecoveryFailed, TelegradError
 from telegrad.protocol.membership import State
+from telegrad.recovery.agreement import unknown_to_others
 from telegrad.recovery.snapshots import Snapshots
 from telegrad.recovery.stateful import Found, find
 from telegrad.rpc.membership import wait_for_worker
+from telegrad.waiting_report import WaitingReport
+from telegrad.waiting_report import workers as named
 
 _log = logging.getLogger("telegrad")
 
 T = TypeVar("T")
 _GRACE = 5.0  # seconds within which a loss that an error speaks of is noticed here
 _POLL = 0.05
+_ROUND = 2.0  # seconds that each worker waits to hear of others, before the driver looks again who is lost
 
 
 class Recovery(NamedTuple):
@@ -87,13 +91,15 @@ class Training(Generic[T]):
                 "a training cannot be recovered in registered mode: its workers do not trust each other"
             )
         path = None if directory is None else Path(directory).absolute()
-        self._snapshots = Snapshots(self._agent.me.name, copies, path)
+        self._snapshots = Snapshots(self._agent.me.name, self._agent.me.incarnation, copies, path)
+        self._directory = path
         self._step = 0
         self._built: list[T] = []
         self._found = Found({}, {})
         self._incarnations: dict[str, int] = {}  # of all workers, when the state was built
         self._failed = False
         self._entered = False
+        self._looping = False
         self.recoveries: list[Recovery] = []
         """The recoveries so far."""
 
@@ -114,9 +120,11 @@ class Training(Generic[T]):
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield the numbers of the steps, and those that must be repeated again. Use ``with`` around each step."""
+        if self._looping:
+            raise TelegradError("a loop over steps() of this training is running: one at a time")
+        self._looping = True
         try:
-            if not self._built:
-                self._recover()
+            self._begin()
             while self._step < count or self._is_spoiled():
                 if self._step < count:
                     self._entered = self._failed = False
@@ -129,9 +137,36 @@ class Training(Generic[T]):
                 if self._failed:
                     self._recover()
         finally:
+            self._looping = False
             self._snapshots.drop_all(list(self._current()))
 
+    def _begin(self) -> None:
+        """Build the state, or take a snapshot of it if this is not the first loop."""
+        if not self._built:
+            if self._directory is None and self._generation() > 0:
+                _log.warning(
+                    "worker %r was started again, and its training begins anew: pass a directory to Training, so that "
+                    "it goes on from the last snapshot",
+                    self._agent.me.name,
+                )
+            members = self._agent.peers.members
+            if not members.is_open:  # one may have been lost before the first step
+                self._incarnations = {each.identity.name: each.identity.incarnation for each in members.all()}
+            self._recover()
+            return
+        self._failed = False
+        self._attempt(self._take_snapshot)
+        if self._failed and self._directory is None:
+            raise RecoveryFailed(
+                f"the training lost {named(self._lost())} between two loops over steps(), when there is no snapshot: "
+                "use one loop, or pass a directory to Training"
+            )
+        if self._failed:
+            self._recover()
+
     def __enter__(self) -> Self:
+        if not self._looping:
+            raise TelegradError("`with training:` belongs into the body of a loop over steps()")
         self._entered = True
         return self
 
@@ -157,7 +192,11 @@ class Training(Generic[T]):
     def _end_of_step(self) -> None:
         self._snapshots.finish_if_ready()
         if self._step % self._every == 0:
-            self._snapshots.begin(self._found, self._incarnations, self._step)
+            self._snapshots.begin(self._found, self._staying(), self._step)
+
+    def _take_snapshot(self) -> None:
+        self._snapshots.begin(self._found, self._staying(), self._step)
+        self._snapshots.finish()
 
     # -- losses ---------------------------------------------------------------------------------------------------
 
@@ -169,10 +208,19 @@ class Training(Generic[T]):
             if member.state is State.ALIVE
         }
 
+    def _generation(self) -> int:
+        me = self._agent.peers.members.find(self._agent.me.name)
+        return me.identity.generation if me is not None else 0
+
+    def _staying(self) -> dict[str, int]:
+        """Return the workers with which the state was built, without those that have left in order since then."""
+        left = {member.identity.name for member in self._agent.peers.members.all() if member.state is State.LEFT}
+        return {name: incarnation for name, incarnation in self._incarnations.items() if name not in left}
+
     def _lost(self) -> list[str]:
         """Return the workers that are not those any more with which the state was built."""
         current = self._current()
-        return [name for name, incarnation in self._incarnations.items() if current.get(name) != incarnation]
+        return [name for name, incarnation in self._staying().items() if current.get(name) != incarnation]
 
     def _is_loss(self, error: Exception) -> bool:
         """Return whether a worker was lost, which the error may speak of before this worker has noticed it."""
@@ -192,41 +240,54 @@ class Training(Generic[T]):
             lost = self._lost()
             workers.update(lost)
             if lost:
-                _log.warning(
-                    "the training lost worker %s in step %d, and waits for a replacement",
-                    " and ".join(map(repr, lost)),
-                    failed_at,
-                )
+                _log.warning("the training lost %s in step %d, and waits for a replacement", named(lost), failed_at)
+            self._incarnations = self._wait_for_all()
             try:
-                self._rebuild()
-                break
+                if self._all_agree():
+                    self._rebuild()
+                    break
             except Exception as error:
-                if isinstance(error, RecoveryFailed) or not self._is_loss(error):
+                # One that was replaced since then has no share, so its RecoveryFailed is not the last word.
+                if not (self._lost() if isinstance(error, RecoveryFailed) else self._is_loss(error)):
                     raise
         if workers:
             seconds = self._agent.runtime.now() - began
             self.recoveries.append(Recovery(tuple(sorted(workers)), failed_at, self._step, seconds))
             _log.warning(
-                "worker %s was replaced: the training goes on with step %d, after %.1f s",
-                " and ".join(map(repr, sorted(workers))),
-                self._step,
-                seconds,
+                "the training goes on with step %d, %.1f s after the loss of %s", self._step, seconds, named(workers)
             )
 
+    def _all_agree(self) -> bool:
+        """Wait until all workers know the same group; False if another one is lost meanwhile."""
+        runtime = self._agent.runtime
+        deadline, report = runtime.now() + self._timeout, WaitingReport(runtime.now())
+        while not self._lost():
+            missing = unknown_to_others(self._staying(), _ROUND)
+            if not missing:
+                return True
+            who, whom = next(iter(missing.items()))
+            now = runtime.now()
+            if now >= deadline:
+                raise RecoveryFailed(
+                    f"worker {who!r} has lost {named(whom)}, which worker {self._agent.me.name!r} has not, and did not "
+                    f"find it again within {self._timeout:g} s: see that all workers can reach each other"
+                )
+            if report.is_due(now):
+                _log.warning("the training waits until worker %r knows %s", who, named(whom))
+        return False
+
     def _rebuild(self) -> None:
-        self._incarnations = self._wait_for_all()
         self._built.clear()  # the old objects are released before there are new ones
         self._found = Found({}, {})
         state = self._build()
-        self._built.append(state)
         self._found = find(state)
         self._step = self._snapshots.load(self._found, self._incarnations)
-        self._snapshots.begin(self._found, self._incarnations, self._step)
-        self._snapshots.finish()
+        self._take_snapshot()
+        self._built.append(state)
 
     def _wait_for_all(self) -> dict[str, int]:
         """Wait until all workers are there, and return their incarnations."""
-        while missing := [name for name in self._incarnations if name not in self._current()]:
+        while missing := [name for name in self._staying() if name not in self._current()]:
             try:
                 wait_for_worker(missing[0], self._timeout)
             except DeadlineExceeded as error:

@@ -22,6 +22,8 @@ from telegrad.rpc.api import (
     shutdown,
     traffic,
 )
+from telegrad.rpc.broadcasting import broadcast
+from telegrad.rpc.calling_all import call_all
 from telegrad.rpc.exposing import expose
 from telegrad.rpc.idempotence import idempotent
 from telegrad.rpc.membership import on_worker_lost, wait_for_worker, workers
@@ -40,6 +42,8 @@ __all__ = [
     "WorkerStatus",
     "all_gather",
     "barrier",
+    "broadcast",
+    "call_all",
     "current_call",
     "default_agent",
     "devices",
@@ -64,3 +68,7 @@ __all__ = [
     "workers",
     "wrap_signal_handler",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -6,27 +6,37 @@ Names, signatures and defaults are those of torch.distributed.rpc.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
-from telegrad import worker_devices
+from telegrad import waiting_report, worker_devices
 from telegrad.agent.agent import Agent
 from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.bootstrap import check_token, start_agent
 from telegrad.calls.call import Served, current_served
+from telegrad.calls.tracebacks import hide_frames
 from telegrad.connection.worker_record import check_name
 from telegrad.default_agent import acting_as as acting_as  # documented as telegrad.rpc.api.acting_as
 from telegrad.default_agent import default_agent, process_agent, set_default_agent, unset_default_agent
-from telegrad.errors import TelegradError
+from telegrad.environment.terminal import explain_input
+from telegrad.errors import RendezvousError, TelegradError
 from telegrad.futures import Future
+from telegrad.observe import exporters, local_socket
+from telegrad.observe.service import Observation
 from telegrad.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
 from telegrad.rendezvous_search import IdTaken
+from telegrad.rpc import interrupt_report
+from telegrad.rpc.arguments import keyword, positional
+from telegrad.rpc.dump_signal import DumpOnSignal
 from telegrad.rpc.exposing import default_registry
 from telegrad.rpc.group_rendezvous import Rendezvous, group_keys, report_failure
 from telegrad.rpc.idempotence import MARK, RetryPolicy, retry_policy
+from telegrad.rpc.init_arguments import complete, report_contradiction
 from telegrad.rpc.interpreter_exit import close_at_exit
+from telegrad.rpc.member_rendezvous import MemberRendezvous
 from telegrad.rpc.retrying import RetriedCall, RetriedFuture
 from telegrad.rpc.signals import WrappedHandlers, deliver_pending, pending_handlers
 from telegrad.rpc.token import take_token
@@ -35,10 +45,13 @@ from telegrad.rref.manager import RRefManager
 from telegrad.wire.devices import DeviceMap, parse_device_map
 from telegrad.worker_info import Traffic, WorkerInfo
 
+_log = logging.getLogger("telegrad")
+
 Target = str | int | WorkerInfo
 
 
 _signal_handlers: WrappedHandlers | None = None  # wrapped as long as there is a default agent
+_dump_signal: DumpOnSignal | None = None  # the same
 
 
 def is_available() -> bool:
@@ -60,28 +73,42 @@ def init_rpc(
 
     If the group exists already, and its worker of this name is dead or has left, this one takes its place. Without a
     world size (or with 0), the group is open: workers may join it at any time, and this returns when all members know
-    this one. A worker of an open group without a rank gets the lowest id that was never used.
+    this one. A worker of an open group without a rank gets the lowest id that was never used. With
+    `Options(members=...)`, it joins a group that exists through one of its members, without the store.
 
-    Name, rank and world size default to TELEGRAD_NAME (or else ``worker<rank>``), RANK and WORLD_SIZE, which
-    ``telegrad run``, ``telegrad.launch`` and torchrun set. `backend` is ignored; programs written for torch pass it.
+    Name, rank and world size default to TELEGRAD_NAME (or else ``worker<rank>``), RANK and WORLD_SIZE, or to what the
+    launcher says: telegrad's own, torchrun, mpirun, srun, or a Kubernetes job (docs/clusters.md). `backend` is
+    ignored; programs written for torch pass it.
     If the worker is assigned an accelerator, that becomes the current one: see `devices`.
     """
     existing = process_agent()
     if existing is not None:
         raise TelegradError(f"init_rpc was already called: this process is worker {existing.me.name!r}")
+    explain_input()
     options = rpc_backend_options or Options(init_method=os.environ.get("TELEGRAD_INIT_METHOD", "env://"))
     name = os.environ.get("TELEGRAD_NAME") if name is None else name
     options = take_token(options)
+    try:
+        options, rank, world_size, prefix = complete(options, rank, world_size, os.environ)
+    except RendezvousError as error:
+        report_contradiction(options, name, rank, world_size, error, os.environ)
+        raise
     try:
         if name is not None:
             check_name(name)
         check_token(options)  # before any worker waits for others
         options.settings()  # as above
         worker_devices.assigned(os.environ)  # as above
+        by_members = bool(options.member_addresses())  # as above
     except Exception as error:
-        report_failure(options, name, rank, world_size, error)
+        if not options.members:
+            report_failure(options, name, rank, world_size, error, prefix=prefix)
         raise
-    rendezvous = Rendezvous.open(options, rank, world_size)
+    rendezvous: Rendezvous | MemberRendezvous
+    if by_members:
+        rendezvous = MemberRendezvous.open(options, name, rank, world_size)
+    else:
+        rendezvous = Rendezvous.open(options, rank, world_size, prefix=prefix)
     rank = max(rendezvous.rank, 0)
     while True:
         try:
@@ -95,7 +122,7 @@ def init_rpc(
 def join(
     name: str,
     rank: int,
-    rendezvous: Rendezvous,
+    rendezvous: Rendezvous | MemberRendezvous,
     options: Options,
     prepare: Callable[[Agent], None] | None = None,
     *,
@@ -105,14 +132,23 @@ def join(
 
     With `device_by_local_rank`, the current device is that of the local rank, unless TELEGRAD_DEVICES names another.
     """
-    global _signal_handlers
+    global _signal_handlers, _dump_signal
     options = take_token(options)
     device = worker_devices.choose_default(follow_rank=device_by_local_rank)
     handlers = WrappedHandlers()
     exchange = rendezvous.exchange_records
+
+    def prepare_all(agent: Agent) -> None:
+        Observation(agent)
+        exporters.prepare(agent, options)
+        if prepare is not None:
+            prepare(agent)
+
     try:
-        agent = start_agent(name, rank, exchange, options, rendezvous.address, prepare, default_registry, device)
+        agent = start_agent(name, rank, exchange, options, rendezvous.address, prepare_all, default_registry, device)
         rendezvous.keep(agent)
+        local_socket.listen(agent)
+        exporters.serve(agent, options)
     except BaseException as error:
         handlers.restore()
         if not isinstance(error, IdTaken):
@@ -120,8 +156,12 @@ def join(
             rendezvous.close(error)
         raise
     _signal_handlers = handlers
+    _dump_signal = DumpOnSignal(agent)
     set_default_agent(agent)
+    names = [record.name for record in agent.peers.records()] if _log.isEnabledFor(logging.INFO) else [name]
+    _log.info("worker %r has joined the group of %s", name, waiting_report.workers(names))
     close_at_exit(agent)
+    interrupt_report.install(name)
 
 
 def shutdown(
@@ -143,6 +183,8 @@ def shutdown(
         unset_default_agent(agent)
         if _signal_handlers is not None:
             _signal_handlers.restore()
+        if _dump_signal is not None:
+            _dump_signal.restore()
 
 
 # -- calls ----------------------------------------------------------------------------------------------------
@@ -174,14 +216,18 @@ def rpc_sync(
         policy = retry_policy(agent, func, retries)
         if policy is not None:
             return _retried_call(agent, policy, to, func, args, kwargs, timeout, device_map).run()
-    return agent.client.call(
-        to.name if isinstance(to, WorkerInfo) else to,
-        func,
-        tuple(args) if args else (),
-        kwargs,
-        None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
-        None if device_map is None else parse_device_map(device_map, "device_map"),
-    )
+    try:
+        return agent.client.call(
+            to.name if isinstance(to, WorkerInfo) else to,
+            func,
+            args if type(args) is tuple else positional(args),
+            kwargs if kwargs is None or type(kwargs) is dict else keyword(kwargs),
+            None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
+            None if device_map is None else parse_device_map(device_map, "device_map"),
+        )
+    except Exception as error:
+        hide_frames(error)
+        raise
 
 
 def rpc_async(
@@ -203,13 +249,13 @@ def rpc_async(
         policy = retry_policy(agent, func, retries)
         if policy is not None:
             call = _retried_call(agent, policy, to, func, args, kwargs, timeout, device_map)
-            return RetriedFuture(agent).start_retried(call, tuple(args or ()), kwargs)
+            return RetriedFuture(agent).start_retried(call, positional(args), kwargs)
     future: Future[Any] = Future(agent)
     future.start(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
-        tuple(args) if args else (),
-        kwargs,
+        args if type(args) is tuple else positional(args),
+        kwargs if kwargs is None or type(kwargs) is dict else keyword(kwargs),
         None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
         devices=None if device_map is None else parse_device_map(device_map, "device_map"),
     )
@@ -228,8 +274,9 @@ def _retried_call(
     timeout: float,
     device_map: DeviceMap | None,
 ) -> RetriedCall:
+    kwargs = None if kwargs is None else keyword(kwargs)
     devices = None if device_map is None else parse_device_map(device_map, "device_map")
-    return RetriedCall(agent, policy, _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), devices)
+    return RetriedCall(agent, policy, _target(to), func, positional(args), kwargs, given_timeout(timeout), devices)
 
 
 def remote(
@@ -257,7 +304,13 @@ def remote(
     references: RRefManager = default_agent().references
     devices = None if device_map is None else parse_device_map(device_map, "device_map")
     made: RRef[Any] = references.create(
-        _target(to), func, tuple(args or ()), kwargs, given_timeout(timeout), ordered=ordered, devices=devices
+        _target(to),
+        func,
+        positional(args),
+        None if kwargs is None else keyword(kwargs),
+        given_timeout(timeout),
+        ordered=ordered,
+        devices=devices,
     )
     if pending_handlers:
         deliver_pending()
@@ -307,10 +360,13 @@ def get_rpc_timeout() -> float:
     return default_agent().settings.rpc_timeout
 
 
-def _names(workers: Sequence[Target] | None) -> list[str] | None:
-    if workers is None:
-        return None
+def worker_names(workers: Sequence[Target]) -> list[str]:
+    """Return the names of workers. Raises UnknownWorker for one that the group does not have."""
     return [default_agent().peers.find(_target(worker)).record.name for worker in workers]
+
+
+def _names(workers: Sequence[Target] | None) -> list[str] | None:
+    return None if workers is None else worker_names(workers)
 
 
 def all_gather(
@@ -318,8 +374,8 @@ def all_gather(
 ) -> dict[str, Any]:
     """Return the values that all `workers` (default: everybody) passed, by name. All of them must call this.
 
-    It waits for as long as it takes, or for `timeout` seconds, and fails at once if one of the workers is lost. If it
-    waits for more than 3 seconds, it logs for whom. In an open group, everybody means the workers that are alive.
+    It waits for as long as it takes, or for `timeout` seconds, and fails at once if one of the workers is lost. After 3
+    seconds it logs for whom it waits. In an open group, everybody means all that are alive. Tensors arrive as leaves.
     """
     return default_agent().gather(value, _names(workers), timeout=given_timeout(timeout) or 0)
 

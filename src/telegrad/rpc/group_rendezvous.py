@@ -10,16 +10,18 @@ import traceback
 from collections.abc import Callable
 from typing import Self
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public, but not in __all__
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from telegrad.agent.agent import Agent
 from telegrad.bootstrap import ListenIfNeeded, Probe, check_token
 from telegrad.connection.group_keys import GroupKeys, derive_keys
-from telegrad.connection.worker_record import RESTART_VARIABLE, FoundGroup, WorkerRecord
+from telegrad.connection.worker_record import FoundGroup, WorkerRecord
+from telegrad.environment.detection import restart_count
 from telegrad.errors import RendezvousError, TokenError
 from telegrad.options import Options
 from telegrad.rendezvous import FAILURE_LINGER
 from telegrad.rendezvous_epochs import GroupFinder
+from telegrad.rendezvous_file import Prefixed
 from telegrad.rendezvous_store import launcher_hosts, open_store, pause
 from telegrad.rpc.store_watch import LEAVE_TIMEOUT, StoreWatch
 
@@ -49,7 +51,7 @@ class Rendezvous:
         """-1: any free id of an open group."""
         self.address = address
         """Host and port of the store if it has any."""
-        self._store: Store | None = PrefixStore(prefix, store)
+        self._store: Store | None = Prefixed(prefix, store)
         self._world_size = world_size or 0
         self._deadline = time.monotonic() + timeout
         self._prefix = prefix
@@ -58,16 +60,27 @@ class Rendezvous:
         self._finder: GroupFinder | None = None
 
     @classmethod
-    def open(cls, options: Options, rank: int, world_size: int | None, timeout: float | None = None) -> Self:
+    def open(
+        cls,
+        options: Options,
+        rank: int,
+        world_size: int | None,
+        timeout: float | None = None,
+        *,
+        prefix: str = _PREFIX,
+    ) -> Self:
         """Open the store that the options name; see `open_store`."""
         seconds = options.init_timeout if timeout is None else timeout
-        store, rank, world_size, address, is_host = open_store(options.init_method, rank, world_size, seconds)
+        store, rank, world_size, address, is_host = open_store(
+            options.init_method, rank, world_size, seconds, options.allowed_ports()
+        )
 
         def reopen(within: float) -> Store:
             return open_store(options.init_method, rank, world_size, within).store
 
         again = None if is_host or address is None else reopen
-        return cls(store, rank, world_size, options.init_timeout, address=address, is_host=is_host, reopen=again)
+        found = (store, rank, world_size, options.init_timeout)
+        return cls(*found, prefix=prefix, address=address, is_host=is_host, reopen=again)
 
     def _make_finder(self) -> GroupFinder:
         if self._store is None:
@@ -81,7 +94,7 @@ class Rendezvous:
             restart=_restart(),
             is_host=self._is_host,
             any_id=self.rank < 0,
-            reopen=None if reopen is None else lambda seconds: PrefixStore(prefix, reopen(seconds)),
+            reopen=None if reopen is None else lambda seconds: Prefixed(prefix, reopen(seconds)),
         )
 
     def exchange_records(
@@ -96,21 +109,24 @@ class Rendezvous:
         board = None if self._finder is None else self._finder.board
         if board is None:
             return
-        try:
-            board.publish(agent.me)
-            board.remove([peer.record for peer in agent.peers.all() if peer.gone])
-        except RuntimeError as error:  # of torch's stores
-            _log.debug("worker %r cannot publish its record, for the store is gone: %s", agent.me.name, error)
         watched = None if self._reopen is None or launcher_hosts() else self.address
         try:
+            try:
+                board.publish(agent.me)
+                board.remove([peer.record for peer in agent.peers.table.used() if peer.gone])
+            except RuntimeError as error:  # of torch's stores
+                _log.debug("worker %r cannot publish its record, for the store is gone: %s", agent.me.name, error)
             StoreWatch(agent, board, self._prefix, watched)
         except BaseException:
             agent.close()
             raise
         self._store = self._finder = None  # or the store would outlive the agent
 
-    def failed(self, who: str, keys: GroupKeys | None, error: BaseException) -> None:
-        """Tell others that this worker does not join, as far as that is possible in a short time."""
+    def failed(self, who: str, keys: GroupKeys | None, error: BaseException, *, of_another: bool = False) -> None:
+        """Tell others that this worker does not join, as far as that is possible in a short time.
+
+        For `of_another` see `GroupFinder.report`.
+        """
         finder = self._finder or self._make_finder()
 
         def tell() -> None:
@@ -118,7 +134,7 @@ class Rendezvous:
                 if finder.board is not None:
                     finder.board.leave()
                 else:
-                    finder.report(who, keys, error)
+                    finder.report(who, keys, error, of_another=of_another)
             except RuntimeError as other:
                 _log.debug("%s failed and could not tell the others: %s", who, other)
 
@@ -139,10 +155,18 @@ class Rendezvous:
             chain = chain.__cause__ or chain.__context__
 
 
-def report_failure(options: Options, name: str | None, rank: int, world_size: int | None, error: Exception) -> None:
+def report_failure(
+    options: Options,
+    name: str | None,
+    rank: int,
+    world_size: int | None,
+    error: Exception,
+    *,
+    prefix: str = _PREFIX,
+) -> None:
     """Tell the workers of a group that forms that this one failed before it opened the store."""
     try:
-        rendezvous = Rendezvous.open(options, rank, world_size, _REPORT_TIMEOUT)
+        rendezvous = Rendezvous.open(options, rank, world_size, _REPORT_TIMEOUT, prefix=prefix)
     except (RendezvousError, ValueError) as other:
         _log.debug("nobody can be told that this worker failed: %s", other)
         return
@@ -168,5 +192,5 @@ def _wait(seconds: float) -> None:
 
 def _restart() -> int:
     """Return how often a launcher has started this worker before; -1 without such a launcher."""
-    text = os.environ.get(RESTART_VARIABLE, "")
-    return int(text) if text.isdecimal() else -1
+    restart = restart_count(os.environ)
+    return -1 if restart is None else restart

@@ -27,7 +27,9 @@ def workers() -> list[WorkerStatus]:
 
 def _status(agent: Agent, member: Member) -> WorkerStatus:
     name, worker_id, _, generation = member.identity
-    return WorkerStatus(name, worker_id, _STATES[member.state], generation, agent.runtime.now() - member.since)
+    age = agent.runtime.now() - member.since
+    addresses = agent.peers.find(name).record.addresses
+    return WorkerStatus(name, worker_id, _STATES[member.state], generation, age, addresses)
 
 
 def wait_for_worker(name: str, timeout: float | None = None) -> WorkerStatus:

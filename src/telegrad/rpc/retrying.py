@@ -1,7 +1,8 @@
 """Calls that are made again on the replacement, if their callee is lost.
 
 Only the loss of the callee counts. What the function itself raises, even a WorkerLost of a worker that it called, is
-the outcome of the call. A worker that left in order is not waited for.
+the outcome of the call. A worker that left in order is not waited for, but one that ended with an error is: its
+launcher may start it again.
 
 Each attempt encodes the arguments again, so it is recorded again in the autograd context and makes new forks of its
 RRefs. The send of a lost attempt stays in the context and gets no gradient, as that of an unused output. The arguments
@@ -26,7 +27,7 @@ from telegrad.agent.agent import Agent
 from telegrad.backward.contexts import current
 from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.calls.call import Call, current_served
-from telegrad.connection.peers import Peer
+from telegrad.connection.peer_table import Peer
 from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, WorkerLost
 from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.execution.executor import GuaranteedTask
@@ -62,6 +63,7 @@ class RetriedCall:
         self._policy = policy
         self._to = agent.peers.find(to).record.name
         self._request = function, args, kwargs
+        self._what = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
         self._devices = devices
         self._started = agent.runtime.now()
         timeout = agent.settings.rpc_timeout if timeout is None else timeout
@@ -146,7 +148,7 @@ class RetriedCall:
         """Make the call again after an attempt was lost, and return its result."""
         while True:
             peer = self._peer
-            if peer is None or peer.left or self._agent.closed or self.attempts > self._policy.retries:
+            if peer is None or _has_finished(peer) or self._agent.closed or self.attempts > self._policy.retries:
                 raise self._failed(lost)
             self._wait_for_replacement(peer, lost)
             if self.unchanged is not None and not self.unchanged():
@@ -154,7 +156,7 @@ class RetriedCall:
             _log.warning(
                 "worker %r calls %s on worker %r again (attempt %d of %d): %s",
                 self._agent.me.name,
-                lost.function or "a function",
+                self._what,
                 self._to,
                 self.attempts + 1,
                 self._policy.retries + 1,
@@ -182,7 +184,7 @@ class RetriedCall:
                 agent.me.name,
                 seconds(elapsed),
                 self._to,
-                lost.function or "a function",
+                self._what,
             )
 
         with ReportedWait(runtime, agent.executor, report):
@@ -202,10 +204,10 @@ class RetriedCall:
         agent, served, now = self._agent, current_served.get(), self._agent.runtime.now()
         if self._cancelled:
             raise CallCancelled(
-                f"the call of {lost.function} on worker {self._to!r} was cancelled after {self._times()}, while it "
+                f"the call of {self._what} on worker {self._to!r} was cancelled after {self._times()}, while it "
                 "waited for the replacement of the lost worker",
                 worker=self._to,
-                function=lost.function,
+                function=self._what,
             ) from lost
         if served is not None:
             served.check()
@@ -213,10 +215,10 @@ class RetriedCall:
             raise NotInitialized(f"worker {agent.me.name!r} cannot call: {agent.closed}") from lost
         if self._deadline is not None and now >= self._deadline:
             raise DeadlineExceeded(
-                f"worker {self._to!r} is lost, and was not replaced before the deadline of the call of "
-                f"{lost.function or 'a function'}, after {self._times()}; the function may or may not have run",
+                f"worker {self._to!r} is lost, and was not replaced before the deadline of the call of {self._what}, "
+                f"after {self._times()}; the function may or may not have run",
                 worker=self._to,
-                function=lost.function,
+                function=self._what,
                 elapsed=now - self._started,
             ) from lost
 
@@ -225,15 +227,20 @@ class RetriedCall:
 
     def _failed(self, lost: WorkerLost, why: str = "") -> WorkerLost:
         error = WorkerLost(
-            f"{lost}. It was called in {self._times()}{why}",
+            f"{lost}. {self._what} was called in {self._times()}{why}",
             worker=lost.worker,
-            function=lost.function,
+            function=self._what,
             call=lost.call,
             context=lost.context,
             elapsed=self._agent.runtime.now() - self._started,
         )
         error.__cause__ = lost
         return error
+
+
+def _has_finished(peer: Peer) -> bool:
+    """Return whether a worker has left the group in order, and not because of an error."""
+    return peer.left and peer.failed_at is None
 
 
 class RetriedFuture(Future[T]):

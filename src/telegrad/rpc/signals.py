@@ -32,6 +32,7 @@ MAX_DEFERRAL = 5.0
 """Seconds after which the next signal is delivered in any case."""
 _RETRY_INTERVAL = 0.001
 _RESEND_AFTER = 50  # intervals after which a retry signal that the main thread has not handled is sent again
+_SETTLE = 1.0  # seconds for a thread that only has to see that the signal was delivered
 _WRAPPED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 """Signals whose handlers often raise. Not SIGUSR1 etc.: a handler that prints where a program hangs must not wait."""
 _RETRY_SIGNAL = signal.SIGURG
@@ -121,6 +122,12 @@ class DeferredSignalHandler:
         else:
             pending_handlers.pop(id(self), None)
 
+    def settle(self) -> None:
+        """Wait until the thread that retries has ended: its last signal must not reach the handler that comes next."""
+        deadline = monotonic() + _SETTLE
+        while self._retrying and not self._pending and monotonic() < deadline:
+            sleep(_RETRY_INTERVAL)
+
     def discard_pending(self) -> None:
         """Discard the pending signal. For the child of a fork, which has no thread that retries."""
         self._pending = self._retry_sent = self._retrying = self._own_signal_is_retry = False
@@ -192,6 +199,7 @@ class WrappedHandlers:
             shell.events.unregister("pre_run_cell", self._wrap)
         while self._wrapped:
             number, wrapped = self._wrapped.popitem()
+            wrapped.settle()
             current: object = signal.getsignal(number)
             if current is wrapped:
                 signal.signal(number, wrapped.handler)

@@ -35,7 +35,13 @@ def take_token(options: Options) -> Options:
     return with_token
 
 
+def hold_token(token: str | bytes) -> None:
+    """Keep a token for the next `init_rpc` of this process, as if it had been taken out of the environment."""
+    global _held
+    _held = find_token(token)
+
+
 def forget_token() -> None:
-    """Forget the token that was taken out of the environment."""
+    """Forget the token that this process holds."""
     global _held
     _held = None

@@ -10,7 +10,8 @@ from telegrad.execution.executor import GuaranteedTask
 from telegrad.futures import Future
 
 if TYPE_CHECKING:
-    from telegrad.rref.handle import RRef, UserRRef
+    from telegrad.rref.handle import RRef
+    from telegrad.rref.user_state import UserRRef
 
 
 def wait_until_settled(handle: RRef[Any], user: UserRRef, timeout: float) -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from telegrad import events
 from telegrad.agent.agent import Agent
 from telegrad.agent.shutdown import RRefMessageCounts
 from telegrad.connection.peer_account import PeerAccount
@@ -31,9 +32,9 @@ from telegrad.protocol.ownership_effects import (
 )
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref.expected_values import ExpectedValues
-from telegrad.rref.handle import UserRRef
 from telegrad.rref.ids import NewIds, describe, incarnation_of
 from telegrad.rref.owner import OwnerValue
+from telegrad.rref.user_state import UserRRef
 from telegrad.wire.messages import RRefChildAccept, RRefForkAccept, RRefForkRequest, RRefUserDelete
 
 _log = logging.getLogger("telegrad")
@@ -56,7 +57,7 @@ class RRefContext:
         self._received: Counter[int] = Counter()
         self.expected = ExpectedValues()
         self.ids = NewIds(agent.me)
-        agent.on_lost(self._on_lost)
+        agent.on_lost(self._on_lost, lambda: not self.values and not self.users)
 
     def _is_gone(self, worker: int) -> bool:
         if worker == self.me:
@@ -159,15 +160,22 @@ class RRefContext:
                 case AcceptChild(to, fork):
                     self._send(to, RRefChildAccept(fork))
                 case DeleteFork(to, rref, fork):
+                    self.record(rref, "released", self.name_of(to))
                     self._send(to, RRefUserDelete(rref, fork))
                 case ValueFreed(rref):
                     with self.lock:
                         value = self.values.pop(rref, None)
+                    self.record(rref, "freed")
                     del value  # without the lock: the user's object may have a destructor
                 case ValueOrphaned(rref):
                     self._fail_orphan(rref)
                 case ForkConfirmed(fork) | ForkRefused(fork):
                     self._settle_fork(fork, effect)
+
+    def record(self, rref: RRefId, what: str, peer: str = "") -> None:
+        """Record what happened to a reference."""
+        ring, now = self.agent.local.events, self.agent.runtime.now()
+        ring.record(events.REFERENCE, now, now, rref[1], peer=peer, what=f"{what}: {describe(rref)}")
 
     def _send(self, to: int, head: Any) -> None:
         with self.lock:

@@ -15,10 +15,11 @@ from telegrad.protocol.ownership_effects import OwnershipEffect
 from telegrad.protocol.rref_ids import ForkData
 from telegrad.rref.authorization import check_creation, check_received, check_sent
 from telegrad.rref.context import RRefContext
-from telegrad.rref.handle import RRef, UserRRef
+from telegrad.rref.handle import RRef
 from telegrad.rref.ids import describe, incarnation_of
 from telegrad.rref.ordered import OrderedQueue
 from telegrad.rref.owner import OwnerValue, storable_error
+from telegrad.rref.user_state import UserRRef
 from telegrad.wire.messages import Creation, ForkInfo, StreamPosition
 from telegrad.wire.reference import Reference
 
@@ -81,6 +82,7 @@ class RRefExtension(Extension):
             self._check_creator(message.creation, message.peer)
             self._register(message.creation, message.peer.id)
             if message.served is not None:
+                message.served.creates = message.creation.rref
                 message.served.on_result = partial(self._store, message.creation)
         if message.forks:
             self._receive(message)

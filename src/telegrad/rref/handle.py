@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.calls.call import Call
+from telegrad.calls.tracebacks import hide_frames
 from telegrad.default_agent import default_agent
 from telegrad.errors import CallError, DeadlineExceeded, ReferenceGone, TelegradError, WorkerLost
 from telegrad.futures import Future
 from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
-from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
+from telegrad.protocol.rref_ids import COUNTER_BITS, RRefId
 from telegrad.rref.confirmation import creation_future, wait_until_settled
 from telegrad.rref.ids import describe
-from telegrad.wire.messages import Failure, RRefAccess, RRefBackwardReq
+from telegrad.rref.user_state import UserRRef
+from telegrad.wire.messages import Failure, RRefAccess, RRefBackwardReq, StreamPosition
 from telegrad.wire.reference import Reference
 from telegrad.worker_info import WorkerInfo
 
@@ -27,28 +29,6 @@ T = TypeVar("T")
 
 FETCH = "@telegrad.to_here"
 METHOD = "@telegrad.method"
-
-
-class UserRRef:
-    """The state of one fork of a reference on a worker that is not the owner."""
-
-    __slots__ = ("confirmed", "creation", "creator", "error", "fork", "owner_lost", "refused", "settled", "waiters")
-
-    def __init__(self, fork: ForkId, *, creator: bool = False) -> None:
-        self.fork = fork
-        self.creator = creator
-        """This worker made the call that computes the value."""
-        self.confirmed = False
-        self.settled = False
-        """Confirmed by the owner, or never going to be."""
-        self.owner_lost = False
-        self.refused = False
-        """The owner no longer has the value, because the worker that sent us the reference was lost."""
-        self.creation: Call | None = None
-        """The call that computes the value, once it is over."""
-        self.error: CallError | None = None
-        """Why that call failed."""
-        self.waiters: list[Callable[[], None]] = []
 
 
 class RRef(Reference, Generic[T]):
@@ -100,6 +80,18 @@ class RRef(Reference, Generic[T]):
         state = ", released" if self._released else ""
         return f"RRef({self._id[0]}:{self._id[1] & ((1 << COUNTER_BITS) - 1)} on worker {self.owner_name()!r}{state})"
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise the error for an attribute of the value, which is not one of the reference."""
+        if name.startswith("_"):  # also a field that is not set yet
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        here = "to_here() is a copy of it" if self._user is not None else "local_value() is the value itself"
+        raise AttributeError(
+            f"{self!r} is a reference, which has no {name!r}: rref.rpc_sync().{name}(...) calls its method "
+            f"on the owner, and rref.{here}",
+            name=name,
+            obj=self,
+        )
+
     # -- value ------------------------------------------------------------------------------------------------------
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
@@ -109,12 +101,16 @@ class RRef(Reference, Generic[T]):
         """
         if self._user is None:
             return self._local(timeout)
-        self._ensure_usable(timeout)
-        access = RRefAccess(self._id, "")
-        call = self._manager.agent.client.begin(
-            self._owner, FETCH, (), None, given_timeout(timeout), rref_access=access
-        )
-        return self._complete(call, "to_here")  # type: ignore[no-any-return]
+        try:
+            self._ensure_usable(timeout)
+            access = RRefAccess(self._id, "")
+            call = self._manager.agent.client.begin(
+                self._owner, FETCH, (), None, given_timeout(timeout), rref_access=access
+            )
+            return self._complete(call, "to_here")  # type: ignore[no-any-return]
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def local_value(self) -> T:
         """Return the value on its owner, and wait until it is computed."""
@@ -172,9 +168,9 @@ class RRef(Reference, Generic[T]):
             client.cancel(call, "the caller was interrupted")
             raise
         if call.error is not None and isinstance(call.error, WorkerLost | DeadlineExceeded):
-            raise _with_text(call.error, f"{method_name(what)}() of {self!r}: {call.error}") from call.error
+            raise _renamed(call.error, f"{method_name(what)}() of {self!r}: {call.error}")
         user = self._user
-        if user is not None and user.error is not None and type(call.answer) is Failure:
+        if user is not None and user.error is not None and isinstance(call.answer, Failure):
             self._check_user(user)  # the call that creates the value has failed, which says more
         return client.result(call)
 
@@ -261,7 +257,11 @@ class Proxy:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
-            return self._method_caller(self._rref, self._timeout, name, args, kwargs)
+            try:
+                return self._method_caller(self._rref, self._timeout, name, args, kwargs)
+            except Exception as error:
+                hide_frames(error)
+                raise
 
         method.__name__ = name
         return method
@@ -345,12 +345,27 @@ def _call_method(
     seconds = None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout)
     if not rref._ordered:
         return start(rref._owner, METHOD, args, kwargs, seconds, rref_access=RRefAccess(rref._id, name))
-    position = rref._manager.sequencer.next(rref._owner, rref._id)
+    positions: list[StreamPosition] = []
+
+    def number() -> RRefAccess:
+        positions.append(rref._manager.sequencer.next(rref._owner, rref._id))
+        return RRefAccess(rref._id, name, positions[0])
+
     try:
-        return start(rref._owner, METHOD, args, kwargs, seconds, rref_access=RRefAccess(rref._id, name, position))
+        return start(rref._owner, METHOD, args, kwargs, seconds, rref_access=number)
     except BaseException:
-        rref._manager.skip_call(rref._owner, position)
+        for position in positions:  # none, if it failed before it had a number
+            rref._manager.skip_call(rref._owner, position)
         raise
+
+
+def _renamed(error: CallError, text: str) -> CallError:
+    """Return an error with another text that takes the place of the first one, notes and cause included."""
+    made = _with_text(error, text)
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(note)
+    made.__cause__ = error.__cause__
+    return made
 
 
 def _with_text(error: CallError, text: str) -> CallError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from telegrad.agent.agent import Agent
 from telegrad.agent.shutdown import RRefMessageCounts
-from telegrad.calls.call import Call, current_served
+from telegrad.calls.call import Access, Call, current_served
 from telegrad.calls.client import failure_of
 from telegrad.calls.extension import Concern
 from telegrad.connection.channel import Channel
@@ -19,14 +19,16 @@ from telegrad.rref.context import RRefContext
 from telegrad.rref.extension import RRefExtension
 from telegrad.rref.finalizer import Finalizer
 from telegrad.rref.fork_messages import ForkMessages
-from telegrad.rref.handle import RRef, UserRRef
+from telegrad.rref.handle import RRef
 from telegrad.rref.ids import describe
 from telegrad.rref.ordered import CallSequencer
 from telegrad.rref.owner import OwnerValue
 from telegrad.rref.service import RRefService
+from telegrad.rref.user_state import UserRRef
+from telegrad.waiting import Event
 from telegrad.wire.devices import DevicePairs
 from telegrad.wire.frames import Message
-from telegrad.wire.messages import Creation, Failure, RRefAccess, RRefSkip, StreamPosition
+from telegrad.wire.messages import Creation, Failure, RRefSkip, StreamPosition
 
 DroppedHandle = tuple[RRefId, ForkId | None, int, bool]
 """What has to be known to release a handle: its reference, fork, owner, and whether the object is ordered."""
@@ -74,7 +76,7 @@ class RRefManager:
         *,
         ordered: bool = False,
         keeps: object = None,
-        rref_access: RRefAccess | None = None,
+        rref_access: Access | None = None,
         devices: DevicePairs | None = None,
     ) -> RRef[Any]:
         """Have a worker run a function and keep the result. Return a reference to the result at once.
@@ -83,8 +85,7 @@ class RRefManager:
         """
         self.check_open()
         context = self.context
-        record = self.agent.peers.find(to).record
-        owner = record.id
+        owner = (record := self.agent.peers.find(to).record).id
         with context.lock:
             (rref, previous), fork = context.ids.new_rref(record), context.ids.new_fork()
             user = None if owner == self._me else UserRRef(fork, creator=True)
@@ -95,6 +96,7 @@ class RRefManager:
                 context.users[fork] = user
                 context.rules.start_creation(rref, fork, owner)
         handle = self.make_handle(rref, user, owner, ordered)
+        context.record(rref, "made", record.name)
         try:
             self.agent.call_async(
                 owner,
@@ -237,7 +239,7 @@ class RRefManager:
         """Return a value once it is computed, or raise what its function raised."""
         if not owned.ready:
             event = self.agent.runtime.event()
-            if not owned.when_ready(event.set) and not self.agent.executor.wait(event, deadline):
+            if not owned.when_ready(event.set) and not _wait(self.agent, event, rref, deadline):
                 me = self.agent.me.name
                 raise DeadlineExceeded(f"{describe(rref)} on worker {me!r} is still being computed", worker=me)
         return owned.get()
@@ -290,3 +292,13 @@ def _describe_kind(owned: OwnerValue) -> str:
     if owned.error is not None:
         return f"a value that failed with {type(owned.error).__name__}"
     return f"a {type(owned.value).__name__}"
+
+
+def _wait(agent: Agent, event: Event, rref: RRefId, deadline: float | None) -> bool:
+    """Wait for a value, visibly."""
+    waits = agent.local.waits
+    key = waits.enter("value", (), lambda: f"the value of {describe(rref)}", current_served.get(), rref)
+    try:
+        return agent.executor.wait(event, deadline)
+    finally:
+        waits.leave(key)

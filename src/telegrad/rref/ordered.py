@@ -52,6 +52,8 @@ class OrderedQueue:
         self._lost: set[tuple[int, int]] = set()  # incarnations of callers that are lost
         self._ready: deque[Task] = deque()
         self._running = False
+        self.running_call: object = None
+        """The served call that runs now, for whoever looks."""
 
     def put(self, caller: int, position: StreamPosition, task: Task) -> None:
         """Add a call. It runs after all earlier calls of its caller, when no other call runs."""
@@ -116,6 +118,7 @@ class OrderedQueue:
     def _finish(self) -> None:
         with self._lock:
             self._running = False
+            self.running_call = None
         self._run_next()
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
-from telegrad.calls.exceptions import RemoteTraceback
+from telegrad.calls.exceptions import RemoteTraceback, traceback_of
 from telegrad.calls.reraise import another
 from telegrad.errors import CallError, RemoteError
 from telegrad.rref.ordered import OrderedQueue
@@ -60,12 +59,12 @@ class OwnerValue:
 
 def storable_error(error: BaseException, worker: str) -> Exception:
     """Return an exception to store: without frames, and with the text of its traceback as its cause."""
-    text = "".join(traceback.format_exception(error))
+    text = traceback_of(error, error.__traceback__)
     if isinstance(error, Exception):
         stored = another(error)
     else:  # SystemExit and the like must not end the program that uses the reference
         stored = RemoteError(f"the function that computes the value raised {type(error).__name__}: {error}")
         stored.worker = worker
         stored.type_name, stored.remote_traceback = f"{type(error).__module__}.{type(error).__qualname__}", text
-    stored.__cause__ = RemoteTraceback(worker, text)
+    stored.__cause__ = RemoteTraceback(worker, text).followed_by(stored)
     return stored

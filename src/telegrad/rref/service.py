@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from telegrad.calls.call import Served, current_served
+from telegrad.calls.call import DeferredWait, Served, current_served
 from telegrad.calls.registry import OPERATION
 from telegrad.calls.server import AT_ONCE, DEFERRED
 from telegrad.connection.channel import Channel
@@ -83,15 +84,21 @@ class RRefService:
         """Run `action` once the value is computed. A call that is given up first ends: the value may never come."""
 
         def start() -> None:
-            served.on_cancel = None
+            served.on_cancel = served.waits = None
+            served.running, served.thread = self._agent.runtime.now(), get_ident()  # what was before was a wait
             if not served.answered:
                 action()
 
+        served.waits = DeferredWait("value", self._agent.runtime.now(), self._rref_of(served))
         served.on_cancel = partial(served.give_up, respond)
         if owned.when_ready(_in_current_state(partial(self._submit, start))):
             start()
         elif served.cancelled:  # before on_cancel was set
             served.give_up(respond)
+
+    @staticmethod
+    def _rref_of(served: Served) -> RRefId | None:
+        return None if served.rref_access is None else served.rref_access.rref
 
     # -- methods ------------------------------------------------------------------------------------------------------
 
@@ -112,6 +119,7 @@ class RRefService:
             position, served.stream_position = served.stream_position, None
             if position is not None and owned.queue is not None:
                 task = _in_current_state(lambda finish: self._submit(partial(run, finish)))
+                served.waits = DeferredWait("queue", self._agent.runtime.now(), owned.queue)
                 owned.queue.put(served.worker.id, position, task)
             else:
                 run(None)
@@ -133,6 +141,10 @@ class RRefService:
     ) -> None:
         """Call a method of a value that is ready, and respond. `finish` lets an ordered object's next call start."""
         deferred = False
+        served.thread, served.waits = get_ident(), None
+        if finish is not None and owned.queue is not None:
+            served.running = self._agent.runtime.now()
+            owned.queue.running_call = served
 
         def respond_and_finish(value: object, error: BaseException | None) -> None:
             try:
@@ -152,7 +164,7 @@ class RRefService:
                 method = getattr(value, name)
             else:
                 method = partial(name, value)
-            result = method(*args, **kwargs)
+            result = (method if served.around is None else served.around(method))(*args, **kwargs)
             deferred = getattr(method, DEFERRED, False)
         except BaseException as error:  # noqa: BLE001 - all exceptions of user code go to the caller
             respond_and_finish(None, error)

@@ -10,6 +10,8 @@ from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
 from telegrad.calls.registry import Registry
 from telegrad.connection.group_keys import derive_keys
+from telegrad.observe.profiling.agent import Profiling
+from telegrad.observe.service import Observation
 from telegrad.rpc.exposing import default_registry
 from telegrad.rref.manager import RRefManager
 from telegrad.settings import AgentSettings
@@ -73,10 +75,16 @@ def local_group(
                 )
                 Autograd(agents[name])
                 RRefManager(agents[name])
+                Profiling(agents[name])
+                Observation(agents[name])
             records = [agent.me for agent in agents.values()]
             for agent in agents.values():
                 agent.start(records)
             yield agents
         finally:
+            # First all listeners: an agent waits until a worker that it lost does not listen any more.
+            for agent in agents.values():
+                if not agent.closed:
+                    agent.shutdown_protocol.close_listeners()
             for agent in agents.values():
                 agent.close()

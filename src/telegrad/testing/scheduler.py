@@ -238,6 +238,7 @@ class Scheduler:
         chosen = self._pick()
         if chosen is not me:
             self._hand_over(chosen)
+            del chosen  # it may end, with all that it holds, while this one waits
             me.baton.acquire()
         if me.killed:
             raise Killed
@@ -289,6 +290,8 @@ class Scheduler:
     def close(self) -> None:
         """Unwind all remaining threads."""
         self._over = True
+        for loop in self.loops:
+            loop.set_exception_handler(lambda *_: None)  # it would report the coroutines that were killed
         self.threads.pop(self.main.number, None)
         while self.threads:  # an executor may start a thread while another one unwinds
             _, thread = self.threads.popitem()
@@ -297,7 +300,6 @@ class Scheduler:
             thread.thread.join(10)
         for loop in self.loops:  # of killed workers
             if not loop.is_closed():
-                loop.set_exception_handler(lambda *_: None)  # it would report the coroutines that were killed
                 loop.close()
 
     def stacks(self) -> str:

@@ -16,8 +16,10 @@ from typing import Any, Self
 
 from telegrad.agent.agent import Agent
 from telegrad.backward.engine import Autograd
+from telegrad.connection.packed_group import PackedGroup, pack
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.default_agent import acting_as
+from telegrad.observe.profiling.agent import Profiling
 from telegrad.rpc.exposing import default_registry
 from telegrad.rref.manager import RRefManager
 from telegrad.settings import AgentSettings
@@ -149,6 +151,7 @@ class Simulation:
         faults: Faults | None = None,
         resumable: bool = True,
         settings: AgentSettings | None = None,
+        is_open: bool = False,
     ) -> None:
         self.scheduler = Scheduler(seed)
         self.network = self.make_network(faults or Faults())
@@ -156,9 +159,13 @@ class Simulation:
         self._names = list(workers)
         self.resumable = resumable
         self._settings = settings
+        self._is_open = is_open
         self.agents: dict[str, Agent] = {}
         self._records: dict[str, WorkerRecord] = {}  # the latest of each worker
         self._starts = dict.fromkeys(self._names, 0)
+        self.replaced: list[Agent] = []
+        """Agents that were replaced while they were alive."""
+        self._places: dict[str, str] = {}  # where workers run that are not in their own place
         self._ran = False
 
     def make_network(self, faults: Faults) -> SimNetwork:
@@ -190,11 +197,12 @@ class Simulation:
                 self.agents[name] = self._make(name)
             records = [agent.me for agent in self.agents.values()]
             self._records = {record.name: record for record in records}
+            group = records if self._is_open else PackedGroup(pack(records))
             for agent in self.agents.values():
-                agent.start(records)
+                agent.start(group, is_open=self._is_open)
             result = program()
-            for agent in list(self.agents.values()):
-                agent.close()
+            for name, agent in list(self.agents.items()):  # by the clock of each worker
+                self.scheduler.start(self.place_of(name), "close", agent.close).join(None)
             return result
 
         result = self.scheduler.run(main)
@@ -220,6 +228,7 @@ class Simulation:
         )
         Autograd(agent)
         RRefManager(agent)
+        Profiling(agent)
         return agent
 
     def spawn(self, name: str, program: Callable[[], Any]) -> SimThread:
@@ -230,7 +239,11 @@ class Simulation:
                 program()
 
         context = copy_context()
-        return self.scheduler.start(name, "program", lambda: context.run(run))
+        return self.scheduler.start(self.place_of(name), "program", lambda: context.run(run))
+
+    def place_of(self, name: str) -> str:
+        """Return where a worker runs: the name of its threads and, behind ``memory://``, its address."""
+        return self._places.get(name, name)
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
@@ -240,7 +253,7 @@ class Simulation:
     def kill(self, name: str) -> None:
         """Kill a worker as ``kill -9`` does."""
         agent = self.agents.pop(name)
-        self.scheduler.kill(name)
+        self.scheduler.kill(self._places.pop(name, name))
         self.network.silence(agent.me.addresses[0])
 
     def restart(
@@ -254,8 +267,8 @@ class Simulation:
         """Start a killed worker again, with a new incarnation, and return when all members know it.
 
         If it is not `vouched` for, as it would be by a launcher, it needs the votes of a quorum. `prepare` is called
-        with the agent before it serves calls. `place` is another address than the worker's own, for a second process
-        that wants to be the same worker.
+        with the agent before it serves calls. `place` is another place than the worker's own, in which no process ever
+        was, for a second process that wants to be the same worker.
         """
         if not place:
             self.network.dead.discard(f"memory://{name}")
@@ -263,10 +276,40 @@ class Simulation:
         agent = self._make(name, self._starts[name] * self.generations_apart if vouched else 0, place)
         if prepare is not None:
             prepare(agent)
-        members = [self._records[other] for other in self._names]
+        members = list(self._records.values())
+        # Whoever returns to an open group after it has left in order needs no votes: the store lets only one in.
+        returns = self._is_open and not vouched and not place and self._has_left(name)
+        generation = self._records[name].generation + 1 if returns else -1
         if not place:
-            self.agents[name] = agent
-        agent.join(members, deadline=agent.runtime.now() + JOIN_TIMEOUT, vouched=vouched)
+            self._settle_in(name, agent, name)
+        deadline = agent.runtime.now() + JOIN_TIMEOUT
+        agent.join(members, deadline=deadline, vouched=vouched, is_open=self._is_open, generation=generation)
         self._records[name] = agent.me
-        self.agents[name] = agent
+        self._settle_in(name, agent, place or name)
         return agent
+
+    def join(self, name: str, *, prepare: Callable[[Agent], object] | None = None) -> Agent:
+        """Start a worker with a new name, and return when all members know it. The group must be open.
+
+        `prepare` is called with the agent before it serves calls.
+        """
+        members = [record for other, record in self._records.items() if not self._has_left(other)]
+        self._names.append(name)
+        self._starts[name] = 0
+        agent = self._make(name)
+        if prepare is not None:
+            prepare(agent)
+        self._records[name] = agent.me  # as at a rendezvous: of two that join, one knows the other
+        self._settle_in(name, agent, name)
+        agent.join(members, deadline=agent.runtime.now() + JOIN_TIMEOUT, is_open=True)
+        return agent
+
+    def _has_left(self, name: str) -> bool:
+        return name in self.agents and bool(self.agents[name].closed)
+
+    def _settle_in(self, name: str, agent: Agent, place: str) -> None:
+        before = self.agents.get(name)
+        if before is not None and before is not agent and not before.closed:
+            self.replaced.append(before)
+        self.agents[name] = agent
+        self._places[name] = place

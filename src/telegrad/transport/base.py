@@ -5,15 +5,27 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from telegrad.wire.frames import Frame, Limits
+from telegrad.wire.relay_header import RelayHeader
 
 
 class LinkClosed(ConnectionError):
     """The connection is closed. The text says why, as far as this side knows."""
+
+
+class RelayedConnection(Exception):
+    """A member has opened this connection for another one: it is no link, and whoever reads it takes the socket."""
+
+    def __init__(self, header: RelayHeader, release: Callable[[], socket.socket]) -> None:
+        super().__init__(f"a relayed connection with the ticket {header.ticket.hex()}")
+        self.header = header
+        self.release = release
+        """Closes the link without the socket, and returns it."""
 
 
 class Ready:
@@ -202,6 +214,13 @@ class Transport(ABC):
     @abstractmethod
     def connect(self, address: str, deadline: float) -> Link:
         """Connect. Raises ConnectionRefusedError (nobody listens there), TimeoutError or another OSError."""
+
+    def reaches(self, address: str) -> bool:
+        """Return whether a worker at `address` can be reached from here, as far as that is known without connecting.
+
+        Two workers may believe that they are on one host and not see each other's sockets, in containers for example.
+        """
+        return True
 
     def remove_dead(self, address: str) -> bool:
         """Remove what a killed process left at `address`. Return False if somebody still listens there."""

@@ -53,6 +53,11 @@ def make_credentials() -> Credentials:
     return Credentials(listener, opener, hashlib.sha256(der).digest())
 
 
+def client_context() -> ssl.SSLContext:
+    """Return a context to connect with. It verifies nothing: the caller compares the certificate's SHA-256."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT)
+
+
 def load_credentials(certificate: Path, key: Path, ca: Path, worker: str | None = None) -> Credentials:
     """Return credentials with the user's certificate, its private key, and the CA that signed the group's certificates.
 

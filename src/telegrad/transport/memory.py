@@ -281,10 +281,10 @@ class MemoryPoller(Poller):
 
     def is_ready(self) -> bool:
         """Return whether `wait` would return at once. Called with the lock held."""
-        return self._woken or any(self._is_ready(item) for item in self._items)
+        return self._woken or any(item.readable() and self._is_ready(item) for item in self._items)
 
     def _is_ready(self, item: _Pollable) -> bool:
-        if item in self._done or not item.readable():
+        if not item.readable() or item in self._done:
             return False
         return item.armed or (isinstance(item, MemoryLink) and item.over())
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from telegrad.errors import TelegradError
 
+GROUP_DIRECTORY = "tg-"
+"""How the names of directories begin that launchers make for the sockets of one group, in a temporary directory."""
 _FULL = {errno.ENOSPC: "no space is left", errno.EDQUOT: "the disk quota of this user is used up"}
 
 

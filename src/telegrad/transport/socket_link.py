@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from telegrad.transport.sockets import SocketPoller
 
 _RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: closing waits 0 seconds for what was not delivered
+_DISCARDED_AT_ONCE = 128 * 1024
 _MAX_READ = 16 * 1024 * 1024  # read no more at once, so that the poller gets to look at other links
 
 _READ, _WRITE, _POLLER = Ready.READ, Ready.WRITE, Ready.POLLER
@@ -219,6 +220,11 @@ class SocketLink(SocketWriter):
         if self._begin_close():
             reset(self._socket)
 
+    def release(self) -> socket.socket:
+        """Return the socket, and close the link without it."""
+        self._begin_close()
+        return socket.socket(fileno=self._socket.detach())
+
     def _begin_close(self) -> bool:
         """Stop sending, and leave the poller. Returns False if the link is closed already."""
         with self._lock:
@@ -234,8 +240,8 @@ class SocketLink(SocketWriter):
     def _discard_unread(self) -> None:
         """Drop what was received: otherwise TCP would send a reset, and the peer would lose our last frames."""
         # From an unauthenticated peer no more than this: if it keeps sending, only it loses our last frames.
-        rest = FrameReader.UNAUTHENTICATED_SCRATCH if self._reader.only_handshake else _MAX_READ
-        scratch = bytearray(min(rest, FrameReader.SCRATCH))
+        rest = FrameReader.SCRATCH if self._reader.only_handshake else _MAX_READ
+        scratch = bytearray(min(rest, _DISCARDED_AT_ONCE))
         while rest > 0 and (count := self._socket.recv_into(scratch)):
             rest -= count
 

@@ -10,57 +10,86 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.base import Link, Listener, Transport
+from telegrad.transport.ports import BACKLOG, bind_in_range, make_socket
 from telegrad.transport.socket_link import SocketLink, connect, reset
 from telegrad.transport.sockets import SocketListener
 from telegrad.wire.frames import HEADER_SIZE, MAGIC
 
-_BACKLOG = 4096  # the kernel may allow less (net.core.somaxconn)
 _LONG_BACKLOG = 128
 _LOOK_EVERY = 32
 _FEW, _ONE_IN = 64, 8  # of a host that keeps the backlog long: accept the first few connections, then one in so many
 _MOST_HOSTS = 1024
+_MOST_FIRST_BYTES = 64  # a frame header, a preamble and a relay header are shorter
 _BACKLOG_END = 28  # the end of tcp_info.tcpi_unacked, which is the length of the backlog for a listening socket
+
+Connected = TypeVar("Connected")
 
 
 class TcpTransport(Transport):
     """Addresses are ``tcp://host:port`` and ``tcp://[ipv6]:port``; port 0 picks a free one.
 
-    If `deferred`, a listener only reserves its port, and refuses connections until it is opened.
+    If `deferred`, a listener only reserves its port, and refuses connections until it is opened. If there are `ports`,
+    port 0 picks one of them.
     """
 
     scheme = "tcp"
     resumable = True
 
-    def __init__(self, *, advertise: str | None = None, deferred: bool = False) -> None:
+    def __init__(
+        self, *, advertise: str | Mapping[str, str] = "", deferred: bool = False, ports: Sequence[int] = ()
+    ) -> None:
+        """`advertise` is the host to announce, or one for each host to listen on."""
         self._advertise = advertise
         self._deferred = deferred
+        self._ports = ports
+        hosts = [advertise] if isinstance(advertise, str) else list(advertise)
+        self._only_ipv6 = len(hosts) > 1  # a socket for all IPv6 addresses does not take IPv4 connections, too
+        self._scope = "".join(host.rpartition("%")[2] for host in hosts if "%" in host)
 
     def listen(self, address: str) -> Listener:
         host, port = _host_and_port(address)
         family, kind, protocol, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        sock = socket.socket(family, kind, protocol)
+        listens = False
+        if self._ports and not port:
+            sock, listens = bind_in_range((family, kind, protocol), where, self._ports, only_ipv6=self._only_ipv6)
+        else:
+            sock = make_socket((family, kind, protocol), only_ipv6=self._only_ipv6)
         try:
             if port:  # otherwise the kernel could choose a port that another socket has only reserved
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(where)
-            announced = format_tcp(self._advertise or host, sock.getsockname()[1])
+            if port or not self._ports:
+                sock.bind(where)
+            advertise = self._advertise if isinstance(self._advertise, str) else self._advertise.get(host, "")
+            announced = format_tcp(advertise or host, sock.getsockname()[1])
             listener = self._make_listener(sock, announced)
-            if not self._deferred:
+            if listens or not self._deferred:
                 listener.open()
-        except OSError:
+        except BaseException:
             sock.close()
             raise
         return listener
 
     def connect(self, address: str, deadline: float) -> Link:
+        return self._connect(address, deadline, self._open_link)
+
+    def open_socket(self, address: str, deadline: float) -> socket.socket:
+        """Return a socket that is connected to `address`. Raises what `connect` raises."""
+        return self._connect(address, deadline, _itself)
+
+    def _connect(
+        self, address: str, deadline: float, use: Callable[[socket.socket, str, str, float], Connected]
+    ) -> Connected:
+        """Connect, and return what `use` makes of the socket."""
         self._prepare()
         host, port = self._destination(address)
+        host = with_own_scope(host, self._scope)
         failure: OSError = ConnectionRefusedError(f"{host} has no address")
         for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             sock = socket.socket(family, kind, protocol)
@@ -71,7 +100,7 @@ class TcpTransport(Transport):
                     # The kernel chose the target as the source port, so the socket is connected to itself.
                     raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {address}")
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return self._open_link(sock, address, f"{host}:{port}", deadline)
+                return use(sock, address, f"{host}:{port}", deadline)
             except OSError as error:
                 sock.close()
                 failure = error
@@ -115,7 +144,7 @@ class TcpListener(SocketListener):
         super().__init__(sock, address, self._accepted)
         self._prepare = prepare
         self._link_of = make_link
-        self._is_valid_beginning = is_valid_beginning  # whether a member may send these HEADER_SIZE bytes first
+        self._is_valid_beginning = is_valid_beginning  # whether a member may send these bytes first
         self._begun: Counter[str] = Counter()  # by host: connections that begin like that, while the backlog is long
         self._until_look = 0  # connections to accept before the length of the backlog is looked at again
         self._hurries = False
@@ -127,7 +156,7 @@ class TcpListener(SocketListener):
             self._prepare()
             # For connections that outlive the listener: they must not keep others from its port.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.listen(_BACKLOG)
+            self._socket.listen(BACKLOG)
             self.is_open = True
 
     def _accepted(self, sock: socket.socket) -> Link | None:
@@ -160,12 +189,16 @@ class TcpListener(SocketListener):
         return dropped
 
 
+def _itself(sock: socket.socket, address: str, peer: str, deadline: float) -> socket.socket:
+    return sock
+
+
 def _plain_link(sock: socket.socket, peer: str) -> Link:
     return SocketLink(sock, peer=peer, resumable=True)
 
 
 def _starts_a_frame(first: bytes) -> bool:
-    return first.startswith(MAGIC)
+    return first.startswith(MAGIC) and len(first) >= HEADER_SIZE
 
 
 def _backlog(listener: socket.socket) -> int:
@@ -178,12 +211,26 @@ def _backlog(listener: socket.socket) -> int:
 
 
 def _first_bytes(sock: socket.socket) -> bytes:
-    """Return the first bytes that have arrived, if they are at least as many as a frame header has."""
+    """Return the first bytes, if some have arrived."""
     try:
-        first = sock.recv(HEADER_SIZE, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return sock.recv(_MOST_FIRST_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError:
         return b""
-    return first if len(first) == HEADER_SIZE else b""
+
+
+def with_own_scope(host: str, scope: str) -> str:
+    """Return the IPv6 address of a link, which another machine announces, with an interface of this machine.
+
+    The interface in the announcement is the other machine's. Here it is `scope`; if that is empty, the one of the same
+    name, or else the first.
+    """
+    address, percent, announced = host.partition("%")
+    if not percent:
+        return host
+    own = [name for _, name in socket.if_nameindex() if name != "lo"]
+    if not scope:
+        scope = announced if announced in own or not own else own[0]
+    return f"{address}%{scope}"
 
 
 def format_tcp(host: str, port: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from telegrad.transport.base import Link
@@ -29,11 +30,12 @@ class TlsTransport(TcpTransport):
         preamble_key: bytes,
         credentials: Credentials | None = None,
         *,
-        advertise: str | None = None,
+        advertise: str | Mapping[str, str] = "",
         deferred: bool = False,
+        ports: Sequence[int] = (),
     ) -> None:
-        super().__init__(advertise=advertise, deferred=deferred)
-        self._preamble_key = preamble_key
+        super().__init__(advertise=advertise, deferred=deferred, ports=ports)
+        self.preamble_key = preamble_key
         self._lock = threading.Lock()  # protects _credentials
         self._credentials = credentials
 
@@ -47,15 +49,23 @@ class TlsTransport(TcpTransport):
             return self._credentials
 
     def _make_listener(self, sock: socket.socket, address: str) -> TcpListener:
-        verifier = PreambleVerifier(self._preamble_key, address)
+        verifier = PreambleVerifier(self.preamble_key, address)
         make_link = partial(self._make_accepted_link, verifier)
-        return TcpListener(sock, address, self._prepare, make_link, verifier.is_valid)
+        return TcpListener(sock, address, self._prepare, make_link, verifier.is_valid_beginning)
+
+    def accept_over(self, sock: socket.socket, peer: str, verifier: PreambleVerifier) -> Link:
+        """Return the listener's side of a link over a connected socket."""
+        return self._make_accepted_link(verifier, sock, peer)
+
+    def open_over(self, sock: socket.socket, address: str, peer: str, deadline: float) -> Link:
+        """Open a link to the worker at `address` over a connected socket that leads there."""
+        return self._open_link(sock, address, peer, deadline)
 
     def _make_accepted_link(self, verifier: PreambleVerifier, sock: socket.socket, peer: str) -> Link:
         return TlsLink(sock, peer=peer, credentials=self._get_credentials(), preamble=verifier)
 
     def _open_link(self, sock: socket.socket, address: str, peer: str, deadline: float) -> Link:
-        preamble = pack_preamble(self._preamble_key, os.urandom(NONCE_SIZE), address)
+        preamble = pack_preamble(self.preamble_key, os.urandom(NONCE_SIZE), address)
         link = TlsLink(sock, peer=peer, credentials=self._get_credentials(), preamble=preamble)
         try:
             link.open(deadline)

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any, cast
 
 from telegrad.errors import ProtocolError
-from telegrad.transport.base import LinkClosed, Ready
+from telegrad.transport.base import LinkClosed, Ready, RelayedConnection
 from telegrad.transport.certificates import Credentials
 from telegrad.transport.preamble_verifier import PreambleVerifier
 from telegrad.transport.tls_errors import check_first_bytes, describe
@@ -35,8 +35,9 @@ MAX_UNAUTHENTICATED = 64 * 1024
 """How many bytes of an unauthenticated peer OpenSSL gets. Its hello, certificates and proof take 2 to 10 KB."""
 _MAX_WITHOUT_DATA = 64 * 1024  # then a peer sends records without data in them, such as key updates
 _MAX_ANSWERS = 64 * 1024  # bytes that OpenSSL wants to send by itself, while the peer reads nothing
-_SCRATCH = 128 * 1024  # read at once
-_UNAUTHENTICATED_SCRATCH = 8 * 1024
+_SCRATCH = 8 * 1024  # read at once
+_LARGE_SCRATCH = 128 * 1024  # read at once while there is more
+_SMALL_READS = 16  # so many reads that would fit into a small buffer end the use of a large one
 
 
 class TlsLink(TlsWriter):
@@ -53,6 +54,8 @@ class TlsLink(TlsWriter):
         self._preamble = preamble if isinstance(preamble, bytes) else b""  # as far as it has arrived, at the listener
         self._admitted = False
         self._scratch = memoryview(b"")
+        self._last_read = 0  # bytes that the socket returned last
+        self._small_reads = 0  # in a row into a large _scratch, plus 1; 0: _scratch is small
         self._unfed = 0  # bytes in _scratch that OpenSSL has not got yet
         self._fed = 0  # bytes that OpenSSL got in all; since the last data, if the peer is admitted
         self._error: Exception | None = None  # to be raised after the data before it
@@ -63,11 +66,6 @@ class TlsLink(TlsWriter):
     def admit(self, limits: Limits, place: Callable[[int, int], memoryview | None]) -> None:
         super().admit(limits, place)
         self._admitted = self._established
-        if not self._unfed:
-            try:
-                self._scratch = memoryview(bytearray(_SCRATCH))
-            except MemoryError:
-                return  # the small buffer works too
 
     # -- the TLS handshake --------------------------------------------------------------------------------------
 
@@ -90,11 +88,7 @@ class TlsLink(TlsWriter):
             except (ConnectionResetError, BrokenPipeError) as error:
                 ended = error
             if not self._established:
-                raise LinkClosed(
-                    f"{self.peer} ended the connection during the TLS handshake: a worker with another group token "
-                    "does that, one without TLS (tls=False, TELEGRAD_TLS=0), one that requires certificates (tls_ca), "
-                    "one of another telegrad version, and a program that is not telegrad"
-                ) from ended
+                raise _ended_early(self.peer) from ended
 
     def begin(self) -> None:
         """Send the preamble and the first message of TLS, as the side that connects."""
@@ -104,7 +98,7 @@ class TlsLink(TlsWriter):
             self._advance_handshake()
 
     def _prepare_tls(self) -> None:
-        scratch = memoryview(bytearray(_UNAUTHENTICATED_SCRATCH))
+        scratch = memoryview(bytearray(_SCRATCH))
         self._start_tls(self._credentials.opener if self._opens else self._credentials.listener, opens=self._opens)
         self._scratch = scratch
 
@@ -132,15 +126,16 @@ class TlsLink(TlsWriter):
         """Read the opener's preamble, and if it is valid, what comes after it. As `_recv_decrypted` otherwise."""
         assert self._verifier is not None
         if not self.has_preamble:
-            if len(self._preamble) < PREAMBLE_SIZE:
-                received = self._socket.recv(PREAMBLE_SIZE - len(self._preamble))
+            size = PREAMBLE_SIZE
+            while len(self._preamble) < size:
+                received = self._socket.recv(size - len(self._preamble))
                 if not received:
                     return 0
                 self._preamble += received
-                check_beginning(self._preamble)
-                if len(self._preamble) < PREAMBLE_SIZE:
-                    raise BlockingIOError
-            self._verifier.use(self._preamble)
+                size = check_beginning(self._preamble)
+            relayed = self._verifier.use(self._preamble)
+            if relayed is not None:
+                raise RelayedConnection(relayed, self.release)
             self.has_preamble = True
         with self._lock:
             if self._closed:
@@ -154,10 +149,12 @@ class TlsLink(TlsWriter):
         total, more = 0, True
         if self._admitted and not self._undecrypted:
             # The usual case, written out: a read of the socket returns whole records, and they fit into the buffer.
+            if self._last_read >= _SCRATCH or self._small_reads:
+                self._resize()
             received = self._socket.recv_into(self._scratch)
             if not received:
                 return 0
-            self._unfed = received
+            self._unfed = self._last_read = received
             self._undecrypted = True
             with self._lock:
                 try:
@@ -179,6 +176,8 @@ class TlsLink(TlsWriter):
                 return total
         while more:
             if not self._undecrypted:
+                if self._admitted and (self._last_read >= _SCRATCH or self._small_reads):
+                    self._resize()
                 try:
                     received = self._socket.recv_into(self._scratch)
                 except OSError:  # including that there is nothing to read
@@ -187,7 +186,7 @@ class TlsLink(TlsWriter):
                     raise
                 if not received:
                     return total  # the next read returns 0 again
-                self._unfed = received
+                self._unfed = self._last_read = received
                 self._undecrypted = True
                 more = received == len(self._scratch)
             else:
@@ -209,6 +208,9 @@ class TlsLink(TlsWriter):
         if not total:
             raise BlockingIOError
         return total
+
+    def _resize(self) -> None:
+        self._scratch, self._small_reads = _resized(self._scratch, self._last_read, self._small_reads)
 
     def _take_records(self, buffer: memoryview) -> int:
         """Decrypt what has arrived into `buffer`, and return how much; -1: the peer has ended the stream."""
@@ -285,6 +287,29 @@ class TlsLink(TlsWriter):
         begins = super()._begin_close()
         self._recv_into = _recv_closed  # breaks a reference cycle
         return begins
+
+
+def _ended_early(peer: str) -> LinkClosed:
+    return LinkClosed(
+        f"{peer} ended the connection during the TLS handshake: a worker with another group token does that, one "
+        "without TLS (tls=False, TELEGRAD_TLS=0), one that requires certificates (tls_ca), one of another telegrad "
+        "version, and a program that is not telegrad"
+    )
+
+
+def _resized(scratch: memoryview, last_read: int, small_reads: int) -> tuple[memoryview, int]:
+    """Return a large buffer after a read that filled the small one, and the small one after some small reads.
+
+    The numbers are `TlsLink._small_reads`, before and then.
+    """
+    try:
+        if not small_reads:
+            return memoryview(bytearray(_LARGE_SCRATCH)), 1
+        if last_read < _SCRATCH and small_reads >= _SMALL_READS:
+            return memoryview(bytearray(_SCRATCH)), 0
+    except MemoryError:
+        return scratch, small_reads  # the one that there is works too
+    return scratch, 1 if last_read >= _SCRATCH else small_reads + 1
 
 
 def _recv_closed(buffer: memoryview) -> int:

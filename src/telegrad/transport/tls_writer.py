@@ -119,7 +119,11 @@ class TlsWriter(SocketLink):
                 if not encrypted:
                     self._started = []
                     return
-                self._started = started = [memoryview(encrypted)]
+                try:
+                    self._started = started = [memoryview(encrypted)]
+                except MemoryError as error:  # what is encrypted cannot be encrypted again
+                    self._fail(error)
+                    return
             try:
                 sent = self._socket.send(started[0])
             except (BlockingIOError, MemoryError):

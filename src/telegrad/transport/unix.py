@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import socket
+import stat
 import struct
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from telegrad.errors import AuthenticationError, ProtocolError
+from telegrad.transport.addresses import NEW_SUFFIX
 from telegrad.transport.base import Link, Listener, Transport
 from telegrad.transport.memory_map import IS_SUPPORTED
 from telegrad.transport.socket_link import SocketLink, connect
@@ -48,7 +50,7 @@ class UnixTransport(Transport):
             )
         # Bound under another name and renamed when it listens: if a file with the final name refuses connections, its
         # process is dead, and the file may be removed.
-        temporary = path.with_suffix(".new")
+        temporary = path.with_suffix(NEW_SUFFIX)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(str(temporary))
@@ -79,6 +81,13 @@ class UnixTransport(Transport):
         except BaseException:
             sock.close()
             raise
+
+    def reaches(self, address: str) -> bool:
+        try:
+            status = _path(address).lstat()
+        except OSError:
+            return False
+        return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
 
     def remove_dead(self, address: str) -> bool:
         """Remove the socket file of a process that was killed. Return False if somebody still listens there."""

@@ -14,6 +14,13 @@ INTO_CONTEXT, INTO_GRAD, NOWHERE = 0, 1, 2
 """Where a pass accumulates the gradients of leaves: in the context, in ``.grad``, or nowhere."""
 
 
+ANOMALY, CHECK_NAN, PROFILED = 1, 2, 4
+"""Modes of a pass: the error of a node says where the node was made; a node that returns NaN is an error; islands are
+recorded for the profiler of the caller."""
+PROFILING_OPTIONS = 3
+"""Bits below the options of the profiler in the modes of a pass."""
+
+
 class StepInPass(msgspec.Struct, frozen=True, array_like=True):
     """An optimizer that steps during a pass, as soon as the gradient of one of its leaves is final."""
 
@@ -31,8 +38,8 @@ class PassInfo(msgspec.Struct, frozen=True, array_like=True):
     create_graph: bool
     leaves: int
     steps: tuple[StepInPass, ...] = ()
-    check_nan: bool = False
-    """The caller is in anomaly mode: a node that returns NaN is an error."""
+    modes: int = 0
+    """The modes of the caller: `ANOMALY`, `CHECK_NAN`, `PROFILED`. The options of its profiler are above those."""
     autocast: Autocast | None = None
     """The autocast state in which backward was called."""
 

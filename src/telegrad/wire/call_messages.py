@@ -14,6 +14,9 @@ from telegrad.wire.descriptors import TensorDescriptor
 from telegrad.wire.devices import DevicePairs
 from telegrad.wire.rref_messages import Creation, ForkInfo, RRefAccess
 
+GRAD_MODE, ANOMALY_MODE = 1, 2
+"""Modes of autograd: operations are recorded, and with where they were made."""
+
 
 class AutogradMetadata(msgspec.Struct, frozen=True, array_like=True):
     """Autograd data of a request or reply in a context (PyTorch's RpcWithAutograd)."""
@@ -23,8 +26,8 @@ class AutogradMetadata(msgspec.Struct, frozen=True, array_like=True):
     """Pairs a SendRpcBackward with its RecvRpcBackward; 0 if no tensor of the message needs a gradient."""
     tensors: tuple[int, ...] = ()
     """Indices of the attachments that need a gradient, in the order of the send's tensors."""
-    grad_mode: bool = True
-    """Whether the caller had grad mode enabled. The function runs in the same mode."""
+    modes: int = GRAD_MODE
+    """The modes of autograd that the caller was in: `GRAD_MODE`, `ANOMALY_MODE`. The function runs in the same."""
     devices: tuple[str, ...] = ()
     """The devices that these tensors were sent from, for their gradients; empty if it is the CPU for all of them."""
 
@@ -57,6 +60,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     autocast: ClassVar[Autocast | None] = None
     devices: ClassVar[DevicePairs] = ()
+    profiling: ClassVar[int | None] = None
+    trace: ClassVar[dict[str, str] | None] = None
 
 
 class RequestWithState(Request, frozen=True, array_like=True, tag=30):
@@ -76,6 +81,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=2):
     autograd: AutogradMetadata | None = None
     references: tuple[ForkInfo, ...] = ()
 
+    profile: ClassVar[bytes] = b""
+
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """The function raised or could not be run. The data is the exception, if it could be encoded."""
@@ -87,6 +94,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag=3):
     not_found: bool = False
     """The callee has no such function."""
     attachments: tuple[TensorDescriptor, ...] = ()
+
+    references: ClassVar[tuple[ForkInfo, ...]] = ()
+    profile: ClassVar[bytes] = b""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=4):

@@ -39,14 +39,19 @@ DTYPE_NAMES = (
 )
 DTYPES: tuple[torch.dtype | None, ...] = tuple(getattr(torch, name, None) for name in DTYPE_NAMES)
 CODES = {dtype: code for code, dtype in enumerate(DTYPES) if dtype is not None}
+PLAIN_CODES = {dtype: code for dtype, code in CODES.items() if code < CODES[torch.qint8] and not dtype.is_complex}
+"""Those of dtypes that are neither quantised nor can be conjugated: a contiguous tensor is its memory."""
 # torch cannot copy elements of these dtypes. Each element is one byte, so they are copied as bytes.
 COPIED_AS_BYTES = frozenset(getattr(torch, f"{sign}int{bits}", None) for sign in ("", "u") for bits in range(1, 8))
 
 INT64_MAX = 2**63 - 1
 
 
-class TensorDescriptor(msgspec.Struct, frozen=True, array_like=True):
-    """How one attachment is stored in the region. Untrusted if it was received from a peer."""
+class TensorDescriptor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How one attachment is stored in the region. Untrusted if it was received from a peer.
+
+    Python's garbage collector need not visit it: it cannot be part of a cycle, and a message may have thousands.
+    """
 
     form: int
     dtype: int

@@ -26,6 +26,7 @@ from telegrad.wire.frames import (
 )
 
 _NOTHING = bytearray()
+_SMALL_READS = 16  # in a row, after which the memory for larger ones is given back
 
 
 def _allocate_body(length: int) -> bytearray | None:
@@ -45,10 +46,13 @@ class FrameReader:
     not fit into memory, makes a `TruncatedFrame`.
 
     A MemoryError leaves the reader as it was before the frame, and `unfinished`: no bytes of the stream are lost.
+
+    While frames come that fit into `LARGE` and not into `SCRATCH`, so much memory is kept: each then takes one read
+    instead of three. Larger ones are read into memory of their own.
     """
 
-    SCRATCH = 128 * 1024
-    UNAUTHENTICATED_SCRATCH = 2 * (HEADER_SIZE + HANDSHAKE_LIMITS.frame)  # all memory for an unauthenticated peer
+    SCRATCH = 2 * (HEADER_SIZE + HANDSHAKE_LIMITS.frame)  # all memory for an unauthenticated peer, and an idle link
+    LARGE = SCRATCH + 16 * 1024
     BETWEEN_CHUNKS = 4096  # small: bytes read past the header of the next chunk have to be copied once more
 
     def __init__(self, limits: Limits) -> None:
@@ -57,14 +61,15 @@ class FrameReader:
         self.destination: Callable[[int, int], memoryview | None] = lambda sequence, length: None
         self.only_handshake = True
         """Until the peer is authenticated, any other kind of frame is an error."""
-        self._scratch = bytearray(self.UNAUTHENTICATED_SCRATCH)
+        self._scratch = bytearray(self.SCRATCH)
         self._view = memoryview(self._scratch)
         self._start = self._end = 0
         self._body: memoryview | bytearray = _NOTHING  # of the frame that _rest belongs to
         self._rest: memoryview | None = None
         self._skip = 0  # bytes of a discarded body that are still to be read
         self._header = (0, 0, 0, 0)
-        self._room = self.SCRATCH
+        self._room = 0  # most bytes to read; 0: as many as scratch has room for
+        self._large = 0  # reads in a row that did not need a large scratch, plus 1; 0: scratch is small
         self.unfinished = False
         """`advance` was stopped before its last frame: more frames may be available without reading."""
 
@@ -72,14 +77,6 @@ class FrameReader:
         """Accept all frames from now on: the peer is authenticated. Not while `advance` is being iterated."""
         self.limits, self.destination, self.only_handshake = limits, destination, False
         self._most_stored = limits.stored if isinstance(limits, StoredLimits) else limits.frame
-        try:
-            scratch = bytearray(self.SCRATCH)
-        except MemoryError:
-            return  # the small buffer works too
-        self._end -= self._start
-        scratch[: self._end] = self._view[self._start : self._start + self._end]
-        self._start = 0
-        self._scratch, self._view = scratch, memoryview(scratch)
 
     def buffer(self) -> memoryview:
         """Return the buffer for the next bytes of the stream."""
@@ -88,7 +85,9 @@ class FrameReader:
         if self._skip:
             return self._view[: self._skip]
         end, room = self._end, self._room
-        return self._view[end : end + room] if end or room < self.SCRATCH else self._view
+        if room:
+            return self._view[end : end + room]
+        return self._view[end:] if end else self._view
 
     def take_single(self, count: int) -> Frame | None:
         """Return the frame and consume it, if the `count` bytes just read are exactly one small message.
@@ -103,12 +102,25 @@ class FrameReader:
             return None
         if magic != MAGIC or version != VERSION:
             return None
-        self._room = self.SCRATCH
+        self._room = 0
         try:
-            return new_frame((kind, sequence, ack_control, ack_bulk, scratch[HEADER_SIZE:count]))
+            frame = new_frame((kind, sequence, ack_control, ack_bulk, scratch[HEADER_SIZE:count]))
         except MemoryError:
             self._end, self.unfinished = count, True  # no bytes are lost: `advance` tries again
             raise
+        if self._large:
+            self._large = self._large + 1 if count <= self.SCRATCH else 1
+            if self._large > _SMALL_READS:
+                self._resize(self.SCRATCH)
+        return frame
+
+    def _resize(self, size: int) -> None:
+        """Replace scratch, which is empty."""
+        try:
+            scratch = bytearray(size)
+        except MemoryError:
+            return  # the one that is there will do
+        self._scratch, self._view, self._large = scratch, memoryview(scratch), int(size > self.SCRATCH)
 
     def advance(self, count: int) -> Iterator[Frame]:
         """Process `count` bytes that were written into `buffer()`, and yield the completed frames."""
@@ -116,7 +128,9 @@ class FrameReader:
             if count < len(self._rest):
                 self._rest = self._rest[count:]
                 return
-            self._rest, self._room = None, self.BETWEEN_CHUNKS
+            self._rest, self._room = None, self.BETWEEN_CHUNKS if self._header[0] == BULK_CHUNK else 0
+            if not (self._room or self._large or self._end) and len(self._body) <= self.LARGE - HEADER_SIZE:
+                self._resize(self.LARGE)
             whole, self._body = self._body, _NOTHING  # or the memory of a message would live until the next one arrives
             yield Frame(*self._header, whole)
             return
@@ -131,7 +145,7 @@ class FrameReader:
             return
         self._end += count
         self.unfinished = True
-        self._room = self.SCRATCH
+        self._room = 0
         scratch = self._scratch
         if self.only_handshake and not MAGIC.startswith(first := bytes(scratch[self._start : self._end][: len(MAGIC)])):
             # Fail early: a client of another protocol may wait for a reply before it sends a full header.

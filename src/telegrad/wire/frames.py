@@ -32,7 +32,7 @@ from typing import NamedTuple
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
 
 MAGIC = b"tg"
-VERSION = 8
+VERSION = 10
 HEADER = struct.Struct("<2sBBIQQQ")
 HEADER_SIZE = HEADER.size
 unpack_header = HEADER.unpack_from
@@ -76,6 +76,9 @@ class Kind(IntEnum):
 
 PREAMBLE = 255
 """In place of the kind: this is no frame but the preamble of a TLS connection (see `preamble`)."""
+
+RELAY = 254
+"""The same: this is the header of a connection to a relay (see `relay_header`)."""
 
 _LANE = {int(Kind.MESSAGE): CONTROL, int(Kind.BULK_HEAD): BULK, int(Kind.BULK_CHUNK): BULK}
 KINDS = frozenset(int(kind) for kind in Kind)

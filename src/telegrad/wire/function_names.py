@@ -46,6 +46,23 @@ def function_name(function: Callable[..., object], *, main_by_name: bool = True)
     return None if module == "__main__" and not main_by_name else f"{module}:{path}"
 
 
+def check_callable(function: object) -> None:
+    """Raise a TypeError if this is not a function: often it is what the function returned.
+
+    >>> check_callable(len)
+    >>> check_callable(3)
+    Traceback (most recent call last):
+    ...
+    TypeError: only functions can be called on a worker, not a value of type int: pass the function and its arguments \
+separately, as in rpc_sync("worker1", f, (x,))
+    """
+    if not callable(function):
+        raise TypeError(
+            f"only functions can be called on a worker, not a value of type {type(function).__name__}: pass the "
+            'function and its arguments separately, as in rpc_sync("worker1", f, (x,))'
+        )
+
+
 @interruptible
 def resolve_function(name: str) -> Callable[..., Any]:
     """Return the function with that name ("module:qualname"), importing its module if necessary.

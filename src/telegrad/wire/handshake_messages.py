@@ -20,6 +20,15 @@ class Purpose(IntEnum):
     """To get the listener's vote for the opener, which wants to take the place of a worker. It ends with a Welcome."""
     PROBE = 2
     """To see whether the listener is there, and stays. It ends with a Welcome."""
+    DESCRIBE = 3
+    """To learn of a member of the listener's group. It ends with a Description. The target may be empty: anybody."""
+    OBSERVE = 4
+    """To look at the listener's group, without being a member. The target may be empty: anybody."""
+
+    @property
+    def is_question(self) -> bool:
+        """Whether the opener asks for something, without a session."""
+        return self is not Purpose.SESSION
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11, forbid_unknown_fields=True):
@@ -48,7 +57,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=11, forbid_unknown
     attempt: int
     """Grows with every connection that the opener opens. So one that it gave up cannot replace a later one."""
     session: int
-    """Chosen by the opener. A reconnect names the session that it resumes."""
+    """Chosen by the opener. A reconnect names the session that it resumes. With the purpose DESCRIBE, the id of the
+    member that the opener wants to learn of: that one, or the next."""
     received: tuple[int, int]
     """How much of the session the opener has already received."""
     fresh: bool
@@ -82,6 +92,18 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=14, forbid_unkno
     proof: bytes
 
 
+class Description(msgspec.Struct, frozen=True, array_like=True, tag=16, forbid_unknown_fields=True):
+    """The listener describes one member of its group. A message of the handshake is too small for all of them."""
+
+    record: bytes
+    """Its WorkerRecord; empty if there is none with that id or a higher one."""
+    state: int
+    """What the listener holds it for; see `telegrad.protocol.membership.State`."""
+    is_open: bool
+    """Whether the group is open."""
+    proof: bytes
+
+
 class Reject(msgspec.Struct, frozen=True, array_like=True, tag=15, forbid_unknown_fields=True):
     """A side to which the other has proved itself ends the handshake, and says who it is and why."""
 
@@ -93,7 +115,7 @@ class Reject(msgspec.Struct, frozen=True, array_like=True, tag=15, forbid_unknow
     proof: bytes
 
 
-HandshakeMessage = Hello | Challenge | Proof | Welcome | Reject
+HandshakeMessage = Hello | Challenge | Proof | Welcome | Reject | Description
 
 _decoder: msgspec.msgpack.Decoder[HandshakeMessage] = msgspec.msgpack.Decoder(HandshakeMessage)
 

@@ -10,11 +10,15 @@ import msgspec
 
 from telegrad.errors import ProtocolError
 from telegrad.wire.backward_messages import (
+    ANOMALY,
+    CHECK_NAN,
     GRADIENT,
     INTO_CONTEXT,
     INTO_GRAD,
     NONE,
     NOWHERE,
+    PROFILED,
+    PROFILING_OPTIONS,
     UNREACHED,
     AbortPass,
     AdoptAutogradContext,
@@ -31,6 +35,8 @@ from telegrad.wire.backward_messages import (
     WorkerReport,
 )
 from telegrad.wire.call_messages import (
+    ANOMALY_MODE,
+    GRAD_MODE,
     Autocast,
     AutogradMetadata,
     Cancel,
@@ -39,6 +45,9 @@ from telegrad.wire.call_messages import (
     Request,
     RequestWithState,
 )
+from telegrad.wire.observe_messages import ObserveReq, ObserveResp
+from telegrad.wire.profiling_messages import FailureWithProfiling, RpcWithProfilingReq, RpcWithProfilingResp
+from telegrad.wire.relay_messages import DialBack
 from telegrad.wire.rref_messages import (
     Creation,
     ForkInfo,
@@ -52,13 +61,20 @@ from telegrad.wire.rref_messages import (
     RRefUserDelete,
     StreamPosition,
 )
+from telegrad.wire.tracing_messages import TracedRequest
 
 __all__ = [
+    "ANOMALY",
+    "ANOMALY_MODE",
+    "CHECK_NAN",
     "GRADIENT",
+    "GRAD_MODE",
     "INTO_CONTEXT",
     "INTO_GRAD",
     "NONE",
     "NOWHERE",
+    "PROFILED",
+    "PROFILING_OPTIONS",
     "RESPONSES",
     "UNREACHED",
     "AbortPass",
@@ -69,9 +85,12 @@ __all__ = [
     "CleanupAutogradContextReq",
     "Creation",
     "Failure",
+    "FailureWithProfiling",
     "ForkInfo",
     "Head",
     "LeadsToInputReq",
+    "ObserveReq",
+    "ObserveResp",
     "PassFailure",
     "PassInfo",
     "PiggybackedResp",
@@ -91,8 +110,11 @@ __all__ = [
     "RequestWithState",
     "Response",
     "ResumeReq",
+    "RpcWithProfilingReq",
+    "RpcWithProfilingResp",
     "StepInPass",
     "StreamPosition",
+    "TracedRequest",
     "WorkerReport",
     "decode_head",
     "encode_head",
@@ -102,8 +124,12 @@ __all__ = [
 Head = (
     Request
     | RequestWithState
+    | RpcWithProfilingReq
+    | TracedRequest
     | Reply
     | Failure
+    | RpcWithProfilingResp
+    | FailureWithProfiling
     | Cancel
     | PropagateGradientsReq
     | PropagateGradientsResp
@@ -120,9 +146,12 @@ Head = (
     | RRefSkip
     | RRefBackwardReq
     | RRefBackwardResp
+    | DialBack
+    | ObserveReq
+    | ObserveResp
 )
-RESPONSES = (Reply, Failure, RRefBackwardResp)
-Response = Reply | Failure | RRefBackwardResp
+RESPONSES = (Reply, Failure, RRefBackwardResp, ObserveResp)
+Response = Reply | Failure | RRefBackwardResp | ObserveResp
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)

@@ -1,6 +1,7 @@
 """Split outgoing messages into frames (see `frames` for the format).
 
-Packing copies the contents of all tensors: afterwards the sender may change them.
+Packing copies the contents of all tensors, so the sender may change them afterwards. The exception are tensors that
+nobody else can change (see `in_place`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from telegrad.wire.frames import (
     aligned,
     next_chunk,
 )
+from telegrad.wire.in_place import InPlaceRegion
 from telegrad.wire.slab_messages import pack_location
 
 
@@ -102,6 +104,13 @@ def pack_bulk(head: bytes, data: bytes, region: RegionSource | None, buffer: mem
         offset += size
 
 
+def pack_in_place(head: bytes, data: bytes, region: InPlaceRegion) -> Iterator[OutgoingFrame]:
+    """Yield the frames of a large message, most of which refer to the memory of its tensors."""
+    yield OutgoingFrame(BULK_HEAD, _pack_prefix(len(head), len(data), region.size) + head)
+    for body in region.chunks(data):
+        yield OutgoingFrame(BULK_CHUNK, body)
+
+
 def pack_shared(head: bytes, data: bytes, region: RegionSource | None, shared: SharedRegion) -> OutgoingFrame:
     """Write region and data, in this order, into shared memory and return the frame that refers to them."""
     memory = shared.view
@@ -124,6 +133,8 @@ def pack(
     region_size = 0 if region is None else region.size
     if ((PREFIX_SIZE + len(head) + len(data) + 15) & ~15) + region_size <= INLINE_LIMIT:
         return (pack_small(head, data, region),)
+    if type(region) is InPlaceRegion:
+        return tuple(pack_in_place(head, data, region))
     memory = allocate(bulk_size(data, region_size))
     if isinstance(memory, memoryview):
         return tuple(pack_bulk(head, data, region, memory))

@@ -48,7 +48,7 @@ from telegrad.wire.subclasses import (
 )
 from telegrad.wire.torch_state import default_torch_state, has_default_torch_state
 from telegrad.wire.torchscript import reducer_for
-from telegrad.wire.unpicklable import find_unpicklable, refuse_fx_proxy
+from telegrad.wire.unpicklable import find_unpicklable, missing_in_main, refuse_fx_proxy
 
 # Marks the next tensor. It must be writable, or pickle would replace the tensor with a read-only memoryview.
 _MARKER = pickle.PickleBuffer(bytearray(1))
@@ -115,7 +115,9 @@ def decode(
             "Both workers must be able to import the classes and functions in a value"
         ) from error
     except Exception as error:
-        raise PayloadError(f"a received value cannot be unpickled: {type(error).__name__}: {error}") from error
+        raise PayloadError(
+            f"a received value cannot be unpickled: {type(error).__name__}: {error}{missing_in_main(error)}"
+        ) from error
 
 
 def _decode_in_default_state(data: bytes | memoryview, attachments: Sequence[object]) -> object:

@@ -23,6 +23,7 @@ import hmac
 
 from telegrad.errors import ProtocolError
 from telegrad.wire.frames import MAGIC, PREAMBLE, VERSION, other_version
+from telegrad.wire.relay_header import HEADER_SIZE, RELAY_BEGINNING
 
 NONCE_SIZE = 12
 _TAG_SIZE = 16
@@ -47,11 +48,16 @@ def is_valid_preamble(preamble: bytes, key: bytes, address: str) -> bool:
     return covered.startswith(_BEGINNING) and hmac.compare_digest(_tag(key, covered, address), tag)
 
 
-def check_beginning(data: bytes) -> None:
-    """Raise a ProtocolError that says what this is unless a preamble may start with `data`, which is not empty."""
+def check_beginning(data: bytes) -> int:
+    """Return the size of the preamble, or the header for a relay, that may start with `data`, which is not empty.
+
+    Raises a ProtocolError that says what this is if neither can.
+    """
     beginning = data[: len(_BEGINNING)]
     if _BEGINNING.startswith(beginning):
-        return
+        return PREAMBLE_SIZE
+    if beginning == RELAY_BEGINNING:
+        return HEADER_SIZE
     if beginning.startswith(b"\x16\x03"):
         raise ProtocolError(
             "a TLS hello without the preamble of a worker: it is not telegrad, or its telegrad is older than this one"

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import msgspec
 import torch
 
 from telegrad.errors import PayloadError
 from telegrad.wire.descriptors import COPIED_AS_BYTES, extent_of
+
+string_at: Callable[[int, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+"""Same as ctypes.string_at, without its Python wrapper."""
+MAX_REPEATED = 64 * 1024
+"""Bytes of an expanded tensor that are written in one piece. torch copies larger ones without one more copy."""
 
 
 class SpanCopy(msgspec.Struct):
@@ -52,3 +60,26 @@ class BufferCopy(msgspec.Struct):
 
     def write(self, region: memoryview) -> None:
         region.cast("B")[self.offset : self.offset + self.source.nbytes] = self.source
+
+
+def period_of(shape: tuple[int, ...], stride: tuple[int, ...], itemsize: int) -> int:
+    """Return how many bytes an expanded tensor repeats, as the gradient of a sum does; 0 if it is anything else.
+
+    >>> [period_of((4, 3), stride, 8) for stride in ((0, 1), (0, 0), (1, 0), (1, 4))]
+    [24, 8, 0, 0]
+    """
+    count, repeats = 1, False
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1:
+            if step == 0:
+                repeats = True
+            elif repeats or step != count:
+                return 0
+            else:
+                count *= size
+    return count * itemsize if repeats else 0
+
+
+def repeated(address: int, nbytes: int, period: int) -> bytes:
+    """Return as many bytes, which repeat those at an address."""
+    return string_at(address, period) * (nbytes // period)

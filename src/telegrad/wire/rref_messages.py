@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 ForkId = tuple[int, int]
@@ -96,5 +98,7 @@ class RRefBackwardReq(msgspec.Struct, frozen=True, array_like=True, tag=16, forb
 
 class RRefBackwardResp(msgspec.Struct, frozen=True, array_like=True, tag=17):
     """The backward pass of an RRefBackwardReq is complete."""
+
+    references: ClassVar[tuple[ForkInfo, ...]] = ()
 
     call: int

@@ -69,32 +69,44 @@ def decode_tensors(
 def _decode_plain(
     descriptors: Sequence[TensorDescriptor], region: bytearray | memoryview
 ) -> list[torch.Tensor | memoryview] | None:
-    """Create contiguous non-empty tensors over a small region, the common case, faster than `_RegionDecoder`.
+    """Create contiguous non-empty tensors over a region, the common case, faster than `_RegionDecoder`.
 
     Return None for anything else, including invalid descriptors: `_RegionDecoder` raises the matching error.
     """
     available = len(region)
-    if available > LARGE_REGION or (isinstance(region, memoryview) and (region.readonly or region.format != "B")):
+    if isinstance(region, memoryview) and (region.readonly or region.format != "B"):
         return None
     made: list[torch.Tensor | memoryview] = []
-    end = 0
+    code, count, nbytes, end = -1, 0, 0, 0
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None
     for descriptor in descriptors:
-        code, offset, shape = descriptor.dtype, descriptor.offset, descriptor.shape
-        if descriptor.form != STRIDED or descriptor.stride or descriptor.device or not 0 <= code < _PLAIN_DTYPES:
+        if descriptor.form != STRIDED or descriptor.stride or descriptor.device:
             return None
-        dtype = DTYPES[code]
-        count = 1
-        for size in shape:
-            if not 0 < size <= available:
+        if descriptor.dtype != code or descriptor.shape != shape:  # else as the one before
+            code, shape = descriptor.dtype, descriptor.shape
+            if not 0 <= code < _PLAIN_DTYPES or len(shape) > MAX_DIMENSIONS:
                 return None
-            count *= size
+            dtype = DTYPES[code]
+            count = 1
+            for size in shape:
+                if not 0 < size <= available:
+                    return None
+                count *= size
+            if dtype is None or count > available:
+                return None
+            nbytes = count * dtype.itemsize
+        offset = descriptor.offset
         # Attachments must be in ascending order, as our own encoder writes them, so none overlaps another.
-        if dtype is None or count > available or offset < end or offset % ALIGNMENT:
+        if dtype is None or offset < end or offset % ALIGNMENT:
             return None
-        end = offset + count * dtype.itemsize
-        if end > available or len(shape) > MAX_DIMENSIONS:
+        end = offset + nbytes
+        if end > available:
             return None
-        tensor = _frombuffer(region, dtype=dtype, count=count, offset=offset)
+        if nbytes < SMALL_ATTACHMENT and available > LARGE_REGION:
+            tensor = _frombuffer(bytearray(region[offset:end]), dtype=dtype, count=count)
+        else:
+            tensor = _frombuffer(region, dtype=dtype, count=count, offset=offset)
         if len(shape) != 1:
             tensor.resize_(shape)
         if descriptor.requires_grad:

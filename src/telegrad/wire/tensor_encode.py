@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import lt
 from typing import Any
 
 import torch
@@ -15,11 +16,11 @@ from telegrad.torch_private import (
     coo_values,
     forward_ad_level,
     is_functorch_wrapped,
-    is_zero_tensor,
     no_torch_dispatch,
     no_torch_function,
     without_dead_wrapper,
 )
+from telegrad.wire.contents import has_contents, no_contents
 from telegrad.wire.descriptors import (
     ALIGNMENT,
     BSR,
@@ -33,6 +34,7 @@ from telegrad.wire.descriptors import (
     DIRECT,
     META,
     NEGATED,
+    PLAIN_CODES,
     QUANTIZED,
     QUANTIZED_CHANNELS,
     STRIDED,
@@ -43,16 +45,12 @@ from telegrad.wire.descriptors import (
 )
 from telegrad.wire.devices import SAME_DEVICE, DirectPath, Targets
 from telegrad.wire.overlap import Piece, overlapping, relations
-from telegrad.wire.region_copies import BufferCopy, ElementCopy, SpanCopy
+from telegrad.wire.region_copies import MAX_REPEATED, BufferCopy, ElementCopy, SpanCopy, period_of, repeated, string_at
 from telegrad.wire.staging import DeviceCopy, copy_to_host, memory_of
 from telegrad.wire.subclasses import check_not_dual
 from telegrad.wire.torch_state import can_read_tensors, default_torch_state
 
 _STRIDED_LAYOUT = torch.strided
-_string_at: Callable[[int, int], bytes] = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
-    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
-)
-"""Same as ctypes.string_at, without its Python wrapper."""
 _UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods user code cannot override
 
 
@@ -64,7 +62,7 @@ class RegionLayout:
     def __init__(self) -> None:
         self.descriptors: tuple[TensorDescriptor, ...] = ()
         self.size = 0
-        self._dense: list[tuple[int, torch.Tensor, int]] = []  # offset, dense tensor, bytes
+        self._dense: list[tuple[int, torch.Tensor, int, int]] = []  # offset, dense tensor, bytes, repeated bytes
         self._others: list[SpanCopy | ElementCopy | BufferCopy] = []  # all other attachments in host memory
         self._on_devices: list[DeviceCopy] = []
 
@@ -100,24 +98,31 @@ class RegionLayout:
         if self._others or self._on_devices or not can_read_tensors():
             return None
         parts = []
-        for _, tensor, nbytes in self._dense:
+        for _, tensor, nbytes, period in self._dense:
             address = tensor.data_ptr()
             if not address:
-                raise _no_contents(tensor)
-            parts.append(_string_at(address, nbytes))
+                raise no_contents(tensor)
+            parts.append(string_at(address, nbytes) if period == nbytes else repeated(address, nbytes, period))
             if nbytes % ALIGNMENT:
                 parts.append(bytes(-nbytes % ALIGNMENT))
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def dense(self) -> list[tuple[int, torch.Tensor, int]]:
+        """Return offset, tensor and bytes of all attachments, if all are dense tensors in host memory, else nothing."""
+        if self._others or self._on_devices or any(period != nbytes for _, _, nbytes, period in self._dense):
+            return []
+        return [(offset, tensor, nbytes) for offset, tensor, nbytes, _ in self._dense]
 
     def _write(self, view: memoryview) -> None:
         if self._on_devices:  # pragma: no cover - needs a device
             copy_to_host(self._on_devices, view)
         start = ctypes.addressof(ctypes.c_char.from_buffer(view)) if self._dense else 0
-        for offset, tensor, nbytes in self._dense:
+        for offset, tensor, nbytes, period in self._dense:
             address = tensor.data_ptr()
             if not address:
-                raise _no_contents(tensor)
-            ctypes.memmove(start + offset, address, nbytes)
+                raise no_contents(tensor)
+            source = address if period == nbytes else repeated(address, nbytes, period)
+            ctypes.memmove(start + offset, source, nbytes)
         for copy in self._others:
             copy.write(view)
 
@@ -146,41 +151,46 @@ def encode_tensors(
 
 
 def _describe_plain(layout: RegionLayout, attachments: Sequence[Any], share: bool) -> bool:
-    """Describe contiguous CPU tensors, the common case. Return False without changes if one is anything else.
+    """Describe contiguous and small expanded CPU tensors, the common cases. Return False, without changes, if one is
+    anything else.
 
     The result is the same as that of `_describe_all`, only faster.
     """
-    descriptors, dense, ranges, size = [], [], [], 0
+    descriptors, dense, starts, ends = [], [], [], []
     several = share and len(attachments) > 1
+    shape: tuple[int, ...] = (-1,)
+    dtype, code, nbytes, taken, size = torch.bool, 0, 0, 0, 0
     for x in attachments:
         if type(x) not in _UNINTERCEPTED or x.layout is not _STRIDED_LAYOUT or not x.is_cpu or x.is_nested:
             return False
-        dtype, shape, nbytes = x.dtype, tuple(x.shape), x.nbytes
-        if x.is_quantized or not x.is_contiguous() or dtype.is_complex or x.is_neg():
-            return False
-        code = CODES.get(dtype)
-        try:
-            if code is None or not nbytes:
+        if x.dtype is not dtype or x.shape != shape:  # else as the one before
+            dtype, shape, nbytes = x.dtype, tuple(x.shape), x.nbytes
+            code, taken = PLAIN_CODES.get(dtype, -1), (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+            if code < 0 or not nbytes:
                 return False
+        contiguous = x.is_contiguous()
+        period = nbytes if contiguous else period_of(shape, x.stride(), x.itemsize) if nbytes <= MAX_REPEATED else 0
+        if not period or x.is_neg():
+            return False
+        try:
             address = x.data_ptr()
         except RuntimeError:  # a tensor without memory of its own
             return False
         if not address:
             return False
         if several:
-            ranges.append((address, nbytes))
-        descriptors.append(
-            TensorDescriptor(STRIDED, code, size, shape, x.stride() if 1 in shape else (), x.requires_grad)
-        )
-        dense.append((size, x, nbytes))
-        size += (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+            starts.append(address)
+            ends.append(address + period)
+        stride = x.stride() if contiguous and 1 in shape else ()
+        descriptors.append(TensorDescriptor(STRIDED, code, size, shape, stride, x.requires_grad))
+        dense.append((size, x, nbytes, period))
+        size += taken
     if several:
-        ranges.sort()
-        end = 0
-        for address, nbytes in ranges:
-            if address < end:
-                return False  # they overlap
-            end = address + nbytes
+        # They overlap if one starts before as many have ended as have started before it.
+        starts.sort()
+        ends.sort()
+        if any(map(lt, starts[1:], ends)):
+            return False
     layout.descriptors, layout.size, layout._dense = tuple(descriptors), size, dense
     return True
 
@@ -193,7 +203,7 @@ def _describe_all(
 ) -> None:
     for a in attachments:
         if isinstance(a, torch.Tensor) and is_functorch_wrapped(without_dead_wrapper(a)):
-            raise _no_contents(a)
+            raise no_contents(a)
     plain = [
         a if type(a) in _UNINTERCEPTED or isinstance(a, pickle.PickleBuffer) else _as_plain(a) for a in attachments
     ]
@@ -248,7 +258,7 @@ def _describe_strided(layout: RegionLayout, x: torch.Tensor, target: str = "") -
     if not nbytes:
         return TensorDescriptor(STRIDED, code, 0, shape, stride, x.requires_grad, target)
     offset = layout.reserve(nbytes)
-    if not _has_contents(x):
+    if not has_contents(x):
         layout._others.append(ElementCopy(offset, torch.zeros(shape, dtype=dtype), stride))
     elif not x.is_cpu:  # pragma: no cover - needs a device
         source = x.detach().view(torch.uint8) if dtype in COPIED_AS_BYTES else x.detach()
@@ -256,7 +266,7 @@ def _describe_strided(layout: RegionLayout, x: torch.Tensor, target: str = "") -
     elif not dense or x.is_neg() or (dtype.is_complex and x.is_conj()):
         layout._others.append(ElementCopy(offset, x.detach(), stride))
     else:
-        layout._dense.append((offset, x, nbytes))
+        layout._dense.append((offset, x, nbytes, nbytes))
     return TensorDescriptor(STRIDED, code, offset, shape, stride, x.requires_grad, target)
 
 
@@ -313,7 +323,7 @@ def _shared_views(
     tensors: dict[int, torch.Tensor] = {}
     pieces: dict[torch.device, list[Piece]] = {}
     for index, x in enumerate(attachments):
-        if isinstance(x, torch.Tensor) and _is_ordinary(x) and x.numel() and x.dtype in CODES and _has_contents(x):
+        if isinstance(x, torch.Tensor) and _is_ordinary(x) and x.numel() and x.dtype in CODES and has_contents(x):
             address = x.data_ptr()
             if not address % x.itemsize:  # memory from outside torch may be unaligned
                 piece = address, address + extent_of(x.shape, x.stride()) * x.itemsize, index
@@ -363,26 +373,6 @@ def _as_plain(x: torch.Tensor) -> torch.Tensor:
     """Return the tensor without its subclass, so no ``__torch_function__`` or ``__torch_dispatch__`` is called."""
     with no_torch_function(), no_torch_dispatch():
         return x.as_subclass(torch.Tensor)
-
-
-def _has_contents(x: torch.Tensor) -> bool:
-    """Whether the tensor has memory. False for a zero tensor, which torch does not store. Raise if there is none."""
-    try:
-        if x.data_ptr():
-            return True
-        if is_zero_tensor(x):
-            return False
-    except RuntimeError as error:  # a tensor in vmap or another transform
-        raise _no_contents(x) from error
-    raise _no_contents(x)
-
-
-def _no_contents(x: torch.Tensor) -> PayloadError:
-    return PayloadError(
-        f"a tensor of shape {tuple(x.shape)} and {x.dtype} cannot be sent: it has no memory of its own (a fake or "
-        "wrapper tensor, a tensor in a function transform such as vmap or grad, or one whose storage was freed). "
-        "Call from outside the transform"
-    )
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

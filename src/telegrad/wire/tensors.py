@@ -1,8 +1,8 @@
 """Encode the contents of tensors into one block of memory, and restore them on the receiver.
 
 The block is called a region. The sender describes each attachment with a ``TensorDescriptor`` and copies its bytes to a
-multiple of 16. That copy is a snapshot. The receiver checks every descriptor against the region, and creates tensors
-over the region itself. Tensors keep their properties, with these rules:
+multiple of 16. That copy is a snapshot (with the exception of `in_place`). The receiver checks every descriptor against
+the region, and creates tensors over the region itself. Tensors keep their properties, with these rules:
 
 - A dense tensor keeps its strides. Of a view with gaps, or an expanded one, only its own elements are sent, contiguous.
 - Tensors of one message that overlap share memory and a version counter on the receiver: the span from their lowest to

@@ -1,4 +1,4 @@
-"""Explain why a value cannot be pickled."""
+"""Explain why a value cannot be pickled or unpickled."""
 
 from __future__ import annotations
 
@@ -67,6 +67,17 @@ def _named_parts(value: object) -> Iterator[tuple[str, object]]:
         for attributes in state if isinstance(state, tuple) else (state,):
             for name, item in (attributes or {}).items():
                 yield f".{name}", item
+
+
+def missing_in_main(error: Exception) -> str:
+    """Return the remedy for an error that says that ``__main__`` of this worker lacks a class or function.
+
+    >>> missing_in_main(AttributeError("Can't get attribute 'Config' on <module '__main__' from 'train.py'>"))
+    '. The script of this worker has not defined it yet, or never does: define it before init_rpc()'
+    """
+    if isinstance(error, AttributeError) and "'__main__'" in str(error):
+        return ". The script of this worker has not defined it yet, or never does: define it before init_rpc()"
+    return ""
 
 
 def refuse_fx_proxy(proxy: torch.fx.Proxy) -> NoReturn:

@@ -168,7 +168,7 @@ def test_a_pass_that_begins_on_another_worker_while_one_runs_is_refused(group: G
         while not group["b"].autograd.debug_info()["islands_running"]:
             threading.Event().wait(0.001)
         there = group["b"].autograd.contexts.retrieve(context)
-        root = next(iter(there.sends.values())).tokens[0]
+        root = next(iter(there.sends.values())).tokens([0])[0]
         with pytest.raises(TelegradError, match="is running on this worker already"):
             group["b"].autograd.backward(int(context), [root])
         Break.go.set()

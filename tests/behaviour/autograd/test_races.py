@@ -16,6 +16,7 @@ from tests.support.one_process import gradients_on, wait_until
 from telegrad import autograd
 from telegrad.backward import engine, passes
 from telegrad.backward.contexts import current
+from telegrad.backward.graph import Fed
 from telegrad.backward.island_engine import IslandEngine
 from telegrad.backward.nodes import SendRpcBackward
 from telegrad.backward.pass_run import PassRun
@@ -279,14 +280,14 @@ def test_an_island_of_a_pass_that_failed_does_not_forget_the_gradients_of_the_ne
                 old_may_end.set()
                 old_has_ended.wait(LONG)
 
-    forget = IslandEngine.forget
+    forget = Fed.forget
 
-    def forget_and_tell(self: IslandEngine, island: Any) -> None:
-        forget(self, island)
+    def forget_and_tell(self: Fed) -> None:
+        forget(self)
         old_has_ended.set()
 
     monkeypatch.setattr(SendRpcBackward, "set_grads", set_and_wait)
-    monkeypatch.setattr(IslandEngine, "forget", forget_and_tell)
+    monkeypatch.setattr(Fed, "forget", forget_and_tell)
     monkeypatch.setattr(IslandEngine, "_entered", lambda *_: None)  # so that gradients are set on tokens
     with local_group(["a", "b"]) as group, acting_as(group["a"]), autograd.context() as context_id:
         group["b"].register("f", lambda: Then.apply(weight * 2, action))

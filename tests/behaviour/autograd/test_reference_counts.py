@@ -7,10 +7,10 @@ guess may cost a copy but must never share memory.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.paths import ROOT
 
 PROGRAM = """
@@ -68,12 +68,9 @@ print("buffer reused" if address(pool.take(size)) == free else "buffer allocated
 
 def run(offset: int) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
+    done = run_loaded(
         [sys.executable, "-c", PROGRAM, str(offset)],
-        capture_output=True,
-        text=True,
         timeout=100,
-        check=False,
         env=environment,
     )
     assert done.returncode == 0, done.stderr

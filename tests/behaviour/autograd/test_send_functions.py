@@ -13,7 +13,7 @@ from telegrad.backward.nodes import SendRpcBackward
 
 
 def test_an_error_while_a_send_is_made_leaves_no_reference_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
-    record, left = functions._record, [1]
+    record, left = functions.record, [1]
 
     def record_once(*args: object) -> object:
         if not left:
@@ -21,7 +21,7 @@ def test_an_error_while_a_send_is_made_leaves_no_reference_cycle(monkeypatch: py
         left.pop()
         return record(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(functions, "_record", record_once)
+    monkeypatch.setattr(functions, "record", record_once)
     x = torch.zeros(2, requires_grad=True)
     node = weakref.ref(x)
     gc.disable()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.support.stalls import Stalls
 
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
@@ -32,9 +33,11 @@ def tensors(count: int) -> list[torch.Tensor]:
 
 
 def quickly_backward(context: autograd.ContextId, root: torch.Tensor) -> None:
-    begin = time.monotonic()
-    context.backward(root, timeout=20)
-    assert time.monotonic() - begin < 1.0
+    with Stalls() as stalls:
+        begin = time.monotonic()
+        context.backward(root, timeout=20)
+        took = time.monotonic() - begin
+    assert took < 1.0 + stalls.seconds
 
 
 def equal(got: dict[torch.Tensor, torch.Tensor], loss: torch.Tensor, leaves: list[torch.Tensor]) -> None:

@@ -7,7 +7,6 @@ import operator
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.support.loaded_interpreter import run_loaded
 from tests.support.redirection import redirected
 
 import telegrad
@@ -333,12 +333,9 @@ else:
 def test_a_process_that_exits_without_shutdown_while_threads_wait_does_not_hang(tmp_path: Path) -> None:
     script = tmp_path / "leave.py"
     script.write_text(EXIT_SCRIPT)
-    done = subprocess.run(
+    done = run_loaded(
         [sys.executable, "-m", "telegrad.cli", "run", "-n", "2", str(script)],
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "worker0 | leaving" in done.stdout
@@ -389,7 +386,7 @@ def test_tcp_without_a_token_fails_at_init_with_one_clear_sentence() -> None:
 
 def test_init_fails_if_workers_share_neither_a_runtime_directory_nor_a_token() -> None:
     for result in launch.local(init_in_another_directory, 2, init=False, timeout=60):
-        assert result.startswith("TokenError: worker 'worker")
+        assert "TokenError: worker 'worker" in result  # its own, or that of the other one
         assert "needs a group token" in result
 
 

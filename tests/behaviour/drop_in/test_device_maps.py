@@ -336,6 +336,10 @@ def added_later(to, x, y, z):
 def same(x, y):
     return x.device == y.device and torch.equal(x, y)
 
+def exchanged(x, y):
+    assert (x.device, y.device) == (torch.device(1), torch.device(0))
+    return x.to(0) + y, x - y.to(1), torch.arange(12.0).view(4, 3).to(1).split(2)[1]
+
 for local, remote in ((0, 0), (0, 1), (1, 0), (1, 1)):
     # The result of a method and of to_here(); an RRef as an argument, whose value is fetched by the reverse.
     options = store(f"arguments-{local}-{remote}")
@@ -395,11 +399,6 @@ options = store("several")
 options.set_device_map(following, {0: 1})
 options.set_device_map(following, {1: 0})
 init(options)
-
-def exchanged(x, y):
-    assert (x.device, y.device) == (torch.device(1), torch.device(0))
-    return x.to(0) + y, x - y.to(1), torch.arange(12.0).view(4, 3).to(1).split(2)[1]
-
 a, b, view = rpc.rpc_sync(following, exchanged, (torch.zeros(2).to(0), torch.ones(2).to(1)))
 assert (a.device, b.device, view.device) == (torch.device(1), torch.device(0), torch.device(0))
 assert (a.tolist(), b.tolist(), view.tolist()) == ([1, 1], [-1, -1], [[6, 7, 8], [9, 10, 11]])

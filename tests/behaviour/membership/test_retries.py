@@ -148,7 +148,7 @@ def test_the_call_may_say_how_often() -> None:
 @pytest.mark.parametrize("call", [rpc.rpc_sync, lambda *args, **k: rpc.rpc_async(*args, **k).wait()])
 def test_the_last_error_says_how_often_it_was_called(seed: int, call: Callable[..., Any]) -> None:
     def program(sim: Simulation) -> None:
-        with pytest.raises(WorkerLost, match=r"It was called in 3 attempts$") as caught:
+        with pytest.raises(WorkerLost, match=r"\. \S+:slow was called in 3 attempts$") as caught:
             call("b", slow, (1,), retries=2, timeout=0)
         assert isinstance(caught.value.__cause__, WorkerLost)
         assert caught.value.worker == "b"
@@ -166,6 +166,9 @@ def test_the_deadline_bounds_the_wait_for_a_replacement(
         with pytest.raises(DeadlineExceeded, match=r"'b' is lost, and was not replaced before .* after 1 attempt;"):
             call("b", slow, (1,), timeout=20)
         assert 20.0 <= sim.scheduler.now - began < 20.1
+        with pytest.raises(DeadlineExceeded, match=r"deadline of the call of \S+:slow, after 1 attempt;") as caught:
+            call("b", slow, (1,), timeout=1)  # known to be lost, so no attempt is sent
+        assert caught.value.function == f"{__name__}:slow"
 
     story(1, program, back_after=-1)
     assert "worker 'a' has waited 3 s for a replacement of worker 'b', to call " in caplog.text
@@ -181,13 +184,33 @@ def test_a_worker_that_left_in_order_is_not_waited_for() -> None:
             began = sim.scheduler.now
 
             def call() -> None:
-                with pytest.raises(WorkerLost, match=r"it has shut down\. It was called in 1 attempt$"):
+                with pytest.raises(WorkerLost, match=r"it has shut down\. \S+:slow was called in 1 attempt$"):
                     rpc.rpc_sync("b", slow, (1,))
 
             assert sim.spawn("a", call).join(20.0)
             assert sim.scheduler.now - began < 1.0
 
         sim.run(program)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_worker_that_ended_with_an_error_is_waited_for(seed: int) -> None:
+    """As a launcher does, which starts it again."""
+    with Simulation(seed=seed, workers=["a", "b", "c"]) as sim:
+
+        def program() -> None:
+            results: list[Any] = []
+            thread = sim.spawn("a", lambda: results.append(rpc.rpc_sync("b", slow, (1,))))
+            sim.sleep(1.0)
+            sim["b"].shutdown_protocol.note_cause(ValueError("no such file"))
+            sim.agents.pop("b").close()
+            sim.sleep(1.0)
+            sim.restart("b")
+            assert thread.join(20.0)
+            assert results == [1]
+
+        sim.run(program)
+    assert runs == ["b", "b"]
 
 
 def test_a_call_that_is_cancelled_is_not_made_again() -> None:

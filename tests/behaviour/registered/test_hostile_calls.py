@@ -12,9 +12,11 @@ from tests.support import exposed
 from tests.support.hostile import Gadget, HostileMember, fire, pickled, plain
 
 from telegrad.agent.agent import Agent
+from telegrad.calls.collective_view import digest_of
 from telegrad.calls.exceptions import EncodedException, ExceptionCodec
 from telegrad.default_agent import acting_as
 from telegrad.errors import DeadlineExceeded, FunctionNotFound, PayloadError, ProtocolError, RemoteError, TelegradError
+from telegrad.protocol.shutdown_report import report_of, to_plain
 from telegrad.rpc import current_call, register, remote, rpc_sync
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
@@ -214,6 +216,10 @@ def test_the_worker_that_raised_logs_the_traceback(group: dict[str, Agent], capl
         {"view": lambda view: ((5, 0, 1), *view)},
         {"view": list},
         {"view": lambda view: ()},
+        {"view": lambda view: (*view, view[0])},
+        {"digest": bytes(16)},  # of another view
+        {"digest": b""},
+        {"digest": "of a view"},
         {"topic": "shutdown"},  # has no view
         {"topic": "other"},
         {"topic": ["user"]},
@@ -228,6 +234,9 @@ def test_the_worker_that_raised_logs_the_traceback(group: dict[str, Agent], capl
         {"whole": 1},
         {"oldest": 2},
         {"oldest": "1"},
+        {"stage": 4},
+        {"stage": True},
+        {"stage": 2},  # mallory has nobody below it
         {"rest": 5},
     ],
 )
@@ -236,8 +245,11 @@ def test_a_malformed_message_of_a_collective_is_refused(
 ) -> None:
     records = group["victim"].peers.records()
     view: Any = tuple((record.name, record.generation, record.incarnation) for record in records)
-    fields = {"topic": "user", "number": 1, "view": view, "value": 1, "timeout": 5.0, "whole": True, "oldest": 1}
-    fields |= {"view": change["view"](view)} if "view" in change else change
+    if "view" in change:
+        view = change["view"](view)
+    fields = {"topic": "user", "number": 1, "digest": digest_of(view), "value": 1}
+    fields |= {"timeout": 5.0, "whole": True, "oldest": 1, "stage": 0, "view": view}
+    fields |= {name: value for name, value in change.items() if name != "view"}
     assert isinstance(mallory.request("victim", "@telegrad.gather", plain(*fields.values())), ProtocolError)
 
 
@@ -255,8 +267,10 @@ def test_a_member_that_claims_a_later_round_cannot_keep_others_from_shutting_dow
     everybody = ("victim", "friend", "mallory")
     with local_group(everybody, settings=AgentSettings(accept="registered")) as agents:
         number = 999999999
-        agents["mallory"].begin("victim", "@telegrad.gather", ("shutdown", number, (), None, None, True, number))
-        while not agents["victim"].collectives.root._latest:
+        report = to_plain(report_of(2, busy=False, calls=0, pending=False, sent={}, received={}))
+        lie = ("shutdown", number, b"", report, None, True, number, 0)
+        agents["mallory"].begin("victim", "@telegrad.gather", lie)
+        while not agents["victim"].collectives.shutdown_rounds.latest:
             agents["mallory"].call("victim", exposed.echo, ("wait",))
         with pytest.raises(DeadlineExceeded, match="always in a later round of the shutdown"):
             agents["victim"].shutdown(graceful=True, timeout=0.3)

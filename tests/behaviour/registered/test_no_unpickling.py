@@ -24,8 +24,14 @@ NOT_REACHED = {
     "calls/exceptions.py": "unpickle_exception, which decodes with the pickling codec",
     "rpc/idempotence.py": "an example in its docstring",
     "recovery/files.py": "reads snapshots from a directory of the user; there are none in registered mode",
-    "launch/forked.py": "reads what the launcher sends its own worker through a pipe",
     "launch/worker_result.py": "reads what a worker sends its own launcher through a pipe",
+    "launch/work.py": "reads what the launcher sends its own worker, over a connection that only the two can use",
+    "launch/ray/outcome.py": "reads what a worker sends its own driver through Ray",
+    "launch/__init__.py": "imports the engines on first use, by names in a table",
+    "recovery/randomness.py": "imports NumPy; there are no snapshots in registered mode",
+    "observe/__init__.py": "imports the profiler on first use",
+    "observe/commands/__init__.py": "imports the commands, by names in a table",
+    "doctor/machine_checks.py": "imports telegrad, to see whether that works",
     "__init__.py": "imports the submodules of telegrad on first use, by names in a table",
 }
 """Files of src/telegrad that load pickles or code, and why nothing from the network gets there in registered mode."""

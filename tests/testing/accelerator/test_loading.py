@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 
 import pytest
 import torch
+from tests.support.loaded_interpreter import run_loaded
 from torch import nn
 
 from telegrad.errors import TelegradError
@@ -37,7 +37,7 @@ class Identity(torch.autograd.Function):
 
 def in_new_process(code: str) -> str:
     """Run a program in which no device was installed before, and return what it printed."""
-    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100)
+    result = run_loaded([sys.executable, "-W", "error", "-c", code], timeout=100)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -16,7 +16,7 @@ def test_every_fault_and_action_is_drawn() -> None:
     faults = {fault.kind for plan in PLANS for fault in plan.faults}
     assert faults == {
         *("noise", "harsh noise", "cut", "half open", "stall", "one-way", "partition", "slow", "freeze", "jump"),
-        *("kill", "restart", "rejoin", "contest", "usurpation", "leave"),
+        *("kill", "restart", "rejoin", "contest", "usurpation", "leave", "join", "visit"),
     }
     actions = {action.kind for plan in PLANS for _, program in plan.programs for action in program}
     assert actions == {
@@ -26,6 +26,13 @@ def test_every_fault_and_action_is_drawn() -> None:
     assert any(plan.autograd_program is not None for plan in PLANS)
     assert any(plan.gathers for plan in PLANS)
     assert {len(plan.workers) for plan in PLANS} >= {2, 3, 12}
+
+
+def test_some_groups_are_open_and_only_those_have_newcomers() -> None:
+    is_open = [plan for plan in PLANS if plan.is_open]
+    assert 0.1 < len(is_open) / len(PLANS) < 0.2
+    assert all("open" in str(plan) for plan in is_open)
+    assert {len([fault for fault in plan.faults if fault.kind in ("join", "visit")]) for plan in is_open} == {1, 2, 3}
 
 
 def test_partitions_heal_or_not() -> None:

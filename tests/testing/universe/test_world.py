@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from telegrad.protocol.membership import Identity
+from telegrad.protocol.membership import Identity, Member, State
 from telegrad.testing.universe.network import UniverseSimulation
-from telegrad.testing.universe.plan import draw_plan
+from telegrad.testing.universe.plan import Fault, draw_plan
 from telegrad.testing.universe.run import describe
 from telegrad.testing.universe.world import World
 
@@ -36,6 +36,24 @@ def test_two_incarnations_in_one_generation_are_a_violation(world: World) -> Non
     assert not world.violations
     world.admitted(Identity("w0", 0, 13, 2))
     assert "generation 2" in world.violations[0]
+
+
+def test_a_loss_that_nothing_explains_or_that_is_told_twice_is_a_violation() -> None:
+    plan = draw_plan(1)
+    with UniverseSimulation(1, plan.workers) as sim:
+        world = World(plan, sim)
+
+        def program() -> None:
+            w0, w1 = sim["w0"], Member(Identity("w1", 1, 11, 0), State.LOST, 0.0)
+            world.lost(w0, w1, "no frame")
+            assert "nothing had happened" in world.violations.pop()
+            world.suspect(Fault(0.0, "kill", ("w1",)))
+            world.lost(w0, Member(Identity("w1", 1, 12, 1), State.LOST, 0.0), "it was killed")
+            assert not world.violations
+            world.lost(w0, w1, "no frame")
+            assert world.violations == ["w0 was told twice that it had lost w1"]
+
+        sim.run(program)
 
 
 def test_the_description_has_the_story_and_the_command_that_replays_it(world: World) -> None:

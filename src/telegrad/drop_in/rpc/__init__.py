@@ -79,6 +79,7 @@ from telegrad.drop_in.rpc.profiling import (
     enable_gil_profiling,
 )
 from telegrad.drop_in.rpc.server_process_global_profiler import _server_process_global_profile
+from telegrad.options import Options as _Options
 from telegrad.rendezvous_store import open_store
 from telegrad.worker_info import WorkerInfo
 
@@ -135,7 +136,8 @@ def init_rpc(
     if rpc_backend_options is None:
         rpc_backend_options = backend_registry.construct_rpc_backend_options(backend)
     if world_size:
-        store, rank, world_size, *_ = open_store(rpc_backend_options.init_method, rank, world_size, _INIT_TIMEOUT)
+        url, ports = rpc_backend_options.init_method, _Options().allowed_ports()
+        store, rank, world_size, *_ = open_store(url, rank, world_size, _INIT_TIMEOUT, ports)
     else:  # a dynamic group
         store = _create_store_from_options(rpc_backend_options, rank)  # type: ignore[no-untyped-call]
     store.set_timeout(timedelta(seconds=rpc_backend_options.rpc_timeout))

@@ -34,6 +34,7 @@ from telegrad.drop_in.rpc.profiling import (
     RemoteProfilerManager,
     _enable_rpc_profiler,
     _get_should_profile,
+    _profiling_future,
     _record_call,
 )
 from telegrad.drop_in.rpc.rref import (
@@ -148,12 +149,12 @@ def remote(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: fl
     """Run `func` on worker `to`, keep the result there, and return an RRef to it without waiting."""
     call = TorchCall(_get_current_rpc_agent().agent, to, func, args, kwargs, timeout, _default_pickler)
     try:
-        with _record_call(RPCExecMode.REMOTE, func, call.to) as event:
+        with _record_call(RPCExecMode.REMOTE, func, call.to) as name:
             made = create(call.agent, call.to, call.function, call.args, call.kwargs, call.timeout)
     except PayloadError as error:
         raise to_torch_error(error, call.agent) from error
-    if event is not None:
-        made._set_profiling_future(made._get_future())
+    if name is not None:
+        made._set_profiling_future(_profiling_future(call.agent, name, made))
     if pending_handlers:
         deliver_pending()
     return made

@@ -1,24 +1,24 @@
-"""Profiler events for the caller's side of a call. The rest of torch's RPC profiling is refused with an error.
+"""Torch's names for remote profiling: of the events of calls, and of the profiler of all calls that a worker serves.
 
-Torch also brings the events of a remote function into the profiler of its caller, profiles all calls that a worker
-serves, and measures how long calls wait for Python's interpreter lock. Telegrad does none of this. Functions that ask
-for it raise an error that names an alternative.
+Torch also measures how long calls wait for Python's interpreter lock. Telegrad does not, and asking for it is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NoReturn
+import itertools
+from typing import Any
 
 import torch
 from torch._C._autograd import _profiler_enabled
 
+from telegrad.agent.agent import Agent
 from telegrad.backward.graph_breaks import keep_uncompiled
-from telegrad.drop_in.rpc.agents import get_current_agent
+from telegrad.drop_in.rpc.agents import get_current_agent, is_current_agent_set
 from telegrad.drop_in.rpc.internal import RPCExecMode, _build_rpc_profiling_key
+from telegrad.observe.profiling.extension import ServeProfiling, ServerProfile
+from telegrad.observe.profiling.sessions import CallName, name_next_call, naming
 from telegrad.worker_info import WorkerInfo
-
-_REMEDY = "Run torch.profiler inside the functions that are called, and return or save its results"
 
 
 def _get_should_profile() -> bool:
@@ -29,25 +29,37 @@ def _get_should_profile() -> bool:
 def _enable_rpc_profiler(
     should_profile: bool, qualified_name: str | None, func: Any, rpc_type: RPCExecMode, dst_worker_info: WorkerInfo
 ) -> Any:
-    """Return a profiler event for a block that makes a call. `qualified_name` is the name of a torch operator."""
+    """Name a call that is made in a block, in the profiler. `qualified_name` is the name of a torch operator."""
     if not should_profile:
         return contextlib.nullcontext()
     name = qualified_name or getattr(func, "qualified_name", "") or getattr(func, "__qualname__", repr(func))
     caller: WorkerInfo = get_current_agent().get_worker_info()
     key = _build_rpc_profiling_key(rpc_type, str(name), caller.name, dst_worker_info.name)
-    return torch.autograd.profiler.record_function(key)
+    return naming(key)
 
 
 def _record_call(mode: RPCExecMode, func: Any, to: int) -> Any:
-    """Return a profiler event for the caller's side of a call, or a null context if no profiler is active."""
+    """Name the call that a block makes, if a profiler is active; else return a null context."""
     if not _profiler_enabled():
         return contextlib.nullcontext()
     builtin = torch.jit._builtins._find_builtin(func)  # type: ignore[no-untyped-call]
     return _enable_rpc_profiler(True, builtin, func, mode, get_current_agent().get_worker_info(to))
 
 
-def _refuse(feature: str, remedy: str = _REMEDY) -> NoReturn:
-    raise RuntimeError(f"telegrad does not {feature}. {remedy}")
+def _profiling_future(agent: Agent, name: CallName, rref: Any) -> torch.futures.Future[Any]:
+    """Return a future that is done when the profile of a call of `remote` has arrived."""
+    if name.record is None:  # the profiler knows nothing of other workers
+        future: torch.futures.Future[Any] = rref._get_future()
+        return future
+    arrived: torch.futures.Future[Any] = torch.futures.Future()
+    times = itertools.count()
+
+    def arrive() -> None:
+        if not next(times):
+            arrived.set_result(None)
+
+    name.record.when_ended(lambda: agent.executor.submit(arrive))  # callbacks must not run on the thread that reads
+    return arrived
 
 
 class RemoteProfilerManager:
@@ -55,29 +67,47 @@ class RemoteProfilerManager:
 
     @staticmethod
     def set_current_profiling_key(key: str) -> None:
-        """Raise an error: no events come from other workers, so there are none to name."""
-        _refuse(f"bring the profiler's events of a call to its caller, so {key!r} cannot name them")
+        """Name the next call of this thread that is made under a profiler."""
+        if not name_next_call(key):
+            raise RuntimeError("Cannot call RemoteProfilerManager::setCurrentKey when current key is already set.")
 
 
-def _enable_server_process_global_profiler(new_config: Any) -> None:
-    """Raise an error; see the module's docstring."""
-    _refuse("profile all calls that a worker serves")
+_server_profiles: list[tuple[ServeProfiling, ServerProfile]] = []
+"""Those that are enabled, the latest last."""
 
 
-def _disable_server_process_global_profiler() -> Any:
-    """Raise an error: it can never have been enabled."""
-    _refuse("profile all calls that a worker serves")
+def _enable_server_process_global_profiler(new_config: Any, options: int = 0) -> None:
+    """Record the functions of all calls that this worker serves, until it is disabled.
+
+    The config is torch's, and cannot be read: `options` say what to record.
+    """
+    serving = get_current_agent().agent.profiling.serving
+    profile = ServerProfile(options)
+    serving.begin(profile)
+    _server_profiles.append((serving, profile))
+
+
+def _disable_server_process_global_profiler() -> list[list[list[Any]]]:
+    """Stop what was enabled last. Returns the profiler's records: for each call, and each of its threads, a list."""
+    if not _server_profiles:
+        raise RuntimeError("Can't disable process-global profiler when it's not running.")
+    serving, profile = _server_profiles.pop()
+    serving.end(profile)
+    return [segment.records for call in profile.calls for segment in call.segments()]
 
 
 def _set_profiler_node_id(default_node_id: int) -> None:
-    """Raise an error: the id tells on which worker an event happened, and all events are of this one."""
-    _refuse("number the profiler's events by worker: this worker's are the only ones")
+    """Accept the id of this worker, which its events have in any case, and refuse others."""
+    if is_current_agent_set() and default_node_id != get_current_agent().get_worker_info().id:
+        raise RuntimeError("the profiler's events of a worker have the worker's id, and no other")
 
 
 def enable_gil_profiling(flag: bool) -> None:
     """Accept False and refuse True: a Python thread cannot observe its wait for the GIL."""
     if flag:
-        _refuse("measure how long calls wait for Python's interpreter lock", "Use py-spy or perf")
+        raise RuntimeError(
+            "telegrad does not measure how long calls wait for Python's interpreter lock. Use py-spy or perf"
+        )
 
 
 keep_uncompiled(__name__)

@@ -16,14 +16,13 @@ Each check is a function whose name states the rule. To get one test case per ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 
+from telegrad.testing.contract import BrokenPromise, NotApplicable, run_checks
 from telegrad.testing.transport_contract.delivery import DELIVERY_CHECKS
 from telegrad.testing.transport_contract.harness import (
-    BrokenPromise,
     Check,
     Harness,
-    NotApplicable,
     TransportUnderTest,
 )
 from telegrad.testing.transport_contract.lifetime import LIFETIME_CHECKS
@@ -40,19 +39,4 @@ def check_transport(
     factory: Callable[[], AbstractContextManager[TransportUnderTest]], *, checks: Iterable[Check] = CHECKS
 ) -> None:
     """Run every check on a new transport. Raise one `BrokenPromise` that names all checks that failed."""
-    failed: list[str] = []
-    errors: list[Exception] = []
-    for check in checks:
-        with factory() as under_test:
-            scheme = under_test.transport.scheme
-            try:
-                with closing(Harness(under_test)) as harness:
-                    check(harness)
-            except NotApplicable:
-                continue
-            except Exception as error:  # noqa: BLE001 - any error means that the check failed, and is reported
-                errors.append(error)
-                text = str(error) if isinstance(error, BrokenPromise) else repr(error)
-                failed.append(f"{scheme}: {check.__name__.replace('_', ' ')}: {text}")
-    if failed:
-        raise BrokenPromise("\n".join(failed)) from errors[0]
+    run_checks(checks, factory, Harness, lambda under_test: f"{under_test.transport.scheme}: ")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 
+from telegrad.testing.contract import BrokenPromise, NotApplicable
 from telegrad.testing.transport_contract.harness import (
     PATIENCE,
-    BrokenPromise,
     Check,
     Harness,
-    NotApplicable,
     expect,
     expect_same,
     queue_bulk,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from telegrad.errors import ProtocolError
+from telegrad.testing.contract import BrokenPromise
 from telegrad.transport.base import Link, LinkClosed, Listener, Poller, Ready, Transport
 from telegrad.wire.frames import BULK_CHUNK, CHUNK, Frame, Kind, Limits, lane_of
 
@@ -24,14 +25,6 @@ SHORT = 0.03
 _QUEUED = 50 * 1024 * 1024  # more bytes than any socket buffers
 
 T = TypeVar("T")
-
-
-class BrokenPromise(AssertionError):
-    """A transport violates the contract in `telegrad.transport.base`."""
-
-
-class NotApplicable(Exception):
-    """A check has nothing to test on this transport, because it lacks an optional ability."""
 
 
 @dataclass(frozen=True)

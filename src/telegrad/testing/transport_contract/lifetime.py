@@ -7,9 +7,9 @@ import time
 import warnings
 
 from telegrad.errors import ProtocolError
+from telegrad.testing.contract import BrokenPromise
 from telegrad.testing.transport_contract.harness import (
     PATIENCE,
-    BrokenPromise,
     Check,
     Harness,
     allocate,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
+from telegrad.testing.contract import NotApplicable
 from telegrad.testing.transport_contract.harness import (
     PATIENCE,
     Check,
     Harness,
-    NotApplicable,
     check_deadline,
     check_wake,
     expect,

@@ -171,15 +171,15 @@ class Program:
         elif action.kind == "share" and action.flag:
             future = rpc.rpc_async(route[0], "@use", (key, value, handle), timeout=0)
             if action.count > 2:  # dropped at once: the message is in flight, and must keep the value alive
-                self._mine.remove((value, handle))
+                self._forget(value, handle)
                 del handle
             self._check_value(value, future.wait())
             world.has_returned(key)
         elif action.kind == "share":
             rpc.rpc_sync(route[0], "@keep", (key, value, handle), timeout=0)
             world.has_returned(key)
-            if action.count > 2 and (value, handle) in self._mine:  # the other one keeps the value alive
-                self._mine.remove((value, handle))
+            if action.count > 2:  # the other one keeps the value alive
+                self._forget(value, handle)
         elif action.kind == "pass on":
             back = rpc.rpc_sync(route[0], "@pass_on", (key, value, route[1:], handle), timeout=0)
             world.has_returned(key)
@@ -187,6 +187,11 @@ class Program:
             self._check_value(value, back.to_here(timeout=0))
         else:
             self._note(action, value, handle)
+
+    def _forget(self, value: str, handle: Handle) -> None:
+        """Hold a reference no longer. Another program of this worker may have dropped it meanwhile."""
+        if (value, handle) in self._mine:
+            self._mine.remove((value, handle))
 
     def _check_value(self, value: str, got: object) -> None:
         if str(got) not in (f"value of {value}", value):

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from collections import Counter
+from typing import Any, cast
+
+import torch
 
 from telegrad.agent.agent import Agent
+from telegrad.backward.contexts import DistAutogradContext
+from telegrad.calls.call import Call, Served
+from telegrad.futures import Future
+from telegrad.protocol.backward import BackwardPass
+from telegrad.protocol.membership import State
 from telegrad.protocol.session_events import SessionState
+from telegrad.rref.handle import RRef
 from telegrad.testing.universe.world import World
+from telegrad.wire.frames import Message
 
 SETTLING = 400.0
 """Seconds of virtual time after which nothing may be left. A session is lost after a minute without its peer."""
 CONNECTING = 15.0
 """Seconds in which an attempt to connect to a worker that does not answer has ended."""
 _OF_AUTOGRAD = ("num_autograd_contexts", "num_current_backward_passes", "sends", "recvs")
+_OF_CALLS = (Served, Future, RRef, DistAutogradContext, BackwardPass, Message)
 
 
 def left_behind(agent: Agent) -> dict[str, Any]:
@@ -38,8 +49,11 @@ def left_behind(agent: Agent) -> dict[str, Any]:
                 left[f"{name}: state"] = channel.session.state.value
             elif channel.session.unacked[0]:
                 left[f"{name}: frames"] = channel.session.unacked
-    if agent.collectives.root._pending:
-        left["collectives"] = list(agent.collectives.root._pending)
+            in_flight, served = channel.credits.in_use()
+            if (in_flight or served) and not channel.session.state.is_over:
+                left[f"{name}: credits"] = in_flight, served
+    if agent.collectives.node._pending:
+        left["collectives"] = list(agent.collectives.node._pending)
     timers = sum(timer.action is not None for _, _, timer in agent.executor.timers.heap)
     if timers > 4 * channels + 8:
         left["timers"] = timers
@@ -65,6 +79,32 @@ def settle(world: World) -> None:
             gc.collect()  # references in exceptions, and in calls that have ended, may be in cycles
 
 
+def check_memory(world: World) -> None:
+    """Check that no object of a call, pass or reference is in memory. What ended workers held is, so there are none."""
+    if world.started != len(world.live()):
+        return
+    world.weights.clear()
+    kept: Counter[str] = Counter()
+    for pause in (0.0, 0.1, 5.0):  # tasks that free something may still be due
+        world.sim.sleep(pause)
+        gc.collect()
+        # These are the objects of this universe: all others are frozen.
+        kept = Counter(type(item).__name__ for item in gc.get_objects() if _must_be_gone(world, item))
+        if not kept:
+            return
+    world.violated(f"objects are kept although nothing runs: {dict(kept)}")
+
+
+def _must_be_gone(world: World, item: object) -> bool:
+    kind = type(item)
+    if kind is Call:
+        return cast("Call", item).message is not None
+    if kind is torch.Tensor and world.plan.autograd_program is None:  # such a program keeps its leaves
+        tensor = cast("torch.Tensor", item)
+        return not (tensor.is_leaf and not tensor.dim())  # the anchors of received tensors are kept for the next ones
+    return kind in _OF_CALLS
+
+
 def check_record(world: World) -> None:
     """Check that what returned ran once, and nothing ran twice."""
     for key in world.returned:
@@ -73,10 +113,21 @@ def check_record(world: World) -> None:
 
 
 def check_membership(world: World) -> None:
-    """Check that no two members know different incarnations of a worker in the same generation."""
-    for agent in world.live().values():
+    """Check that no two members know different incarnations of a worker in the same generation.
+
+    If all could always reach each other, everybody knows all that are there.
+    """
+    live = world.live()
+    for agent in live.values():
         for member in agent.peers.members.all():
             world.admitted(member.identity)
+    if world.anyone or world.is_apart:
+        return
+    for here, agent in live.items():
+        for name, other in live.items():
+            known = agent.peers.members.find(name)
+            if known is None or known.identity.incarnation != other.me.incarnation or known.state is not State.ALIVE:
+                world.violated(f"{here} does not know that {name} is there: {known}")
 
 
 def check_threads(world: World) -> None:

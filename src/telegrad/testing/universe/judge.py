@@ -11,10 +11,12 @@ from telegrad.errors import (
     CallError,
     DeadlineExceeded,
     FunctionNotFound,
+    GroupsDiffer,
     NotInitialized,
     ReferenceGone,
     RemoteError,
     TelegradError,
+    UnknownWorker,
     WorkerLost,
     WorkersFailed,
 )
@@ -40,13 +42,14 @@ def objection(
     if isinstance(error, WorkersFailed):
         found = [objection(world, inner, here=here, may_be_late=may_be_late) for inner in error.errors.values()]
         return next(filter(None, found), "") if found else "WorkersFailed without errors"
-    if isinstance(error, NotInitialized):
-        return "" if here in world.suspects else f"{here} had not left the group"
+    if isinstance(error, NotInitialized):  # of this worker, or of one that left while it ran a function for this one
+        left = here in world.suspects or any(repr(worker) in str(error) for worker in world.suspects)
+        return "" if left else f"{here} had not left the group"
     if here in world.gone:
         return ""  # it left
     may_lose = bool(world.suspects) or world.anyone
     if isinstance(error, WorkerLost):
-        if error.worker not in world.plan.workers:
+        if error.worker not in (*world.plan.workers, *world.joined):
             return f"it names no worker ({error.worker!r})"
         return "" if world.anyone or error.worker in world.suspects else f"nothing had happened to {error.worker}"
     if isinstance(error, DeadlineExceeded):
@@ -62,6 +65,12 @@ def objection(
         return "" if may_lose and named else "it names no worker that was lost"
     if isinstance(error, FunctionNotFound):
         return "" if world.replaced else "the function was registered"
+    if isinstance(error, UnknownWorker):
+        may_differ = world.anyone or world.is_apart or bool(world.starting)
+        return "" if world.joined and may_differ else "every worker knows all that have joined"
+    if isinstance(error, GroupsDiffer):
+        differs = (world.replaced or world.joined) and (world.anyone or world.is_apart)
+        return "" if differs else "all could tell each other who is in the group"
     if isinstance(error, AuthenticationError):
         return "" if may_lose else "every worker knows the token"
     if isinstance(error, CallError) and type(error) is CallError:

@@ -17,6 +17,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 
+from telegrad.agent.agent import Agent
 from telegrad.testing.scheduler import Scheduler, SimRuntime
 from telegrad.testing.simulation import Faults, SimNetwork, Simulation
 from telegrad.transport.base import Link
@@ -171,6 +172,11 @@ class UniverseSimulation(Simulation):
         return UniverseTransport(self.network, resumable=self.resumable, origin=address)
 
 
-def address(name: str) -> str:
-    """Return the address of a worker."""
-    return f"memory://{name}"
+def address(place: str) -> str:
+    """Return the address of a worker in a place."""
+    return f"memory://{place}"
+
+
+def place_of(agent: Agent) -> str:
+    """Return the place in which a worker runs."""
+    return agent.me.addresses[0].removeprefix("memory://")

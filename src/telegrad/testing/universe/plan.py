@@ -98,11 +98,22 @@ class Plan:
     """The seed of a program of `telegrad.testing.programs` that runs on some of the workers."""
     faults: tuple[Fault, ...] = field(default=())
 
+    @property
+    def fan_out(self) -> int:
+        """How many members are below each one in the trees of collectives. 16: they are stars."""
+        return random.Random(f"fan-out {self.seed}").choice((1, 2, 3, 16))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether workers with new names may join the group: some do."""
+        return any(fault.kind in ("join", "visit") for fault in self.faults)
+
     def __str__(self) -> str:
         network = "tcp" if self.resumable else "unix"
         lines = [
             f"seed {self.seed}: {len(self.workers)} workers over {network}, delays up to {self.longest_delay:g} s, "
             f"{self.credits} credits, timeout {self.rpc_timeout:g}{', lanes reorder' if self.reorders else ''}"
+            f"{', open' if self.is_open else ''}, fan-out {self.fan_out}"
         ]
         lines += [f"  {worker}: {'; '.join(map(str, actions))}" for worker, actions in self.programs]
         lines += [f"  gather of {' '.join(members)}" for members in self.gathers]
@@ -119,7 +130,7 @@ def draw_plan(seed: int) -> Plan:
     resumable = draw.random() < 0.85
     starters = draw.sample(workers, draw.randint(1, min(3, len(workers))))
     programs = tuple(
-        (worker, tuple(_draw_action(draw, workers) for _ in range(draw.randint(1, 6)))) for worker in starters
+        (worker, tuple(draw_action(draw, workers) for _ in range(draw.randint(1, 6)))) for worker in starters
     )
     gathers = tuple(
         tuple(sorted(draw.sample(workers, draw.randint(2, min(4, len(workers))))))
@@ -134,6 +145,7 @@ def draw_plan(seed: int) -> Plan:
     apart = random.Random(f"usurpation {seed}")
     if resumable and not short and len(workers) > 2 and apart.random() < 0.05:
         faults.append(Fault(0.01 * apart.random(), "usurpation", (apart.choice(workers),), 140.0))
+    faults += _draw_newcomers(random.Random(f"newcomers {seed}"), workers, resumable and not short)
     return Plan(
         seed,
         workers,
@@ -150,7 +162,26 @@ def draw_plan(seed: int) -> Plan:
     )
 
 
-def _draw_action(draw: random.Random, workers: tuple[str, ...]) -> Action:
+def _draw_newcomers(draw: random.Random, workers: tuple[str, ...], may_part: bool) -> list[Fault]:
+    """Draw workers that join an open group under new names. Most groups are not open."""
+    if draw.random() > 0.15:
+        return []
+    scale = draw.choice((0.01, 0.05, 0.3))
+    faults = []
+    for number in range(draw.choice((1, 1, 2, 3))):
+        name, at = f"n{number}", scale * draw.random()
+        kind = draw.choice(("join", "join", "visit"))
+        seconds = draw.choice((0.02, 0.5, 10.0) if kind == "visit" else (0.0, 0.0, 0.05, 1.0)) * draw.random()
+        faults.append(Fault(at, kind, (name,), seconds))
+        if may_part and draw.random() < 0.2:
+            apart = draw.choice((0.5, 12.0, 80.0)) * draw.random()
+            when = at * draw.uniform(0.5, 1.5)
+            faults.append(Fault(when, draw.choice(("partition", "one-way")), (name, draw.choice(workers)), apart))
+    return faults
+
+
+def draw_action(draw: random.Random, workers: tuple[str, ...]) -> Action:
+    """Draw something that a program does, with some of these workers."""
     kind = draw.choices(list(_ACTIONS), list(_ACTIONS.values()))[0]
     count = draw.randint(1, 4)
     targets = tuple(draw.choice(workers) for _ in range(draw.randint(1, 3)))

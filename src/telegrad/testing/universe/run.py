@@ -16,10 +16,10 @@ from telegrad.testing.programs import chosen, differences, draw_program, make_le
 from telegrad.testing.scheduler import SimulationStuck
 from telegrad.testing.simulation import Faults
 from telegrad.testing.universe.actions import Program
-from telegrad.testing.universe.checker import check_membership, check_record, check_threads, settle
+from telegrad.testing.universe.checker import check_membership, check_memory, check_record, check_threads, settle
 from telegrad.testing.universe.injector import Injector
 from telegrad.testing.universe.judge import objection
-from telegrad.testing.universe.network import UniverseSimulation
+from telegrad.testing.universe.network import UniverseSimulation, place_of
 from telegrad.testing.universe.plan import Action, Plan, draw_plan
 from telegrad.testing.universe.services import Services
 from telegrad.testing.universe.world import Violated, World
@@ -56,16 +56,33 @@ def _warm_up() -> None:
 
 
 def run_plan(plan: Plan) -> Report:
-    """Run a universe."""
-    settings = AgentSettings(rpc_timeout=plan.rpc_timeout, session=SessionSettings(request_credits=plan.credits))
-    faults = Faults(longest_delay=plan.longest_delay)
-    sim = UniverseSimulation(plan.seed, plan.workers, faults=faults, resumable=plan.resumable, settings=settings)
-    sim.network.reorders = plan.reorders
-    world = World(plan, sim)
+    """Run a universe. Raises `Violated`, with the story, if a promise was broken."""
     # When garbage is collected must not depend on what ran before. Frozen objects make a collection fast.
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()
+    try:
+        result = _run(plan)
+    finally:
+        gc.collect()  # the universe, which no frame refers to: the next one would freeze it, and keep it for ever
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+    if isinstance(result, str):
+        raise Violated(result)
+    return result
+
+
+def _run(plan: Plan) -> Report | str:
+    """Run a universe. Returns its description if a promise was broken: an error would keep the universe alive."""
+    session = SessionSettings(request_credits=plan.credits)
+    settings = AgentSettings(rpc_timeout=plan.rpc_timeout, session=session, fan_out=plan.fan_out)
+    faults = Faults(longest_delay=plan.longest_delay)
+    sim = UniverseSimulation(
+        plan.seed, plan.workers, faults=faults, resumable=plan.resumable, settings=settings, is_open=plan.is_open
+    )
+    sim.network.reorders = plan.reorders
+    world = World(plan, sim)
     try:
         with sim:
             sim.run(_Run(world).main)
@@ -75,12 +92,8 @@ def run_plan(plan: Plan) -> Report:
         world.violations.append(f"{error}: {error.__cause__!r}")
     finally:
         world.end()
-        gc.collect()
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
     if world.violations:
-        raise Violated(describe(world))
+        return describe(world)
     counts = world.counts + Counter(sim.network.counts)
     return Report(plan, counts, str(world.story), sim.network.fingerprint, sim.scheduler.now)
 
@@ -127,13 +140,16 @@ class _Run:
             world.violated("the faults do not end")
         self._join("programs of restarted workers")
         injector.calm_down()
-        for agent in world.former:
-            world.threads.append(world.sim.scheduler.start(agent.me.name, "close", agent.close))
+        for agent in world.sim.replaced:
+            world.threads.append(world.sim.scheduler.start(place_of(agent), "close", agent.close))
         self._join("workers that were replaced")
         world.mine.clear()
         world.kept.clear()
         if not world.violations:
             settle(world)
+        self._call_again()
+        if not world.violations:
+            check_memory(world)
         check_record(world)
         check_membership(world)
         if world.violations:
@@ -144,6 +160,17 @@ class _Run:
         self._join("shutdowns")
         if not world.violations:
             check_threads(world)
+
+    def _call_again(self) -> None:
+        """Let one worker call some others, when the faults are over: what is not lost must work again."""
+        world = self._world
+        here, *others = world.sim.random.sample(sorted(world.live()), min(3, len(world.live()))) or [""]
+        known = [other for other in others if world.live()[here].peers.members.find(other) is not None]
+        if known:
+            action = Action("calls", tuple(known), count=3)
+            world.threads.append(world.spawn(here, partial(Program(world, here, 12).run, (action,))))
+            self._join("calls after the faults")
+            settle(world)
 
     def _join(self, what: str) -> None:
         world = self._world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +55,10 @@ class Services:
     def __init__(self, world: World, agent: Agent) -> None:
         self._world = world
         self._name = agent.me.name
+        world.started += 1
         for name in ("hop", "fail", "later", "make", "keep", "use", "pass_on", "weight", "scaled"):
             agent.register(name, getattr(self, name))
+        agent.peers.members.on_lost(partial(world.lost, agent))
 
     def hop(self, key: str, route: list[str], load: bytes) -> list[str]:
         """Call on along a route, and return the workers that were reached."""

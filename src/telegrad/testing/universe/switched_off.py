@@ -12,8 +12,8 @@ from typing import Any
 from unittest import mock
 
 from telegrad.backward import island_engine
-from telegrad.backward.nodes import chain_gates
-from telegrad.protocol.backward import BackwardPass
+from telegrad.backward.gates import chain_gates
+from telegrad.protocol.backward import BackwardPass, IdleReport
 from telegrad.protocol.lanes import Lanes
 from telegrad.protocol.membership import Admission, Identity, Member, Membership, State
 from telegrad.protocol.ownership import Ownership
@@ -44,6 +44,12 @@ def _acknowledge_at_once(self: Termination[Any], ticket: Any, sender: Any = None
     return [ticket]
 
 
+def _report_nothing(self: BackwardPass[Any]) -> None:
+    """Report that no island waits for gradients, whether one does or not."""
+    self._number += 1
+    self._reports[self.me] = IdleReport(self._number, False)
+
+
 def _drop_at_once(self: Ownership, fork: Any, held: Any) -> list[Any]:
     """Delete a fork although the owner may not know the forks that were made from it."""
     for child in held.children:
@@ -54,7 +60,7 @@ def _drop_at_once(self: Ownership, fork: Any, held: Any) -> list[Any]:
 
 def _admit_any(self: Membership, identity: Identity, now: float) -> Admission:
     """Let any incarnation take the place of any other, also an older one."""
-    member = self._members.get(identity.name)
+    member = self.find(identity.name)
     if member is None or identity.name == self.me.name or member.identity.incarnation == identity.incarnation:
         return _admit(self, identity, now)
     self._members[identity.name] = Member(identity, State.ALIVE, now)
@@ -75,7 +81,7 @@ RULES: dict[str, list[Patch]] = {
     "duplicate-drop": [(Lanes, "received", _deliver_duplicates)],
     "resend": [(Lanes, "_retransmissions", _resend_nothing)],
     "ack-rule": [(Termination, "received", _acknowledge_at_once)],
-    "probe": [(BackwardPass, "partly_fed", lambda self: False)],
+    "probe": [(BackwardPass, "_report", _report_nothing)],
     "gate-order": [(island_engine, "chain_gates", _reversed_gates)],
     "reference-confirm": [(Ownership, "_delete", _drop_at_once)],
     "incarnation-check": [(Membership, "admit", _admit_any)],

@@ -75,6 +75,8 @@ class Training:
             if agent is None or owner in self._world.suspects:
                 continue
             there = agent.autograd.contexts.get(context)
+            if there is None and (self._world.anyone or self._worker in self._world.suspects):
+                continue  # this worker was lost to the owner after the pass, and learns it with its next call
             got = None if there is None else there.gradients.get(self._world.weights[self.key, owner])
             self._compare(f"the gradient of {self.key} on {owner}", got, expected.grad)
 

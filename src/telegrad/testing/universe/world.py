@@ -10,6 +10,7 @@ import torch
 
 from telegrad.agent.agent import Agent
 from telegrad.connection.members import Described
+from telegrad.protocol.membership import Member
 from telegrad.rref.handle import RRef
 from telegrad.testing.scheduler import SimThread
 from telegrad.testing.universe.network import UniverseSimulation
@@ -40,6 +41,15 @@ class World:
         """The workers that were killed or left, and did not return."""
         self.replaced: set[str] = set()
         """The workers that were started again."""
+        self.joined: set[str] = set()
+        """The workers that joined under new names, or are about to."""
+        self.ready = set(plan.workers)
+        """The workers that are in the group, or were."""
+        self.starting: set[str] = set()
+        """The places in which processes are about to join. They serve calls, and may not know everybody yet."""
+        self.is_apart = False
+        """Whether workers could not reach each other, or only late: they may know different groups."""
+        self._losses: set[tuple[int, int]] = set()  # incarnations: who told the program that it had lost whom
         self._admitted: dict[tuple[str, int], int] = {}  # name and generation -> incarnation
         self.ran: Counter[str] = Counter()
         self.returned: set[str] = set()
@@ -54,12 +64,12 @@ class World:
         self.weights: dict[tuple[str, str], torch.Tensor] = {}
         """By training and owner: the parameter."""
         self.counts: Counter[str] = Counter()
-        self.former: list[Agent] = []
-        """Agents that were replaced while they were alive."""
         self.threads: list[SimThread] = []
         """The programs that run."""
         self.is_over = False
         """Whether the checks are done: what follows, while threads are unwound, says nothing."""
+        self.started = 0
+        """How many processes were started, whether they live or not."""
         self._graveyard: list[object] = []
         self._keys = 0
 
@@ -98,6 +108,7 @@ class World:
         if not fault.may_lose(self.plan.resumable):
             return
         self.suspects.update(fault.workers)
+        self.is_apart = self.is_apart or fault.kind not in ("kill", "restart", "rejoin", "leave")
         if fault.kind in ("jump", "freeze", "slow", "harsh noise"):
             self.anyone = True
 
@@ -109,6 +120,16 @@ class World:
                 f"two incarnations of {worker.name} were admitted in generation {worker.generation}: "
                 f"{first:x} and {worker.incarnation:x}"
             )
+
+    def lost(self, agent: Agent, member: Member, reason: str) -> None:
+        """Record that a worker told its program of the loss of another one."""
+        name, here = member.identity.name, agent.me.name
+        loss = agent.me.incarnation, member.identity.incarnation
+        if loss in self._losses:
+            self.violated(f"{here} was told twice that it had lost {name}")
+        self._losses.add(loss)
+        if not self.anyone and self.suspects.isdisjoint((name, here)):
+            self.violated(f"{here} was told that it had lost {name}, to which nothing had happened: {reason}")
 
     def bury(self, name: str, agent: Agent) -> None:
         """Keep what a worker that is gone held: nothing of it may run again, not even a destructor."""

@@ -1,0 +1,313 @@
+"""The rounds of a graceful shutdown at one worker: collects reports from below, passes them on, and answers.
+
+Rounds have the same numbers on all workers, and go on without workers that are gone: the tree changes with them
+(`telegrad.protocol.collective_tree`). The rules:
+
+1. When somebody at or below a worker comes to a round, the worker *enters* the round at its parent. When all below it
+   have reported, it sends the sum there. The root then knows what all say, and the answers carry it back down.
+2. Whoever is not a child, as this worker knows the group, is sent away with None, and asks again after a moment: it, or
+   this worker, has not heard of a loss or of a replacement yet. If the parent is lost, the sum is sent to the next.
+3. Two workers that have lost each other, while others have not, know different trees for ever. So a child says whom it
+   holds for the parent of its parent. A parent for which that stays wrong for some seconds sends the child away with
+   DETACHED, and the child reports to the one that it has named, which takes it if it holds the parent for gone.
+4. A worker remembers the result of the last round, for children whose parent is lost before it has answered them.
+5. Whoever comes to a round when another has come to a later one gets an empty dict: the round is over, and nobody will
+   complete it. The workers that wait in it get the same, and go on to the next round, too.
+6. If a launcher starts dead workers again, the others wait for those for some time.
+7. A worker that is closing answers nobody: the others find it gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any, NamedTuple
+
+from telegrad.calls.collective_messages import (
+    DETACHED,
+    SHUTDOWN,
+    CallUp,
+    Expire,
+    PendingRound,
+    Respond,
+    Round,
+    Stage,
+    WaitsFor,
+)
+from telegrad.calls.collective_node import CHECK, connect_to
+from telegrad.connection.local_worker import LocalWorker
+from telegrad.connection.peer_table import Peer, PeerTable
+from telegrad.connection.peers import Peers
+from telegrad.errors import NotInitialized, ProtocolError, WorkerLost
+from telegrad.execution.timers import Timer
+from telegrad.protocol.collective_tree import Tree, static_children
+from telegrad.protocol.shutdown_report import Report, from_plain, to_plain, total
+
+DETACH = 5.0
+"""Seconds for which a child and its parent may know different groups before the child is told to avoid its parent."""
+PAUSE = 0.1
+"""Seconds after which a worker that was sent away asks again."""
+MISSED: dict[str, Any] = {}
+"""The answer to a round that is over, and was not completed."""
+
+
+class _Answer(NamedTuple):
+    name: str
+    """The child that is answered, or this worker."""
+    answer: Respond
+    above: int | None
+    """What the child holds for the id of this worker's parent."""
+    came: float
+
+
+class _Round:
+    def __init__(self, key: Round, timeout: float | None, now: float) -> None:
+        self.key = key
+        self.began = now
+        self.timeout = timeout
+        self.reports: dict[str, Report] = {}
+        self.answers: list[_Answer] = []
+        self.entered_at = ""
+        """The name of the parent that knows of the round."""
+        self.passed_to = ""
+        """The name of the parent that has the sum."""
+        self.timers: dict[str, Timer] = {}
+
+
+class ShutdownRounds:
+    """The rounds that this worker takes part in."""
+
+    def __init__(self, local: LocalWorker, peers: Peers, call_up: CallUp, expire: Expire) -> None:
+        self._local = local
+        self._peers = peers
+        self._call_up = call_up
+        self._expire = expire
+        self._fan_out = local.settings.fan_out
+        self._lock = threading.Lock()  # protects the three below
+        self.latest = 0
+        """The number of the latest round that a worker has come to here."""
+        self._round: _Round | None = None
+        self._result: object = MISSED  # of round `latest`, if it has ended here
+        self._avoided: frozenset[str] = frozenset()  # workers that have another parent than this one knows of
+
+    # -- the tree -----------------------------------------------------------------------------------------------
+
+    def _tree(self) -> tuple[Tree, PeerTable, int]:
+        """Return the tree as this worker knows it, all workers, and its own number in the tree."""
+        peers, avoided = self._peers.table, self._avoided
+
+        def is_gone(member: int) -> bool:
+            return peers.is_gone(member) or (bool(avoided) and peers.at(member).record.name in avoided)
+
+        return Tree(len(peers), is_gone, self._fan_out), peers, peers.place_of(self._local.me.id)
+
+    def above(self, target: Peer) -> int:
+        """Return the id of the parent of a worker, as this one knows the group; -1 if it is the root."""
+        tree, peers, _ = self._tree()
+        parent = tree.parent(peers.place_of(target.record.id))
+        return -1 if parent is None else peers.at(parent).record.id
+
+    def avoid(self, name: str | None) -> None:
+        """Do not report to this worker in addition to others; None: to all again."""
+        if name is not None or self._avoided:
+            self._avoided = frozenset() if name is None else self._avoided | {name}
+
+    def target(self) -> Peer:
+        """Return the worker to which this one reports: itself, unless it is a leaf of the tree."""
+        tree, peers, place = self._tree()
+        parent = tree.parent(place)
+        if self._local.closed:
+            raise NotInitialized(f"worker {self._local.name!r} cannot take part in a shutdown: {self._local.closed}")
+        return peers.at(place if parent is None or static_children(place, len(peers), self._fan_out) else parent)
+
+    def _awaited(self, tree: Tree, peers: PeerTable, place: int) -> list[str]:
+        """Return the names of those who have to report to this worker."""
+        members = [place, *tree.children(place)]
+        members += [other for other in tree.gone_between(place) if self._returns(peers.at(other))]
+        return [peers.at(member).record.name for member in members]
+
+    def _returns(self, peer: Peer) -> bool:
+        """Return whether a worker that is gone is about to be started again, by the launcher."""
+        awaited = self._local.settings.awaited_replacement
+        return peer.failed_at is not None and self._local.runtime.now() < peer.failed_at + awaited
+
+    # -- reports ------------------------------------------------------------------------------------------------
+
+    def arrive(
+        self,
+        answer: Respond,
+        name: str,
+        number: int,
+        stage: Stage,
+        value: object,
+        timeout: float | None,
+        above: int | None = None,
+    ) -> None:
+        """Take what a worker says, and answer when the round has ended."""
+        report = None if stage is Stage.ENTER else self._report_of(name, value)
+        missed = current = None
+        result: object = MISSED
+        with self._lock:
+            if number > self.latest:
+                missed, self.latest, self._result = self._round, number, MISSED
+                current = self._round = self._begin(number, timeout)
+            elif number == self.latest and self._round is not None:
+                current = self._round
+            elif number == self.latest:
+                result = self._result
+            if current is not None:
+                above = None if name == self._local.name else above
+                current.answers.append(_Answer(name, answer, above, self._local.runtime.now()))
+                if report is not None:
+                    current.reports[name] = report
+        if missed is not None:
+            self._answer(missed, MISSED, None)
+        if current is None:
+            answer(result, None)
+        else:
+            self.look()
+
+    def _begin(self, number: int, timeout: float | None) -> _Round:
+        now, timers = self._local.runtime.now(), self._local.executor.timers
+        current = _Round(Round(SHUTDOWN, number, b""), timeout, now)
+        if timeout:
+            expire = partial(self._expire, current.key, timeout, partial(self._fail, current))
+            current.timers["timeout"] = timers.at(now + timeout, expire)
+        current.timers["check"] = timers.at(now + CHECK, partial(self._check, current))
+        return current
+
+    def _report_of(self, name: str, value: object) -> Report:
+        try:
+            return from_plain(value, len(self._peers.table))
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"worker {name!r} sent a malformed message about its shutdown: {error}") from error
+
+    def look(self) -> None:
+        """Pass the reports on, or answer, if all have come. Send those away that are not children any more."""
+        if self._local.closed:
+            return
+        tree, peers, place = self._tree()
+        above = tree.parent(place)
+        parent, parent_id = ("", -1) if above is None else (peers.at(above).record.name, peers.at(above).record.id)
+        latest = self._local.runtime.now() - DETACH
+        with self._lock:
+            current = self._round
+            if current is None:
+                return
+            awaited = self._awaited(tree, peers, place)
+            away: list[tuple[_Answer, str | None]] = [
+                (each, None) for each in current.answers if each.name not in awaited
+            ]
+            if not parent or parent != current.passed_to:  # else their reports are on their way
+                detached = [
+                    each
+                    for each in current.answers
+                    if each.name in awaited and each.above not in (None, parent_id) and each.came <= latest
+                ]
+                away += [(each, DETACHED) for each in detached]
+                for each in detached:
+                    current.reports.pop(each.name, None)
+            gone = {id(each) for each, _ in away}
+            current.answers = [each for each in current.answers if id(each) not in gone]
+            current.reports = {name: report for name, report in current.reports.items() if name in awaited}
+            is_complete = len(current.reports) == len(awaited)
+            enters = bool(parent) and parent not in (current.entered_at, current.passed_to)
+            passes_on = bool(parent) and is_complete and parent != current.passed_to
+            current.entered_at = parent if enters else current.entered_at
+            current.passed_to = parent if passes_on else current.passed_to
+            report = total(current.reports.values()) if is_complete else None
+        for each, result in away:
+            each.answer(result, None)
+        if enters and not passes_on:
+            self._send_up(current, parent, Stage.ENTER, None)
+        if passes_on and report is not None:
+            self._send_up(current, parent, Stage.SUBTREE, to_plain(report))
+        if not parent and report is not None:
+            self._end(current, (report.busy, report.made, report.settled))
+
+    # -- the parent ---------------------------------------------------------------------------------------------
+
+    def _send_up(self, current: _Round, parent: str, stage: Stage, value: object) -> None:
+        above = self.above(self._peers.find(parent))
+        arguments = (*current.key, value, current.timeout, True, current.key.number, int(stage), above)
+        self._call_up(parent, arguments, partial(self._answered, current, parent))
+
+    def _answered(self, current: _Round, parent: str, value: object, error: Exception | None) -> None:
+        if self._local.closed:
+            return
+        if isinstance(error, WorkerLost) and error.worker == parent:
+            self._ask_again(current, parent)
+        elif error is not None:
+            self._fail(current, error)
+        elif value is None or value == DETACHED:
+            self.avoid(parent if value == DETACHED else None)
+            again = self._local.runtime.now() + PAUSE
+            self._local.executor.timers.at(again, partial(self._ask_again, current, parent))
+        else:
+            self._end(current, value)
+
+    def _ask_again(self, current: _Round, parent: str) -> None:
+        with self._lock:
+            current.entered_at = "" if current.entered_at == parent else current.entered_at
+            current.passed_to = "" if current.passed_to == parent else current.passed_to
+        self.look()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _check(self, current: _Round) -> None:
+        """Look again, and connect to children without a connection: one of them may have died unnoticed."""
+        self.look()
+        tree, peers, place = self._tree()
+        with self._lock:
+            if self._round is not current:
+                return
+            again = self._local.runtime.now() + CHECK
+            current.timers["check"] = self._local.executor.timers.at(again, partial(self._check, current))
+        connect_to(self._local, self._peers, [peers.at(child).record.name for child in tree.children(place)])
+
+    def pending(self) -> list[PendingRound]:
+        """Return the round that waits here, if there is one."""
+        tree, peers, place = self._tree()
+        awaited = self._awaited(tree, peers, place)
+        with self._lock:
+            current = self._round
+            if current is None:
+                return []
+            above = current.passed_to or current.entered_at
+            missing = sorted(set(awaited) - current.reports.keys()) or ([above] if above else [])
+            return [PendingRound(current.key, current.began, missing, [each.answer for each in current.answers])]
+
+    def waits_for(self, key: Round) -> WaitsFor:
+        """Return the workers that a round waits for here, and whom to ask for others."""
+        tree, peers, place = self._tree()
+        with self._lock:
+            current = self._round
+            if current is None or current.key != key:
+                return WaitsFor([], [], None)
+            missing = set(self._awaited(tree, peers, place)).difference(current.reports)
+        size = len(peers)
+        inner = [
+            peers.at(child).record.name
+            for child in tree.children(place)
+            if peers.at(child).record.name in missing and static_children(child, size, self._fan_out)
+        ]
+        above = tree.parent(place)
+        parent = None if above is None else peers.at(above).record.name
+        return WaitsFor(sorted(missing.difference(inner)), sorted(inner), parent)
+
+    def _fail(self, current: _Round, error: Exception) -> None:
+        self._end(current, MISSED, error)
+
+    def _end(self, current: _Round, result: object, error: Exception | None = None) -> None:
+        with self._lock:
+            if self._round is not current:
+                return
+            self._round, self._result = None, result
+        self._answer(current, result, error)
+
+    def _answer(self, current: _Round, result: object, error: Exception | None) -> None:
+        for timer in current.timers.values():
+            self._local.executor.timers.cancel(timer)
+        # This worker last: once it has its reply it may leave, and by then the others must have theirs.
+        for each in sorted(current.answers, key=lambda each: each.name == self._local.name):
+            each.answer(result, error)

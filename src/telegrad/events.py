@@ -1,0 +1,112 @@
+"""What an agent has done lately, in a ring: one plain tuple for each call, pass, connection and so on, when it ends.
+
+Recording must cost next to nothing, because it is on by default: an event is one tuple in a `collections.deque`. What
+is in progress is not recorded at all, since whoever looks finds it in the tables of the agent. `telegrad.observe` turns
+the tuples into `telegrad.observe.model.Event`, whose fields are in the same order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+CALL, SERVE, PASS, ISLAND, GATE, PROBE = "call", "serve", "pass", "island", "gate", "probe"
+GRADIENT_SENT, GRADIENT_ARRIVED, CONTEXT, STEP = "gradient-sent", "gradient-arrived", "context", "step"
+REFERENCE, CONNECTION, MEMBER, COLLECTIVE = "reference", "connection", "member", "collective"
+
+DEFAULT_SIZE = 8192
+_TORN = 256  # so many later events after a missing one: it will not come any more
+
+Entry = tuple[Any, ...]
+"""Number, kind, began, ended, id, peer, what, context, pass, parent, outcome, size, received, thread, marks."""
+
+
+class EventRing:
+    """The latest events of one agent.
+
+    >>> ring = EventRing(2)
+    >>> for what in "abc":
+    ...     ring.record("member", 1.0, 1.0, what=what)
+    >>> entries, following, dropped = ring.since(0)
+    >>> [entry[6] for entry in entries], following, dropped
+    (['b', 'c'], 3, 1)
+    """
+
+    def __init__(self, size: int = DEFAULT_SIZE) -> None:
+        self.on = size > 0
+        """Whether events are recorded."""
+        self._entries: deque[Entry] = deque(maxlen=size)
+        # Both are single operations of the interpreter, so no lock is needed. Hot paths call them directly.
+        self.next = itertools.count().__next__
+        self.append: Callable[[Entry], None] = self._entries.append
+        self._listeners: tuple[Callable[[Entry], None], ...] = ()
+
+    def record(
+        self,
+        kind: str,
+        began: float,
+        ended: float,
+        number: int = 0,
+        *,
+        peer: str = "",
+        what: str = "",
+        context: int = 0,
+        pass_id: int = 0,
+        outcome: str = "",
+        size: int = 0,
+        received: int = 0,
+        thread: int = 0,
+        marks: tuple[float, ...] = (),
+    ) -> None:
+        """Record an event. `number` is the id of what it is about."""
+        if self.on:
+            thread = thread or get_ident()
+            entry = (kind, began, ended, number, peer, what, context, pass_id, None, outcome, size, received, thread)
+            self.append((self.next(), *entry, marks))
+
+    def listen(self, listener: Callable[[Entry], None]) -> Callable[[], None]:
+        """Have every event handed to `listener` as well, on the thread that records it. Returns what ends that.
+
+        >>> ring, seen = EventRing(2), []
+        >>> end = ring.listen(lambda entry: seen.append(entry[1]))
+        >>> ring.record("step", 1.0, 2.0)
+        >>> end()
+        >>> ring.record("pass", 1.0, 2.0)
+        >>> seen, [entry[1] for entry in ring.since(0)[0]]
+        (['step'], ['step', 'pass'])
+        """
+        self._listeners = (*self._listeners, listener)
+        self._set_append()
+        return partial(self._end, listener)
+
+    def _end(self, listener: Callable[[Entry], None]) -> None:
+        self._listeners = tuple(each for each in self._listeners if each is not listener)
+        self._set_append()
+
+    def _set_append(self) -> None:
+        self.append = self._append_and_tell if self._listeners else self._entries.append
+
+    def _append_and_tell(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        for listener in self._listeners:
+            listener(entry)
+
+    def since(self, first: int) -> tuple[list[Entry], int, int]:
+        """Return the events from number `first` on, the number to ask for next, and how many were dropped."""
+        entries = sorted(self._entries)  # numbers differ, so nothing else is compared
+        entries = [entry for entry in entries if entry[0] >= first]
+        if not entries:
+            return [], first, 0
+        dropped, expected = entries[0][0] - first, entries[0][0]
+        for index, entry in enumerate(entries):
+            if entry[0] != expected:
+                # Another thread has taken the number, and is about to append the event: the reader gets it next time.
+                if len(entries) - index < _TORN:
+                    return entries[:index], expected, dropped
+                dropped += entry[0] - expected
+            expected = entry[0] + 1
+        return entries, expected, dropped

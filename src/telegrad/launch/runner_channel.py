@@ -1,0 +1,249 @@
+"""The connection between a launcher and a runner: TLS, or the pipes of ssh. One thread at a time may use it.
+
+Under TLS, the launcher has a certificate made for this group. It hands its SHA-256 and a key to the runners that it
+starts (`Invitation`). A runner checks the certificate before it sends the key, and the launcher checks the key before
+it believes anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import select
+import socket
+import ssl
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from telegrad.errors import AuthenticationError, TelegradError
+from telegrad.launch.runner_messages import MAX_FRAME, MAX_HELLO, Frames, Hello, Message, pack
+
+VARIABLE = "TELEGRAD_LAUNCHER"
+KEY_VARIABLE = "TELEGRAD_LAUNCHER_KEY"
+_READ_SIZE = 256 * 1024
+_CONNECT_TIMEOUT = 10.0
+SEND_TIMEOUT = 60.0
+"""Seconds after which a peer that takes nothing is given up."""
+
+
+class ChannelClosed(TelegradError):
+    """The other side is gone."""
+
+
+class Channel(ABC):
+    """Sends messages, and returns those that have arrived."""
+
+    def __init__(self, frames: Frames | None = None) -> None:
+        self._frames = frames or Frames()
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when messages may have arrived."""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """Send a message. Raises ChannelClosed if the other side is gone, or takes nothing for a minute."""
+
+    @abstractmethod
+    def _read(self) -> bytes | None:
+        """Return the next bytes, empty at the end, or None if there are none yet."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the channel."""
+
+    def receive(self) -> Iterator[Message]:
+        """Yield what has arrived. Raises ChannelClosed at the end."""
+        while (piece := self._read()) is not None:
+            if not piece:
+                raise ChannelClosed("the connection to the launcher or to a runner has ended")
+            yield from self._frames.feed(piece)
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+"""Those of this process. A forked child must not keep them open, or the other side would not see this process end."""
+
+
+def _close_channels_in_child() -> None:
+    for channel in list(_channels):
+        channel.close()
+    _channels.clear()
+
+
+os.register_at_fork(after_in_child=_close_channels_in_child)
+
+
+class PipeChannel(Channel):
+    """Two pipes."""
+
+    def __init__(self, read_end: int, write_end: int) -> None:
+        super().__init__()
+        self._read_end, self._write_end = read_end, write_end
+        os.set_blocking(read_end, False)
+        os.set_blocking(write_end, False)
+        _channels.add(self)
+
+    def fileno(self) -> int:
+        """Return the end to read from."""
+        return self._read_end
+
+    def send(self, message: Message) -> None:
+        """Write the message to the pipe."""
+        rest = memoryview(pack(message))
+        while rest:
+            try:
+                rest = rest[os.write(self._write_end, rest) :]
+            except BlockingIOError:
+                _wait(self._write_end, select.POLLOUT)
+            except OSError as error:
+                raise ChannelClosed(f"the pipe is closed: {error}") from error
+
+    def _read(self) -> bytes | None:
+        try:
+            return os.read(self._read_end, _READ_SIZE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Close both ends."""
+        _channels.discard(self)
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+
+class TlsChannel(Channel):
+    """A TLS connection."""
+
+    def __init__(self, sock: ssl.SSLSocket, frames: Frames | None = None) -> None:
+        super().__init__(frames)
+        self._sock = sock
+        sock.setblocking(False)
+        _channels.add(self)
+
+    @property
+    def peer(self) -> str:
+        """The address of the other side."""
+        return str(self._sock.getpeername()[0])
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._sock.fileno()
+
+    def send(self, message: Message) -> None:
+        """Write the message to the socket."""
+        rest = memoryview(pack(message))
+        while rest:
+            try:
+                rest = rest[self._sock.send(rest[:_READ_SIZE]) :]
+            except ssl.SSLWantWriteError:
+                _wait(self.fileno(), select.POLLOUT)
+            except ssl.SSLWantReadError:
+                _wait(self.fileno(), select.POLLIN)
+            except OSError as error:
+                raise ChannelClosed(f"the connection is closed: {error}") from error
+
+    def _read(self) -> bytes | None:
+        try:
+            return self._sock.recv(_READ_SIZE)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+
+def _wait(descriptor: int, event: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, event)
+    if not poll.poll(SEND_TIMEOUT * 1000):
+        raise ChannelClosed(f"the other side has taken nothing for {SEND_TIMEOUT:g} s")
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """How a runner finds its launcher and proves that it was started by it."""
+
+    hosts: Sequence[str]
+    """Addresses of the launcher, of which at least one is reachable."""
+    port: int
+    key: str = field(repr=False)
+    fingerprint: str
+    """SHA-256 of the launcher's certificate."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the invitation as environment variables: other users cannot read those of a process."""
+        return {VARIABLE: f"{','.join(self.hosts)} {self.port}", KEY_VARIABLE: f"{self.key} {self.fingerprint}"}
+
+    @classmethod
+    def take(cls, environ: dict[str, str] | os._Environ[str]) -> Invitation:
+        """Return the invitation in the environment, and remove it there."""
+        where, key = environ.pop(VARIABLE, ""), environ.pop(KEY_VARIABLE, "")
+        if not where or not key:
+            raise TelegradError("this program is started by telegrad's launchers only: see telegrad.launch")
+        hosts, port = where.split()
+        secret, fingerprint = key.split()
+        return cls(hosts.split(","), int(port), secret, fingerprint)
+
+    def is_from(self, hello: Hello) -> bool:
+        """Return whether a runner has this invitation."""
+        return hmac.compare_digest(self.key.encode(), hello.key.encode())
+
+    def connect(self) -> TlsChannel:
+        """Return a channel to the launcher. Raises a TelegradError that names what was tried."""
+        problems = []
+        for host in self.hosts:
+            try:
+                return TlsChannel(self._open(host))
+            except (OSError, AuthenticationError) as error:
+                problems.append(f"{host}: {error}")
+        raise TelegradError(
+            f"this runner cannot reach its launcher at port {self.port} ({'; '.join(problems)}); pass an address that "
+            "all hosts can reach as address= to start"
+        )
+
+    def _open(self, host: str) -> ssl.SSLSocket:
+        from telegrad.transport.certificates import client_context
+
+        plain = socket.create_connection((host, self.port), timeout=_CONNECT_TIMEOUT)
+        try:
+            sock = client_context().wrap_socket(plain)
+        except BaseException:
+            plain.close()
+            raise
+        found = hashlib.sha256(sock.getpeercert(binary_form=True) or b"").hexdigest()
+        if not hmac.compare_digest(found, self.fingerprint):
+            sock.close()
+            raise AuthenticationError("another program answers there")
+        return sock
+
+
+def accept(plain: socket.socket, context: ssl.SSLContext, invitation: Invitation) -> tuple[TlsChannel, Hello]:
+    """Return the channel of an incoming connection, and who it is. Raises an error if it has not been invited."""
+    deadline = time.monotonic() + _CONNECT_TIMEOUT
+    plain.settimeout(_CONNECT_TIMEOUT)
+    sock = context.wrap_socket(plain, server_side=True)
+    try:
+        frames = Frames(MAX_HELLO)
+        channel = TlsChannel(sock, frames)
+        poll = select.poll()
+        poll.register(channel.fileno(), select.POLLIN)
+        while time.monotonic() < deadline:
+            for message in channel.receive():
+                if isinstance(message, Hello) and invitation.is_from(message):
+                    frames.limit = MAX_FRAME
+                    return channel, message
+                raise AuthenticationError("it does not know the key of this launcher")
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        raise AuthenticationError(f"it has not said who it is within {_CONNECT_TIMEOUT:g} s")
+    except BaseException:
+        sock.close()
+        raise

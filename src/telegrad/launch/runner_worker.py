@@ -1,0 +1,75 @@
+"""One worker that runs under a runner, as its launcher sees it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from telegrad.launch.output import PrefixedLines
+from telegrad.launch.runner_channel import Channel
+from telegrad.launch.runner_messages import RESULT, STDOUT, Hello, Output
+from telegrad.launch.worker import signal_name
+from telegrad.launch.worker_result import WorkerResult
+
+
+class RunnerWorker:
+    """One worker, as the launcher sees it."""
+
+    def __init__(
+        self, name: str, rank: int, printers: Mapping[int, PrefixedLines | None], *, is_function: bool = True
+    ) -> None:
+        """Make a worker that runs a function, or a command."""
+        self.name, self.rank = name, rank
+        self.result = WorkerResult()
+        self.exitcode: int | None = None
+        self.killed_on_purpose = False
+        self.lost = False
+        self.hello: Hello | None = None
+        self.channel: Channel | None = None
+        self._printers = printers
+        self._is_function = is_function
+
+    def feed(self, output: Output) -> None:
+        """Take what the worker has written."""
+        if output.stream == RESULT:
+            self.result.feed(output.data)
+        elif (printer := self._printers[output.stream]) is not None:
+            printer.feed(output.data)
+        else:
+            target = sys.stdout if output.stream == STDOUT else sys.stderr
+            target.write(output.data.decode(errors="backslashreplace"))
+            target.flush()
+
+    def connect(self, channel: Channel, hello: Hello) -> None:
+        """Take over a runner, which may be that of a later start."""
+        self.channel, self.hello = channel, hello
+        self.result, self.exitcode, self.lost = WorkerResult(), None, False
+
+    def close(self) -> None:
+        """Close the connection, and print what is left."""
+        for printer in self._printers.values():
+            if printer is not None:
+                printer.close()
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def succeeded(self) -> bool:
+        """Return whether the function returned, or the script exited with 0."""
+        has_result = self.result.complete() and not self.result.is_error()
+        return self.exitcode == 0 and (has_result or not self._is_function)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the worker does not run any more."""
+        return self.exitcode is not None or self.lost
+
+    def describe_exit(self) -> str:
+        """Return how the worker failed."""
+        if self.result.is_error():
+            return f"raised {self.result.raised().summary}"
+        code = self.exitcode or 0
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+        if self.lost:
+            how = "was lost: the connection to its runner has ended"
+        return f"{how} before its function returned" if self._is_function else how

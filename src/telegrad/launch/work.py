@@ -1,0 +1,50 @@
+"""What a worker of a launcher does: a function, its arguments, and the options of `init_rpc`, pickled once for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import cloudpickle
+
+from telegrad.errors import PayloadError
+
+
+def dump_work(fn: Callable[..., Any], args: Sequence[Any], init_options: Mapping[str, Any] | None) -> bytes:
+    """Return the work as bytes. Raises a PayloadError if it cannot be pickled.
+
+    >>> run_work(dump_work(lambda x: x + 1, (41,), None), "worker0", init=False)
+    42
+    """
+    try:
+        return bytes(cloudpickle.dumps((fn, tuple(args), dict(init_options or {}))))
+    except Exception as error:
+        raise PayloadError(
+            f"cannot pickle the function or its arguments to send them to the workers: {error}"
+        ) from error
+
+
+def run_work(work: bytes, name: str, *, init: bool, joined: Callable[[], None] = lambda: None) -> object:
+    """Do the work on worker `name`, and return what the function returns.
+
+    With `init`, the worker joins the group before, and `joined` is called then.
+    """
+    function, arguments, options = cloudpickle.loads(work)
+    if not init:
+        return function(*arguments)
+    from telegrad import rpc
+
+    rpc.init_rpc(name, **options)
+    joined()
+    value = function(*arguments)
+    rpc.shutdown()
+    return value
+
+
+def without_frames_of(error: BaseException, files: Sequence[str]) -> BaseException:
+    """Make the traceback begin at the user's code: leave out its first frames that are in these files."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (*files, __file__):
+        trace = trace.tb_next
+    return error.with_traceback(trace)

@@ -1,0 +1,32 @@
+"""A received tensor is recognized for as long as it exists."""
+
+from __future__ import annotations
+
+import torch
+
+from telegrad.calls.received_tensors import ReceivedTensors
+from telegrad.wire.in_place import SMALLEST
+
+
+def received_tensor(size: int = SMALLEST) -> torch.Tensor:
+    return torch.frombuffer(bytearray(size), dtype=torch.uint8)
+
+
+def test_memory_of_a_received_tensor_is_its_own() -> None:
+    received = ReceivedTensors()
+    tensor, other = received_tensor(), received_tensor()
+    received.add([tensor, b"something else", received_tensor(8)])
+    assert received.is_only_access(tensor)
+    assert not received.is_only_access(other)  # the program may have made it over memory that it still uses
+    view = tensor[1:]
+    assert not received.is_only_access(tensor)
+    del view
+
+
+def test_received_tensors_are_not_kept() -> None:
+    received = ReceivedTensors()
+    tensor = received_tensor()
+    received.add([tensor])
+    assert len(received) == 1
+    del tensor
+    assert len(received) == 0

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from telegrad.doctor import settings_checks
+from telegrad.doctor.settings_checks import (
+    check_launcher,
+    check_options,
+    check_ports,
+    check_proxies,
+    check_rendezvous,
+    check_token,
+)
+
+STRONG = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+
+
+def test_a_missing_token_is_a_problem_between_machines_only() -> None:
+    assert check_token({}, several_hosts=False)[0].level == "ok"
+    found, token = check_token({}, several_hosts=True)
+    assert (found.level, token) == ("problem", None)
+    assert "`telegrad token`" in found.remedy
+    found, token = check_token({"TELEGRAD_TOKEN": STRONG}, several_hosts=True)
+    assert (found.level, token) == ("ok", STRONG.encode())
+
+
+def test_a_weak_token_is_a_problem_and_is_not_shown() -> None:
+    found, token = check_token({"TELEGRAD_TOKEN": "sesame"}, several_hosts=True)
+    assert (found.level, token) == ("problem", None)
+    assert "has 12 bits, but needs at least 128" in found.text
+    assert found.remedy == "make a good one with `telegrad token`"
+    assert "sesame" not in repr(found)
+
+
+def test_a_token_file_that_others_can_read_is_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(STRONG)
+    path.chmod(0o644)
+    found, _ = check_token({"TELEGRAD_TOKEN_FILE": str(path)}, several_hosts=False)
+    assert found.level == "problem"
+    assert f"chmod 600 {path}" in found.remedy
+
+
+def test_ports_that_are_all_in_use_are_a_problem() -> None:
+    assert check_ports({}, 1).level == "ok"
+    with socket.create_server(("", 0)) as taken:
+        found = check_ports({"TELEGRAD_PORTS": str(taken.getsockname()[1])}, 2)
+    assert found.level == "problem"
+    assert "of which 0 are free, and 2 workers of this machine need one each" in found.text
+    assert "firewall" in found.remedy
+    assert check_ports({"TELEGRAD_PORTS": "many"}, 1).level == "problem"
+
+
+def test_a_launcher_that_contradicts_itself_is_a_problem() -> None:
+    assert check_launcher({})[0].text == "none has started this process"
+    found, _ = check_launcher({"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "4"})
+    assert found.level == "problem"
+    assert "SLURM_PROCID is 5, but SLURM_NTASKS is 4" in found.text
+    assert found.remedy
+    found, detected = check_launcher({"RANK": "1", "WORLD_SIZE": "2"})
+    assert (found.level, detected is not None) == ("ok", True)
+
+
+def test_a_rendezvous_at_loopback_is_a_problem_between_machines() -> None:
+    environ = {"MASTER_ADDR": "127.0.1.1", "MASTER_PORT": "29500"}
+    assert [one.level for one in check_rendezvous(environ, several_hosts=False)] == ["ok"]
+    (found,) = check_rendezvous(environ, several_hosts=True)
+    assert found.level == "problem"
+    assert "every machine would connect to itself" in found.text
+    assert "/etc/hosts" in found.remedy
+    assert check_rendezvous({}, several_hosts=True) == []
+
+
+@pytest.mark.parametrize(("port", "said"), [("", "MASTER_PORT is ''"), ("70000", "MASTER_PORT is '70000'")])
+def test_a_wrong_port_of_the_rendezvous_is_a_problem(port: str, said: str) -> None:
+    (found,) = check_rendezvous({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, several_hosts=False)
+    assert (found.level, found.text) == ("problem", said)
+
+
+def test_an_unknown_host_of_the_rendezvous_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(settings_checks.socket, "getaddrinfo", unknown)
+    (found,) = check_rendezvous({"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, several_hosts=True)
+    assert "which has no address" in found.text
+    assert "IP address of rank 0's machine" in found.remedy
+
+
+def test_a_proxy_is_mentioned() -> None:
+    assert check_proxies({}) == []
+    (found,) = check_proxies({"https_proxy": "http://proxy:3128"})
+    assert "directly, without a proxy" in found.text
+
+
+def test_variables_that_init_rpc_refuses_are_problems_one_each() -> None:
+    assert [found.level for found in check_options({})] == ["ok"]
+    wrong = {
+        "TELEGRAD_EVENTS": "-5",
+        "TELEGRAD_SPIN": "fast",
+        "TELEGRAD_TRANSPORTS": "carrier-pigeon",
+        "TELEGRAD_TLS": "yes",
+        "TELEGRAD_OTEL": "on",
+        "TELEGRAD_METRICS": "everywhere",
+    }
+    found = check_options(wrong)
+    assert {each.level for each in found} == {"problem"}
+    for name in wrong:
+        assert sum(name in each.text for each in found) == 1, name
+        assert len(check_options({name: wrong[name]})) == 1
+    for name in ("TELEGRAD_ACCEPT", "TELEGRAD_OBSERVE", "TELEGRAD_SLOW_CALL", "TELEGRAD_SHARED_MEMORY"):
+        (one,) = check_options({name: "nonsense"})
+        assert name in one.text

@@ -1,0 +1,45 @@
+"""Advice names the command of the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from tests.environment.test_launchers import MPICH, OPEN_MPI, SBATCH, SRUN, TORCHRUN
+
+from telegrad.environment.advice import address_advice, token_advice
+
+POD = {"JOB_COMPLETION_INDEX": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "command"),
+    [
+        ({}, "`telegrad token` once"),
+        (OPEN_MPI, "mpirun -x TELEGRAD_TOKEN"),
+        (MPICH, "`TELEGRAD_TOKEN=$(telegrad token) mpiexec"),
+        (SRUN, "before srun"),
+        (TORCHRUN, "TELEGRAD_TOKEN_FILE=~/.telegrad-token before torchrun"),
+        (POD, "kubectl create secret generic telegrad"),
+    ],
+)
+def test_a_missing_token(environ: Mapping[str, str], command: str) -> None:
+    assert command in token_advice(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "command"),
+    [
+        ({}, "no launcher has started this process: telegrad.launch.workers(2)"),
+        (OPEN_MPI, "mpirun -x MASTER_ADDR=HOST"),
+        (MPICH, "mpiexec -genv MASTER_ADDR HOST"),
+        (SBATCH, "Slurm job 12, but not as one of its tasks: start the workers with `srun python ...`"),
+        (POD, "`telegrad k8s`"),
+    ],
+)
+def test_a_missing_address(environ: Mapping[str, str], command: str) -> None:
+    assert command in address_advice(environ)
+
+
+def test_a_script_without_a_launcher_is_told_how_to_start_it() -> None:
+    assert "start it with `telegrad run -n 2 hello.py`, or under torchrun" in address_advice({}, "hello.py")

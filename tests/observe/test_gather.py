@@ -1,0 +1,52 @@
+"""The views of all members, from one of them."""
+
+from __future__ import annotations
+
+import operator
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telegrad.observe import service
+from telegrad.observe.gather import Sample, best, gather
+from telegrad.observe.model import ViewRequest
+from telegrad.testing.group import local_group
+
+seconds = st.floats(0, 10)
+
+
+@given(st.floats(-1e3, 1e3), st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=6))
+def test_the_offset_is_never_further_off_than_its_error(shift: float, trips: list[tuple[float, float, float]]) -> None:
+    samples = [Sample(at, at + there + back, at + there + shift) for at, there, back in trips]
+    chosen = best(samples)
+    assert abs(chosen.offset + shift) <= chosen.error + 1e-9
+    assert chosen.error == min(sample.error for sample in samples)
+
+
+def test_a_lost_worker_is_silent_and_the_rest_is_seen() -> None:
+    with local_group(["a", "b", "c"]) as group:
+        for name in "bc":
+            group["a"].call(name, operator.add, (1, 2))
+        group["c"].shutdown_protocol.close_listeners()
+        group["a"].peers.lost_workers.peer_lost(group["a"].peers.find("c"), "its cable was cut")
+        view = gather(group["a"], ViewRequest(), timeout=20)
+        assert [worker.name for worker in view.workers] == ["a", "b"]
+        assert view.silent == {"c": "it is lost: its cable was cut"}
+
+
+def test_a_worker_that_does_not_answer_is_no_failed_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(service, "encoded_view", lambda agent, request: b"late" if release.wait(60) else b"never")
+    with local_group(["a", "b"]) as group:
+        try:
+            assert "b" in gather(group["a"], timeout=0.1).silent
+            assert group["a"].client.completion.failed == 0
+        finally:
+            release.set()
+
+
+def test_only_the_wanted_workers_are_asked() -> None:
+    with local_group(["a", "b", "c"]) as group:
+        assert [worker.name for worker in gather(group["a"], only=["b"]).workers] == ["b"]

@@ -1,0 +1,143 @@
+"""What is stuck, from views that were made by hand."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telegrad.observe.model import Frame, GroupView, LiveCall, Wait, WorkerView
+from telegrad.observe.stuck import analyze, count
+from telegrad.observe.stuck_text import render
+from telegrad.observe.wait_cycles import Key
+
+nodes = st.tuples(st.sampled_from("abc"), st.integers(1, 6))
+
+
+def worker(name: str, **fields: object) -> WorkerView:
+    base = WorkerView(name, ord(name[0]), 1, 0, "host", 100, (), now=50.0, wall=0.0, started=0.0)
+    return msgspec.structs.replace(base, **fields)
+
+
+def waiting_pair() -> GroupView:
+    """f on a waits for g on b, which waits for its turn at an ordered object of a, where f runs."""
+    a = worker(
+        "a",
+        made=(LiveCall(1, "a", "b", "m:g", 41.0, parent=("c", 7), state="sent", where="f.py:3 in f"),),
+        served=(
+            LiveCall(7, "c", "a", "Actor.f", 40.0, state="running", thread=9, where="f.py:3 in f"),
+            LiveCall(2, "b", "a", "Actor.h", 42.0, state="queued"),
+        ),
+        waits=(
+            Wait("reply", ("b",), 41.0, "the reply to g", 9, ("a", 1), ("c", 7)),
+            Wait("queue", (), 42.0, "its turn", 0, ("c", 7), ("b", 2)),
+        ),
+        stacks={9: (Frame("f.py", 3, "f", "g()"), Frame("telegrad.py", 1, "wait", "", True))},
+    )
+    b = worker(
+        "b",
+        made=(LiveCall(2, "b", "a", "@telegrad.method", 42.0, parent=("a", 1), state="sent", where="g.py:5 in g"),),
+        served=(LiveCall(1, "a", "b", "m:g", 41.0, state="running", where="g.py:5 in g"),),
+        waits=(Wait("reply", ("a",), 42.0, "the reply to h", 0, ("b", 2), ("a", 1)),),
+    )
+    c = worker("c", made=(LiveCall(7, "c", "a", "m:f", 40.0, state="sent"),))
+    return GroupView((a, b, c), {"d": "it did not answer in time"})
+
+
+def test_a_cycle_over_an_ordered_object_is_named_with_workers_functions_and_lines() -> None:
+    report = analyze(waiting_pair(), 1.0)
+    (cycle,) = report.cycles
+    assert {(step.worker, step.function) for step in cycle} == {("a", "Actor.f"), ("b", "m:g"), ("a", "Actor.h")}
+    text = render(report)
+    for expected in ("WAIT CYCLE of 3", "at f.py:3 in f", "at g.py:5 in g", "called at g.py:5 in g", "'d' is silent"):
+        assert expected in text
+
+
+def test_the_tree_shows_each_call_once_below_the_call_that_waits_for_it() -> None:
+    report = analyze(waiting_pair(), 1.0)
+    (root,) = report.roots
+    assert (root.key, count(report.roots)) == (("c", 7), 3)
+    assert [frame.file for frame in root.stack if not frame.internal] == ["f.py"]
+    assert root.children[0].children[0].children[0].repeated
+
+
+def test_what_is_younger_is_left_out() -> None:
+    assert analyze(waiting_pair(), 60.0).roots == ()
+
+
+def test_a_focus_shows_only_one_call_and_what_it_waits_for() -> None:
+    (root,) = analyze(waiting_pair(), 0.0, ("a", 1)).roots
+    assert root.function == "m:g"
+
+
+def test_a_barrier_leads_to_what_the_missing_worker_waits_for() -> None:
+    a = worker(
+        "a",
+        served=(LiveCall(1, "b", "a", "a collective", 40.0, state="deferred"),),
+        waits=(Wait("barrier", ("c",), 40.0, "worker 'c' to join a collective", 0, None, ("b", 1)),),
+    )
+    c = worker("c", waits=(Wait("reply", ("b",), 41.0, "the reply to f", 5, ("c", 3)),))
+    text = render(analyze(GroupView((a, c)), 1.0))
+    assert "waits for worker 'c' to join a collective" in text
+    assert "worker 'c' itself waits for the reply to f" in text
+
+
+def in_shutdown(*callers: str) -> GroupView:
+    """The callers are in shutdown(), and wait for a, which runs its program."""
+    calls = tuple(LiveCall(1, name, "a", "a collective", 43.0, state="deferred") for name in callers)
+    waits = [Wait("barrier", ("a",), 43.0, "worker 'a' to join shutdown()", 0, None, (name, 1)) for name in callers]
+    stack = (Frame("train.py", 17, "<module>", "sleep()"),)
+    a = worker("a", served=calls, waits=tuple(waits), stacks={100: stack})
+    return GroupView((a, *(worker(name, made=(call,)) for name, call in zip(callers, calls, strict=True))))
+
+
+def test_workers_that_serve_in_shutdown_are_named_once_and_are_not_stuck() -> None:
+    lines = render(analyze(in_shutdown("b", "c"), 1.0)).splitlines()
+    assert lines == [
+        "Nothing is older than 1 s.",
+        "In shutdown() for 7.0 s, and serving calls meanwhile: 'b', 'c'",
+        "    waits for worker 'a' to join shutdown()",
+        "    the main thread of worker 'a' is at train.py:17 in <module>",
+    ]
+
+
+def test_a_wait_of_two_threads_is_shown_once() -> None:
+    view = waiting_pair()
+    doubled = msgspec.structs.replace(view.workers[0], waits=view.workers[0].waits * 2)
+    both = msgspec.structs.replace(view, workers=(doubled, *view.workers[1:]))
+    assert render(analyze(both)) == render(analyze(view))
+
+
+def test_a_deadline_that_has_passed_is_said_to_have() -> None:
+    call = LiveCall(1, "a", "b", "m:f", 41.0, deadline=50.0, state="sent")
+    group = GroupView((worker("a", made=(call,)), worker("b", served=(call,))))
+    assert "9.0 s old, its deadline has passed" in render(analyze(group))
+
+
+def test_a_text_is_shortened_to_its_limit() -> None:
+    text = render(analyze(waiting_pair(), 1.0), limit=300)
+    assert len(text) <= 300
+    assert text.endswith("(shortened; see `telegrad stuck`)")
+
+
+@given(st.lists(st.tuples(nodes, nodes, st.booleans()), max_size=20))
+def test_every_old_call_is_shown_exactly_once(links: list[tuple[Key, Key, bool]]) -> None:
+    keys = {key for link in links for key in link[:2]}
+    views = {
+        name: worker(name, made=tuple(LiveCall(key[1], name, "a", "f", 1.0) for key in sorted(keys) if key[0] == name))
+        for name in "abc"
+    }
+    waits = tuple(Wait("reply", (), 1.0, "it", 0, to, key) for key, to, _ in links)
+    views["a"] = msgspec.structs.replace(views["a"], waits=waits)
+    assert count(analyze(GroupView(tuple(views.values())), 1.0).roots) == len(keys)
+
+
+def test_functions_that_call_each_other_without_end_are_shown() -> None:
+    """Thousands of calls below each other must not exhaust the stack of whoever looks."""
+    depth = 3000
+    calls = tuple(LiveCall(number, "a", "a", "f", 1.0, state="running") for number in range(1, depth + 1))
+    waits = tuple(Wait("reply", ("a",), 1.0, "it", 0, ("a", each + 1), ("a", each)) for each in range(1, depth))
+    report = analyze(GroupView((worker("a", made=calls, waits=waits),)), 1.0)
+    assert count(report.roots) == depth
+    assert render(report).count("- call ") == depth
+    assert msgspec.json.decode(msgspec.json.encode(report))["roots"]

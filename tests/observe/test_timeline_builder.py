@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.recorded_groups import MadeUpGroup, worker_view
+
+from telegrad.observe.model import ContextView, Event, GroupView, Kind, LiveCall, PassView
+from telegrad.observe.recording import Recording
+from telegrad.observe.timeline import Category, Part, Span, Timeline
+from telegrad.observe.timeline_builder import build_timeline
+
+
+def timeline_of(group: GroupView) -> Timeline:
+    recording = Recording()
+    recording.add(group)
+    return build_timeline(recording)
+
+
+def call_and_serve(shift: float = 0.0, estimate: float = 0.0) -> Timeline:
+    """Return a call from 10 to 20 on a, served from 13 to 18 on b, whose clock is ahead by `shift`."""
+    made = Event(0, Kind.CALL, 10.0, 20.0, 7, "b", "f", size=100, thread=1, marks=(11.0,))
+    marks = (14.0 + shift, 16.0 + shift)
+    served = Event(0, Kind.SERVE, 13.0 + shift, 18.0 + shift, 7, "a", "f", thread=2, marks=marks)
+    views = worker_view("a", 0, events=(made,)), worker_view("b", 1, events=(served,))
+    return timeline_of(GroupView(views, offsets={"a": 0.0, "b": estimate}, now=30.0))
+
+
+def named(timeline: Timeline, name: str) -> Span:
+    (span,) = (span for span in timeline.spans if span.name == name)
+    return span
+
+
+def test_a_call_is_shown_with_its_stages_on_both_sides() -> None:
+    timeline = call_and_serve()
+    call, serve, queued = (named(timeline, name) for name in ("call f", "serve f", "queued f"))
+    assert call.parts == [
+        Part(Category.SERIALISE, 10.0, 11.0),
+        Part(Category.TRANSFER, 11.0, 13.0),
+        Part(Category.WAIT, 13.0, 18.0),
+        Part(Category.TRANSFER, 18.0, 20.0),
+    ]
+    assert serve.parts == [Part(Category.COMPUTE, 14.0, 16.0), Part(Category.SERIALISE, 16.0, 18.0)]
+    assert (queued.began, queued.ended, queued.category) == (13.0, 14.0, Category.WAIT)
+    assert [(arrow.name, [span for span, _ in arrow.points]) for arrow in timeline.arrows] == [
+        ("request", [call, serve]),
+        ("reply", [serve, call]),
+    ]
+    assert call.details["bytes sent"] == 100
+
+
+@pytest.mark.parametrize("error", [-4.0, 0.0, 4.0])
+def test_a_wrong_estimate_of_a_clock_is_corrected_by_the_messages(error: float) -> None:
+    timeline = call_and_serve(shift=1000.0, estimate=-1000.0 + error)
+    call, serve = named(timeline, "call f"), named(timeline, "serve f")
+    assert call.began <= serve.began
+    assert serve.parts[0].ended <= call.ended
+
+
+def test_without_the_callee_the_caller_waits_until_the_reply() -> None:
+    made = Event(0, Kind.CALL, 10.0, 20.0, 7, "gone", "f", outcome="WorkerLost", marks=(11.0,))
+    timeline = timeline_of(GroupView((worker_view("a", events=(made,)),)))
+    (call,) = timeline.spans
+    assert call.parts == [Part(Category.SERIALISE, 10.0, 11.0), Part(Category.WAIT, 11.0, 20.0)]
+    assert call.details["failed with"] == "WorkerLost"
+    assert timeline.arrows == []
+
+
+def test_what_has_not_ended_is_shown_until_now() -> None:
+    view = worker_view(
+        "a",
+        now=9.0,
+        made=(LiveCall(1, "a", "b", "f", 2.0, thread=5),),
+        served=(LiveCall(4, "b", "a", "g", 3.0, state="queued"),),
+        passes=(PassView(8, 6, 4.0, "a"),),
+        contexts=(ContextView(6, 1.0),),
+    )
+    timeline = timeline_of(GroupView((view,), now=9.0))
+    assert sorted((span.name, span.began, span.ended) for span in timeline.spans) == [
+        ("backward pass in 0x6 (open)", 4.0, 9.0),
+        ("call f (open)", 2.0, 9.0),
+        ("context 0x6 (open)", 1.0, 9.0),
+        ("serve g (open)", 3.0, 9.0),
+    ]
+    assert named(timeline, "serve g (open)").parts == [Part(Category.WAIT, 3.0, 9.0)]
+
+
+def test_a_call_that_ended_after_it_was_seen_open_is_shown_once() -> None:
+    recording = Recording()
+    live = LiveCall(1, "a", "b", "f", 2.0)
+    recording.add(GroupView((worker_view("a", now=3.0, made=(live,)),)))
+    ended = Event(0, Kind.CALL, 2.0, 4.0, 1, "b", "f")
+    recording.add(GroupView((worker_view("a", now=5.0, events=(ended,), made=(live,)),)))
+    assert [span.name for span in build_timeline(recording).spans] == ["call f"]
+
+
+def test_a_gradient_leads_from_island_to_island() -> None:
+    a = (
+        Event(0, Kind.GRADIENT_SENT, 2.0, 2.0, 5, "b", pass_id=9, thread=1),
+        Event(1, Kind.ISLAND, 1.0, 3.0, what="from the roots", pass_id=9, thread=1),
+    )
+    b = (
+        Event(0, Kind.GRADIENT_ARRIVED, 2.5, 2.5, 5, "a", pass_id=9, thread=4),
+        Event(1, Kind.ISLAND, 2.6, 4.0, pass_id=9, thread=4),
+        Event(2, Kind.ISLAND, 2.55, 4.0, pass_id=9, thread=3),
+    )
+    timeline = timeline_of(GroupView((worker_view("a", 0, events=a), worker_view("b", 1, events=b))))
+    (arrow,) = timeline.arrows
+    assert [(span.name, span.thread, time) for span, time in arrow.points] == [
+        ("island from the roots", 1, 2.0),
+        ("gradient from a", 0, 2.5),
+        ("island", 4, 2.6),
+    ]
+
+
+def test_a_gradient_that_a_gate_waits_for_leads_to_the_gate() -> None:
+    events = (
+        Event(0, Kind.GRADIENT_ARRIVED, 2.5, 2.5, 5, "b", pass_id=9, thread=4),
+        Event(1, Kind.GATE, 1.5, 2.6, 5, "b", pass_id=9, thread=3),
+        Event(2, Kind.ISLAND, 1.0, 4.0, pass_id=9, thread=3),
+    )
+    (arrow,) = timeline_of(GroupView((worker_view("a", events=events),))).arrows
+    assert [span.name for span, _ in arrow.points] == ["gradient from b", "gate"]
+
+
+def test_a_gradient_that_never_arrived_is_an_instant() -> None:
+    sent = Event(0, Kind.GRADIENT_SENT, 2.0, 2.0, 5, "b", pass_id=9)
+    timeline = timeline_of(GroupView((worker_view("a", 0, events=(sent,)), worker_view("b", 1))))
+    assert [(instant.name, instant.time) for instant in timeline.instants] == [("gradient to b", 2.0)]
+
+
+@given(st.integers(0, 2**32), st.integers(2, 5))
+@settings(max_examples=15, deadline=None)
+def test_after_correction_no_reply_precedes_its_request(seed: int, workers: int) -> None:
+    group = MadeUpGroup(seed, workers, calls=25)
+    timeline = timeline_of(group.view())
+    calls, serves = {}, {}
+    for span in timeline.spans:
+        if span.category is Category.CALL:
+            calls[timeline.workers[span.worker].name, span.details["call"]] = span
+        elif span.category is Category.SERVE:
+            serves[span.details["caller"], span.details["call"]] = span
+    assert calls.keys() == serves.keys()
+    for key, serve in serves.items():
+        call, slack = calls[key], 1e-6
+        assert call.began <= serve.began + slack
+        if not call.open:
+            assert serve.began <= call.ended + slack
+            assert all(part.began <= call.ended + slack for part in serve.parts)
+        assert all(part.ended > part.began for part in call.parts + serve.parts)

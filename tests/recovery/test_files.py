@@ -1,0 +1,75 @@
+"""Snapshots on disk are complete or refused, and touch nothing else in their directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from telegrad.errors import RecoveryFailed
+from telegrad.recovery import files
+
+
+def test_what_was_written_can_be_read(tmp_path: Path) -> None:
+    folder = files.folder_of(tmp_path, 3, "ab12")
+    files.write(folder, "b", ({"x": torch.ones(2)}, [1, 2.5, "y"], OrderedDict(z=None)))
+    items, plain, ordered = files.read(folder, "b")
+    assert torch.equal(items["x"], torch.ones(2))
+    assert (plain, ordered) == ([1, 2.5, "y"], {"z": None})
+    assert files.read(folder, "c") is None
+    assert os.listdir(folder) == ["b.pt"]
+
+
+@pytest.mark.parametrize("value", [np.zeros(2), Path("x"), lambda: 0], ids=["array", "path", "function"])
+def test_what_could_not_be_read_back_is_refused_when_it_is_written(tmp_path: Path, value: object) -> None:
+    with pytest.raises(RecoveryFailed, match="the snapshot of worker 'b' contains what cannot be read back from disk"):
+        files.write(tmp_path, "b", {"state": [torch.ones(2), value]})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, mode="r": real(Path("/dev/full"), mode))
+    with pytest.raises(RecoveryFailed) as caught:
+        files.write(tmp_path, "b", {"x": torch.ones(100_000)})
+    assert f"worker 'b' cannot write its snapshot to {tmp_path}/b.pt: [Errno 28] No space left" in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    files.write(tmp_path, "b", {"x": torch.ones(2)})
+    path = tmp_path / "b.pt"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(RecoveryFailed, match=f"worker 'b' cannot read its snapshot from {re.escape(str(path))}"):
+        files.read(tmp_path, "b")
+
+
+def test_a_commit_removes_older_snapshots_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "notes.txt").touch()
+    for number, run in [(1, "aa"), (2, "aa"), (2, "bb"), (3, "aa")]:
+        files.write(files.folder_of(tmp_path, number, run), "b", {})
+    files.commit(tmp_path, files.Latest(2, 20, "bb"), ["b"])
+    assert files.latest(tmp_path) == files.Latest(2, 20, "bb")
+    assert sorted(os.listdir(tmp_path)) == [
+        *("1", "latest.json", "notes.txt", "snapshot-2-aa", "snapshot-2-bb", "snapshot-3-aa")
+    ]
+
+
+def test_a_share_that_the_driver_does_not_see_is_no_complete_snapshot(tmp_path: Path) -> None:
+    files.write(files.folder_of(tmp_path, 1, "aa"), "a", {})
+    with pytest.raises(RecoveryFailed, match=r"worker 'b' has written .* must be on a file system that all workers"):
+        files.commit(tmp_path, files.Latest(1, 0, "aa"), ["a", "b"])
+    assert files.latest(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"number": 3}'])
+def test_the_directory_of_another_program_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / files.LATEST).write_bytes(content)
+    with pytest.raises(RecoveryFailed, match=r"latest\.json does not name a snapshot .* that nothing else uses"):
+        files.latest(tmp_path)

@@ -1,0 +1,65 @@
+"""The ring of events."""
+
+from __future__ import annotations
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telegrad.events import EventRing
+
+
+def record(ring: EventRing, count: int) -> None:
+    for number in range(count):
+        ring.record("member", 1.0, 2.0, number, what="joined")
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 30), max_size=5))
+def test_a_reader_gets_every_event_once_or_is_told_how_many_were_dropped(size: int, bursts: list[int]) -> None:
+    ring, following, seen, lost = EventRing(size), 0, 0, 0
+    for burst in bursts:
+        record(ring, burst)
+        entries, following, dropped = ring.since(following)
+        assert len(entries) <= size
+        if entries:
+            assert [entry[0] for entry in entries] == list(range(following - len(entries), following))
+        seen, lost = seen + len(entries), lost + dropped
+    assert seen + lost == sum(bursts)
+
+
+def test_an_event_whose_number_was_taken_and_that_is_not_there_yet_is_read_next_time() -> None:
+    ring = EventRing(1000)
+    record(ring, 2)
+    late = ring.next()
+    record(ring, 3)
+    entries, following, dropped = ring.since(0)
+    assert ([entry[0] for entry in entries], following, dropped) == ([0, 1], 2, 0)
+    ring.append((late, "member"))
+    assert [entry[0] for entry in ring.since(following)[0]] == [2, 3, 4, 5]
+
+
+def test_an_event_that_never_comes_counts_as_dropped_in_the_end() -> None:
+    ring = EventRing(1000)
+    ring.next()
+    record(ring, 400)
+    entries, following, dropped = ring.since(0)
+    assert (len(entries), following, dropped) == (400, 401, 1)
+
+
+def test_a_ring_of_size_0_records_nothing() -> None:
+    ring = EventRing(0)
+    record(ring, 3)
+    assert not ring.on
+    assert ring.since(0) == ([], 0, 0)
+
+
+def test_events_of_several_threads_get_different_numbers() -> None:
+    ring = EventRing(10_000)
+    threads = [threading.Thread(target=record, args=(ring, 500)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    entries, following, dropped = ring.since(0)
+    assert ([entry[0] for entry in entries], following, dropped) == (list(range(2000)), 2000, 0)
