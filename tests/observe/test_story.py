@@ -63,3 +63,10 @@ def test_the_latest_contexts_and_calls_are_listed_with_the_names_that_callees_kn
         ("a", "call a:1 of Model.forward on 'b'"),
     ]
     assert "calls Model.forward on 'b'" in render(story_of_call(GroupView((a, b)), ("a", 1)))
+
+
+def test_a_gradient_arrives_after_it_was_sent_although_the_offsets_are_not_exact() -> None:
+    a = view("a", Event(0, Kind.GRADIENT_SENT, 5.0, 5.2, 9, "b", context=1, pass_id=3))
+    b = view("b", Event(0, Kind.GRADIENT_ARRIVED, 4.9, 4.9, 9, "a", context=1, pass_id=3))
+    lines = story_of_context(GroupView((a, b), offsets={"a": 0.0, "b": 0.0}), 1)
+    assert [line.worker for line in lines] == ["a", "b"]

@@ -8,9 +8,62 @@ offsets near the estimates that keep all bounds (difference constraints, solved 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from telegrad.observe.model import Event, Kind
 
 Message = tuple[str, float, str, float]
 """Sender and its time, which is not later than the sending; receiver and its time, not earlier than the arrival."""
+
+
+class Side(NamedTuple):
+    """One event, as one worker has seen it."""
+
+    clock: str
+    """Names the clock of its times."""
+    worker: str
+    event: Event
+    open: bool = False
+    """Whether it has not ended: only its begin is known."""
+
+
+def messages_of(sides: Iterable[Side]) -> list[Message]:
+    """Return the messages of which both the sending and the arrival are known: requests, replies and gradients."""
+    calls: dict[tuple[str, int], Side] = {}  # by caller and number
+    serves: dict[tuple[str, int], Side] = {}
+    sent: dict[tuple[str, str, int, int], Side] = {}
+    arrived: list[Side] = []
+    for side in sides:
+        match side.event.kind:
+            case Kind.CALL:
+                calls[side.worker, side.event.id] = side
+            case Kind.SERVE:
+                serves[side.event.peer, side.event.id] = side
+            case Kind.GRADIENT_SENT:
+                sent[gradient(side.worker, side.event)] = side
+            case Kind.GRADIENT_ARRIVED:
+                arrived.append(side)
+    messages: list[Message] = []
+    for key, serve in serves.items():
+        call = calls.get(key)
+        if call is None:
+            continue
+        messages.append((call.clock, call.event.began, serve.clock, serve.event.began))
+        if not call.open:
+            # Not the end of serving, which may be noted when the reply has arrived already.
+            left_at = max([serve.event.began, *serve.event.marks])
+            messages.append((serve.clock, left_at, call.clock, call.event.ended))
+    for side in arrived:
+        start = sent.get(gradient(side.worker, side.event))
+        if start is not None:
+            messages.append((start.clock, start.event.began, side.clock, side.event.ended))
+    return messages
+
+
+def gradient(worker: str, event: Event) -> tuple[str, str, int, int]:
+    """Return what a gradient has in common where it is sent and where it arrives."""
+    ends = (worker, event.peer) if event.kind is Kind.GRADIENT_SENT else (event.peer, worker)
+    return *ends, event.id, event.pass_id
 
 
 def align(offsets: Mapping[str, float], messages: Iterable[Message]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Tells what happened in a context, or to a call: who sent what to whom, in order.
 
-A pure function of the views, with their events. Times are converted to the observer's clock, so the order of what
-happened on different workers is right up to the errors of the offsets.
+A pure function of the views, with their events. Times are converted to the observer's clock, and corrected so that no
+message arrives before it was sent (`telegrad.observe.clocks`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from telegrad.observe.clocks import Side, align, messages_of
 from telegrad.observe.model import Event, GroupView, Kind, LiveCall, WorkerView
 from telegrad.observe.printable import one_line
 
@@ -37,8 +38,9 @@ def story_of_context(group: GroupView, context: int) -> list[StoryLine]:
     """Return all that happened in a context, also what is still going on."""
     lines: list[StoryLine] = []
     names = _function_names(group)
+    offsets = _offsets(group)
     for view in group.workers:
-        shift = group.offsets.get(view.name, 0.0)
+        shift = offsets[view.name]
         for event in view.events:
             if event.context == context:
                 lines += _of_event(view.name, event, shift, names)
@@ -49,7 +51,7 @@ def story_of_context(group: GroupView, context: int) -> list[StoryLine]:
             if run.context == context:
                 text = f"takes part in backward pass {run.id:#x}, which has not ended: {run.state}"
                 lines.append(StoryLine(run.began + shift, 0, view.name, text, "", run.id, Kind.PASS))
-    return sorted(lines)
+    return _in_order(lines)
 
 
 def story_of_call(group: GroupView, call: Key) -> list[StoryLine]:
@@ -62,8 +64,9 @@ def story_of_call(group: GroupView, call: Key) -> list[StoryLine]:
             keys |= {(each.caller, each.id) for each in view.made if each.parent in keys}
     lines: list[StoryLine] = []
     names = _function_names(group)
+    offsets = _offsets(group)
     for view in group.workers:
-        shift = group.offsets.get(view.name, 0.0)
+        shift = offsets[view.name]
         for event in view.events:
             key = (view.name if event.kind is Kind.CALL else event.peer, event.id)
             if event.kind in (Kind.CALL, Kind.SERVE) and key in keys:
@@ -71,14 +74,15 @@ def story_of_call(group: GroupView, call: Key) -> list[StoryLine]:
         for live in (*view.made, *view.served):
             if (live.caller, live.id) in keys:
                 lines.append(_of_live(view, live, shift))
-    return sorted(lines)
+    return _in_order(lines)
 
 
 def latest(group: GroupView, most: int = 10) -> list[StoryLine]:
     """Return the latest contexts and calls that can be told of, the newest last."""
     names, contexts, calls = _function_names(group), dict[int, StoryLine](), list[StoryLine]()
+    offsets = _offsets(group)
     for view in group.workers:
-        shift = group.offsets.get(view.name, 0.0)
+        shift = offsets[view.name]
         ended = [(event.id, event.began, "") for event in view.events if event.kind is Kind.CONTEXT]
         for number, began, state in [*ended, *((each.id, each.began, ", which exists now") for each in view.contexts)]:
             text = f"context {number:#x}{state}"
@@ -90,6 +94,19 @@ def latest(group: GroupView, most: int = 10) -> list[StoryLine]:
                 text = f"call {view.name}:{event.id} of {what} on {event.peer!r}"
                 calls.append(StoryLine(event.began + shift, 1, view.name, text, event.peer, event.id, event.kind))
     return sorted([*sorted(contexts.values())[-most:], *sorted(calls)[-most:]])
+
+
+def _in_order(lines: list[StoryLine]) -> list[StoryLine]:
+    """Sort by time in microseconds, then causes first: corrected times of a sending and its arrival may be equal."""
+    return sorted(msgspec.structs.replace(line, time=round(line.time, 6)) for line in lines)
+
+
+def _offsets(group: GroupView) -> dict[str, float]:
+    """Return what to add to the times of each worker."""
+    estimates = {view.name: group.offsets.get(view.name, 0.0) for view in group.workers}
+    return align(
+        estimates, messages_of(Side(view.name, view.name, each) for view in group.workers for each in view.events)
+    )
 
 
 def _function_names(group: GroupView) -> dict[Key, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from telegrad.observe.clocks import Message, align
+from telegrad.observe.clocks import Side, align, gradient, messages_of
 from telegrad.observe.island_spans import IslandSpans
 from telegrad.observe.model import Event, Kind, LiveCall, WorkerView
 from telegrad.observe.recording import Recording
@@ -99,21 +99,8 @@ class _Builder:
 
     def _align(self) -> list[float]:
         keys = [str(number) for number in range(len(self._recorded))]
-        messages: list[Message] = []
-        for key, serve in self._serves.items():
-            call = self._calls.get(key)
-            if call is None:
-                continue
-            caller, callee = keys[call.worker], keys[serve.worker]
-            messages.append((caller, call.event.began, callee, serve.event.began))
-            if not call.open:
-                # Not the end of serving, which may be noted when the reply has arrived already.
-                messages.append((callee, max([serve.event.began, *serve.event.marks]), caller, call.event.ended))
-        left = {self._gradient(side): side for side in self._others if side.event.kind is Kind.GRADIENT_SENT}
-        for side in self._others:
-            start = left.get(self._gradient(side)) if side.event.kind is Kind.GRADIENT_ARRIVED else None
-            if start is not None:
-                messages.append((keys[start.worker], start.event.began, keys[side.worker], side.event.ended))
+        sides = [*self._calls.values(), *self._serves.values(), *self._others]
+        messages = messages_of(Side(keys[side.worker], self._name(side), side.event, side.open) for side in sides)
         estimates = {key: recorded.offset for key, recorded in zip(keys, self._recorded, strict=True)}
         aligned = align(estimates, messages)
         return [aligned[key] for key in keys]
@@ -212,10 +199,10 @@ class _Builder:
             self._instants.append(Instant(side.worker, f"gradient to {peer}", time, _details(side.event)))
 
     def _gradient(self, side: _Side) -> tuple[str, str, int, int]:
-        """Return what a gradient has in common where it is sent and where it arrives."""
-        event, here = side.event, self._recorded[side.worker].view.name
-        ends = (here, event.peer) if event.kind is Kind.GRADIENT_SENT else (event.peer, here)
-        return *ends, event.id, event.pass_id
+        return gradient(self._name(side), side.event)
+
+    def _name(self, side: _Side) -> str:
+        return self._recorded[side.worker].view.name
 
     def _span(
         self,
