@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 
 import msgspec
@@ -109,6 +110,26 @@ def test_a_shutdown_ends_if_two_workers_have_lost_each_other_and_others_have_not
             pairs.append([3, 2] if fan_out == 1 else [1, 0])  # an inner one and its parent
             for one, other in pairs:
                 sim.network.part(sim.place_of(names[one]), sim.place_of(names[other]))
+            threads = {name: sim.spawn(name, lambda name=name: sim[name].shutdown()) for name in names}
+            for name, thread in threads.items():
+                assert thread.join(600.0), f"{name} still waits"
+
+        sim.run(program)
+
+
+@pytest.mark.parametrize("fan_out", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_shutdown_ends_whichever_workers_have_lost_each_other(seed: int, fan_out: int) -> None:
+    names = [f"w{number}" for number in range(8)]
+    with Simulation(seed=seed, workers=names, settings=AgentSettings(fan_out=fan_out)) as sim:
+
+        def program() -> None:
+            pairs = list(itertools.combinations(names, 2))
+            lost = sim.random.sample(pairs, sim.random.randint(3, 18))
+            for one, other in lost:  # at once, as after a partition that has healed since
+                for here, there in ((one, other), (other, one)):
+                    peers = sim[here].peers
+                    peers.lost_workers.peer_lost(peers.find(there), "test")
             threads = {name: sim.spawn(name, lambda name=name: sim[name].shutdown()) for name in names}
             for name, thread in threads.items():
                 assert thread.join(600.0), f"{name} still waits"

@@ -26,6 +26,8 @@ SHUTDOWN = "shutdown"
 """The topic of the rounds of a graceful shutdown."""
 DETACHED = "detached"
 """The answer of a parent in a shutdown that has another parent than its child knows of: the child has to avoid it."""
+INSISTS = -2
+"""In place of the id of the parent's parent: the child has been sent away for too long, and has to be taken."""
 UNKNOWN_VIEW = False
 """The answer of a member that has to be sent the names of the members."""
 _LONGEST = 1e9  # seconds, and rounds
@@ -108,7 +110,7 @@ class Fields(NamedTuple):
     stage: Stage
     view: View | None
     above: int | None
-    """In a shutdown: the id of the receiver's parent as the sender knows the group, or -1 if it is the root."""
+    """In a shutdown: the id of the receiver's parent as the sender knows the group; -1: it is the root. Or INSISTS."""
 
 
 def round_of(topic: object, number: object, digest: object) -> Round | None:

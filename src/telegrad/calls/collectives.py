@@ -160,6 +160,7 @@ class Collectives:
             target = self.shutdown_rounds.target()
             left = None if deadline is None else max(0.01, deadline - runtime.now())
             arguments = (*key, value, left, True, key.number, int(Stage.VALUE), self.shutdown_rounds.above(target))
+            asked = runtime.now()
             try:
                 with self._reported(target.record.name, key, "shutdown()", schedule):
                     result = self._call(target.record.name, SERVICE, arguments, timeout=0.0)
@@ -170,7 +171,7 @@ class Collectives:
                 continue
             if result is not None and result != DETACHED:
                 return result
-            self.shutdown_rounds.avoid(target.record.name if result == DETACHED else None)
+            self.shutdown_rounds.sent_away(target, asked, result)
             if deadline is not None and runtime.now() >= deadline:
                 return MISSED
             runtime.event().wait(runtime.now() + PAUSE)  # until both know the same group
@@ -280,13 +281,19 @@ class Collectives:
     # -- serving ------------------------------------------------------------------------------------------------
 
     def arrive(self, answer: Respond, topic: object, number: object, digest: object, *rest: Any) -> None:
-        """Serve a member: take what it says, or without a value, say whom its collective waits for."""
+        """Serve a member: take what it says, or without a value, say whom its collective waits for.
+
+        In a shutdown it may also ask for the parent of this worker.
+        """
         served = current_served.get()
         caller = self._local.name if served is None else served.caller
         incarnation = self._local.me.incarnation if served is None else served.worker.incarnation
         key, malformed = round_of(topic, number, digest), f"worker {caller!r} sent a malformed message of a collective"
         if key is not None and len(rest) == 1 and type(rest[0]) is bool:
             answer(self._whom(key, up=rest[0]), None)
+            return
+        if key is not None and topic == SHUTDOWN and rest == (None,):
+            answer(self.shutdown_rounds.reports_to(), None)
             return
         fields = None if key is None else fields_of(key, rest)
         if key is None or fields is None:

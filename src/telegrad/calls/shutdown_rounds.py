@@ -7,9 +7,9 @@ Rounds have the same numbers on all workers, and go on without workers that are 
    have reported, it sends the sum there. The root then knows what all say, and the answers carry it back down.
 2. Whoever is not a child, as this worker knows the group, is sent away with None, and asks again after a moment: it, or
    this worker, has not heard of a loss or of a replacement yet. If the parent is lost, the sum is sent to the next.
-3. Two workers that have lost each other, while others have not, know different trees for ever. So a child says whom it
-   holds for the parent of its parent. A parent for which that stays wrong for some seconds sends the child away with
-   DETACHED, and the child reports to the one that it has named, which takes it if it holds the parent for gone.
+3. Two workers that have lost each other, while others have not, know different trees for ever. Then the rules of
+   `telegrad.protocol.shutdown_parents` say who reports to whom: DETACHED sends a child away for good, INSISTS makes a
+   parent take it, and a worker asks the children that it misses for their parent.
 4. A worker remembers the result of the last round, for children whose parent is lost before it has answered them.
 5. Whoever comes to a round when another has come to a later one gets an empty dict: the round is over, and nobody will
    complete it. The workers that wait in it get the same, and go on to the next round, too.
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from telegrad.calls.collective_messages import (
     DETACHED,
+    INSISTS,
     SHUTDOWN,
     CallUp,
     Expire,
@@ -41,14 +42,14 @@ from telegrad.connection.peers import Peers
 from telegrad.errors import NotInitialized, ProtocolError, WorkerLost
 from telegrad.execution.timers import Timer
 from telegrad.protocol.collective_tree import Tree, static_children
+from telegrad.protocol.shutdown_parents import DETACH, ShutdownParents
 from telegrad.protocol.shutdown_report import Report, from_plain, to_plain, total
 
-DETACH = 5.0
-"""Seconds for which a child and its parent may know different groups before the child is told to avoid its parent."""
 PAUSE = 0.1
 """Seconds after which a worker that was sent away asks again."""
 MISSED: dict[str, Any] = {}
 """The answer to a round that is over, and was not completed."""
+_LONGEST = 60.0  # maximum seconds between two questions to a child that is missing
 
 
 class _Answer(NamedTuple):
@@ -71,6 +72,13 @@ class _Round:
         """The name of the parent that knows of the round."""
         self.passed_to = ""
         """The name of the parent that has the sum."""
+        self.asked_above = now
+        self.asks_at = now + DETACH
+        """When to ask the children that are missing whom they report to."""
+        self.pause = DETACH
+        """Seconds until the next time."""
+        self.asked: set[str] = set()
+        """Those that have not answered yet."""
         self.timers: dict[str, Timer] = {}
 
 
@@ -83,34 +91,48 @@ class ShutdownRounds:
         self._call_up = call_up
         self._expire = expire
         self._fan_out = local.settings.fan_out
-        self._lock = threading.Lock()  # protects the three below
+        self._lock = threading.Lock()  # protects the four below
         self.latest = 0
         """The number of the latest round that a worker has come to here."""
         self._round: _Round | None = None
         self._result: object = MISSED  # of round `latest`, if it has ended here
-        self._avoided: frozenset[str] = frozenset()  # workers that have another parent than this one knows of
+        self._parents = ShutdownParents()
 
     # -- the tree -----------------------------------------------------------------------------------------------
 
     def _tree(self) -> tuple[Tree, PeerTable, int]:
         """Return the tree as this worker knows it, all workers, and its own number in the tree."""
-        peers, avoided = self._peers.table, self._avoided
+        peers, avoided = self._peers.table, self._parents.avoided
 
         def is_gone(member: int) -> bool:
-            return peers.is_gone(member) or (bool(avoided) and peers.at(member).record.name in avoided)
+            return peers.is_gone(member) or (bool(avoided) and peers.at(member).record.incarnation in avoided)
 
         return Tree(len(peers), is_gone, self._fan_out), peers, peers.place_of(self._local.me.id)
 
     def above(self, target: Peer) -> int:
-        """Return the id of the parent of a worker, as this one knows the group; -1 if it is the root."""
+        """Return what to tell a parent: the id of its own parent, as this worker knows the group, or that it insists.
+
+        -1 if it is the root.
+        """
+        with self._lock:
+            if self._parents.insists(self._local.runtime.now()):
+                return INSISTS
+        return self._id_above(target)
+
+    def _id_above(self, worker: Peer) -> int:
         tree, peers, _ = self._tree()
-        parent = tree.parent(peers.place_of(target.record.id))
+        parent = tree.parent(peers.place_of(worker.record.id))
         return -1 if parent is None else peers.at(parent).record.id
 
-    def avoid(self, name: str | None) -> None:
-        """Do not report to this worker in addition to others; None: to all again."""
-        if name is not None or self._avoided:
-            self._avoided = frozenset() if name is None else self._avoided | {name}
+    def reports_to(self) -> int:
+        """Return the id of the parent of this worker, as it knows the group; -1 if it is the root."""
+        return self._id_above(self._peers.find(self._local.name))
+
+    def sent_away(self, parent: Peer, asked: float, answer: object) -> None:
+        """Note that a worker, which was asked at some time, does not take this one as its child."""
+        with self._lock:
+            now = self._local.runtime.now()
+            self._parents.sent_away(parent.record.incarnation, detached=answer == DETACHED, asked=asked, now=now)
 
     def target(self) -> Peer:
         """Return the worker to which this one reports: itself, unless it is a leaf of the tree."""
@@ -124,7 +146,13 @@ class ShutdownRounds:
         """Return the names of those who have to report to this worker."""
         members = [place, *tree.children(place)]
         members += [other for other in tree.gone_between(place) if self._returns(peers.at(other))]
-        return [peers.at(member).record.name for member in members]
+        names = [peers.at(member).record.name for member in members]
+        adopted, elsewhere = self._parents.adopted, self._parents.elsewhere
+        if adopted or elsewhere:
+            names = [name for name in names if self._peers.find(name).record.incarnation not in elsewhere]
+            others = (peer for peer in peers.used() if peer.record.incarnation in adopted and not peer.gone)
+            names += [peer.record.name for peer in others if peer.record.name not in names]
+        return names
 
     def _returns(self, peer: Peer) -> bool:
         """Return whether a worker that is gone is about to be started again, by the launcher."""
@@ -147,6 +175,7 @@ class ShutdownRounds:
         report = None if stage is Stage.ENTER else self._report_of(name, value)
         missed = current = None
         result: object = MISSED
+        worker = self._peers.find(name).record.incarnation
         with self._lock:
             if number > self.latest:
                 missed, self.latest, self._result = self._round, number, MISSED
@@ -156,7 +185,9 @@ class ShutdownRounds:
             elif number == self.latest:
                 result = self._result
             if current is not None:
-                above = None if name == self._local.name else above
+                insists = above == INSISTS and name != self._local.name
+                self._parents.came(worker, insists=insists)
+                above = None if insists or name == self._local.name else above
                 current.answers.append(_Answer(name, answer, above, self._local.runtime.now()))
                 if report is not None:
                     current.reports[name] = report
@@ -230,6 +261,7 @@ class ShutdownRounds:
     def _send_up(self, current: _Round, parent: str, stage: Stage, value: object) -> None:
         above = self.above(self._peers.find(parent))
         arguments = (*current.key, value, current.timeout, True, current.key.number, int(stage), above)
+        current.asked_above = self._local.runtime.now()
         self._call_up(parent, arguments, partial(self._answered, current, parent))
 
     def _answered(self, current: _Round, parent: str, value: object, error: Exception | None) -> None:
@@ -240,7 +272,7 @@ class ShutdownRounds:
         elif error is not None:
             self._fail(current, error)
         elif value is None or value == DETACHED:
-            self.avoid(parent if value == DETACHED else None)
+            self.sent_away(self._peers.find(parent), current.asked_above, value)
             again = self._local.runtime.now() + PAUSE
             self._local.executor.timers.at(again, partial(self._ask_again, current, parent))
         else:
@@ -252,6 +284,34 @@ class ShutdownRounds:
             current.passed_to = "" if current.passed_to == parent else current.passed_to
         self.look()
 
+    # -- children that are missing ------------------------------------------------------------------------------
+
+    def _ask_children(self, current: _Round, names: list[str]) -> None:
+        """Ask those of the children that are missing whom they report to, from time to time."""
+        now = self._local.runtime.now()
+        with self._lock:
+            if now < current.asks_at:
+                return
+            missing = [name for name in names if name not in current.reports and name not in current.asked]
+            missing = [name for name in missing if name != self._local.name and not self._peers.find(name).gone]
+            current.asked |= set(missing)
+            current.pause = CHECK if self._parents.doubtful else min(2 * current.pause, _LONGEST)
+            current.asks_at = now + current.pause
+        for name in missing:
+            incarnation = self._peers.find(name).record.incarnation
+            self._call_up(name, (*current.key, None), partial(self._told, current, name, incarnation))
+
+    def _told(self, current: _Round, name: str, incarnation: int, parent: object, error: Exception | None) -> None:
+        with self._lock:
+            current.asked.discard(name)
+            now, here = self._local.runtime.now(), parent == self._local.me.id
+            # A worker that cannot be asked may be lost, which others notice.
+            given_up = error is None and self._parents.said(incarnation, reports_here=here, now=now)
+            if self._parents.doubtful:
+                current.asks_at = min(current.asks_at, now + CHECK)
+        if given_up:
+            self.look()
+
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _check(self, current: _Round) -> None:
@@ -261,8 +321,10 @@ class ShutdownRounds:
         with self._lock:
             if self._round is not current:
                 return
+            awaited = self._awaited(tree, peers, place)
             again = self._local.runtime.now() + CHECK
             current.timers["check"] = self._local.executor.timers.at(again, partial(self._check, current))
+        self._ask_children(current, awaited)
         connect_to(self._local, self._peers, [peers.at(child).record.name for child in tree.children(place)])
 
     def pending(self) -> list[PendingRound]:
