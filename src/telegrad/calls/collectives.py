@@ -157,9 +157,9 @@ class Collectives:
             self._shutdown_rounds += 1
             key = Round(SHUTDOWN, self._shutdown_rounds, b"")
         while True:
-            target = self.shutdown_rounds.target()
+            target = self.shutdown_rounds.tree.target()
             left = None if deadline is None else max(0.01, deadline - runtime.now())
-            arguments = (*key, value, left, True, key.number, int(Stage.VALUE), self.shutdown_rounds.above(target))
+            arguments = (*key, value, left, True, key.number, int(Stage.VALUE), self.shutdown_rounds.tree.above(target))
             asked = runtime.now()
             try:
                 with self._reported(target.record.name, key, "shutdown()", schedule):
@@ -171,7 +171,7 @@ class Collectives:
                 continue
             if result is not None and result != DETACHED:
                 return result
-            self.shutdown_rounds.sent_away(target, asked, result)
+            self.shutdown_rounds.tree.sent_away(target, asked, result)
             if deadline is not None and runtime.now() >= deadline:
                 return MISSED
             runtime.event().wait(runtime.now() + PAUSE)  # until both know the same group
@@ -281,19 +281,14 @@ class Collectives:
     # -- serving ------------------------------------------------------------------------------------------------
 
     def arrive(self, answer: Respond, topic: object, number: object, digest: object, *rest: Any) -> None:
-        """Serve a member: take what it says, or without a value, say whom its collective waits for.
-
-        In a shutdown it may also ask for the parent of this worker.
-        """
+        """Serve a member: take what it says, or tell it whom its collective waits for, or the parent of this worker."""
         served = current_served.get()
         caller = self._local.name if served is None else served.caller
         incarnation = self._local.me.incarnation if served is None else served.worker.incarnation
         key, malformed = round_of(topic, number, digest), f"worker {caller!r} sent a malformed message of a collective"
-        if key is not None and len(rest) == 1 and type(rest[0]) is bool:
-            answer(self._whom(key, up=rest[0]), None)
-            return
-        if key is not None and topic == SHUTDOWN and rest == (None,):
-            answer(self.shutdown_rounds.reports_to(), None)
+        if key is not None and len(rest) == 1 and (rest[0] is None or type(rest[0]) is bool):
+            asked = self.shutdown_rounds.tree.reports_to() if rest[0] is None else self._whom(key, up=rest[0])
+            answer(asked, None)
             return
         fields = None if key is None else fields_of(key, rest)
         if key is None or fields is None:

@@ -36,13 +36,12 @@ from telegrad.calls.collective_messages import (
     WaitsFor,
 )
 from telegrad.calls.collective_node import CHECK, connect_to
+from telegrad.calls.shutdown_tree import ShutdownTree
 from telegrad.connection.local_worker import LocalWorker
-from telegrad.connection.peer_table import Peer, PeerTable
 from telegrad.connection.peers import Peers
-from telegrad.errors import NotInitialized, ProtocolError, WorkerLost
+from telegrad.errors import ProtocolError, WorkerLost
 from telegrad.execution.timers import Timer
-from telegrad.protocol.collective_tree import Tree, static_children
-from telegrad.protocol.shutdown_parents import DETACH, ShutdownParents
+from telegrad.protocol.shutdown_parents import DETACH
 from telegrad.protocol.shutdown_report import Report, from_plain, to_plain, total
 
 PAUSE = 0.1
@@ -90,74 +89,12 @@ class ShutdownRounds:
         self._peers = peers
         self._call_up = call_up
         self._expire = expire
-        self._fan_out = local.settings.fan_out
-        self._lock = threading.Lock()  # protects the four below
+        self.tree = ShutdownTree(local, peers)
+        self._lock = threading.Lock()  # protects the three below
         self.latest = 0
         """The number of the latest round that a worker has come to here."""
         self._round: _Round | None = None
         self._result: object = MISSED  # of round `latest`, if it has ended here
-        self._parents = ShutdownParents()
-
-    # -- the tree -----------------------------------------------------------------------------------------------
-
-    def _tree(self) -> tuple[Tree, PeerTable, int]:
-        """Return the tree as this worker knows it, all workers, and its own number in the tree."""
-        peers, avoided = self._peers.table, self._parents.avoided
-
-        def is_gone(member: int) -> bool:
-            return peers.is_gone(member) or (bool(avoided) and peers.at(member).record.incarnation in avoided)
-
-        return Tree(len(peers), is_gone, self._fan_out), peers, peers.place_of(self._local.me.id)
-
-    def above(self, target: Peer) -> int:
-        """Return what to tell a parent: the id of its own parent, as this worker knows the group, or that it insists.
-
-        -1 if it is the root.
-        """
-        with self._lock:
-            if self._parents.insists(self._local.runtime.now()):
-                return INSISTS
-        return self._id_above(target)
-
-    def _id_above(self, worker: Peer) -> int:
-        tree, peers, _ = self._tree()
-        parent = tree.parent(peers.place_of(worker.record.id))
-        return -1 if parent is None else peers.at(parent).record.id
-
-    def reports_to(self) -> int:
-        """Return the id of the parent of this worker, as it knows the group; -1 if it is the root."""
-        return self._id_above(self._peers.find(self._local.name))
-
-    def sent_away(self, parent: Peer, asked: float, answer: object) -> None:
-        """Note that a worker, which was asked at some time, does not take this one as its child."""
-        with self._lock:
-            now = self._local.runtime.now()
-            self._parents.sent_away(parent.record.incarnation, detached=answer == DETACHED, asked=asked, now=now)
-
-    def target(self) -> Peer:
-        """Return the worker to which this one reports: itself, unless it is a leaf of the tree."""
-        tree, peers, place = self._tree()
-        parent = tree.parent(place)
-        if self._local.closed:
-            raise NotInitialized(f"worker {self._local.name!r} cannot take part in a shutdown: {self._local.closed}")
-        return peers.at(place if parent is None or static_children(place, len(peers), self._fan_out) else parent)
-
-    def _awaited(self, tree: Tree, peers: PeerTable, place: int) -> list[str]:
-        """Return the names of those who have to report to this worker."""
-        members = [place, *tree.children(place)]
-        members += [other for other in tree.gone_between(place) if self._returns(peers.at(other))]
-        names = [peers.at(member).record.name for member in members]
-        adopted, elsewhere = self._parents.adopted, self._parents.elsewhere
-        if adopted or elsewhere:
-            names = [name for name in names if self._peers.find(name).record.incarnation not in elsewhere]
-            others = (peer for peer in peers.used() if peer.record.incarnation in adopted and not peer.gone)
-            names += [peer.record.name for peer in others if peer.record.name not in names]
-        return names
-
-    def _returns(self, peer: Peer) -> bool:
-        """Return whether a worker that is gone is about to be started again, by the launcher."""
-        awaited = self._local.settings.awaited_replacement
-        return peer.failed_at is not None and self._local.runtime.now() < peer.failed_at + awaited
 
     # -- reports ------------------------------------------------------------------------------------------------
 
@@ -175,7 +112,6 @@ class ShutdownRounds:
         report = None if stage is Stage.ENTER else self._report_of(name, value)
         missed = current = None
         result: object = MISSED
-        worker = self._peers.find(name).record.incarnation
         with self._lock:
             if number > self.latest:
                 missed, self.latest, self._result = self._round, number, MISSED
@@ -186,7 +122,7 @@ class ShutdownRounds:
                 result = self._result
             if current is not None:
                 insists = above == INSISTS and name != self._local.name
-                self._parents.came(worker, insists=insists)
+                self.tree.came(name, insists=insists)
                 above = None if insists or name == self._local.name else above
                 current.answers.append(_Answer(name, answer, above, self._local.runtime.now()))
                 if report is not None:
@@ -217,7 +153,7 @@ class ShutdownRounds:
         """Pass the reports on, or answer, if all have come. Send those away that are not children any more."""
         if self._local.closed:
             return
-        tree, peers, place = self._tree()
+        tree, peers, place = self.tree.now()
         above = tree.parent(place)
         parent, parent_id = ("", -1) if above is None else (peers.at(above).record.name, peers.at(above).record.id)
         latest = self._local.runtime.now() - DETACH
@@ -225,7 +161,7 @@ class ShutdownRounds:
             current = self._round
             if current is None:
                 return
-            awaited = self._awaited(tree, peers, place)
+            awaited = self.tree.awaited(tree, peers, place)
             away: list[tuple[_Answer, str | None]] = [
                 (each, None) for each in current.answers if each.name not in awaited
             ]
@@ -259,7 +195,7 @@ class ShutdownRounds:
     # -- the parent ---------------------------------------------------------------------------------------------
 
     def _send_up(self, current: _Round, parent: str, stage: Stage, value: object) -> None:
-        above = self.above(self._peers.find(parent))
+        above = self.tree.above(self._peers.find(parent))
         arguments = (*current.key, value, current.timeout, True, current.key.number, int(stage), above)
         current.asked_above = self._local.runtime.now()
         self._call_up(parent, arguments, partial(self._answered, current, parent))
@@ -272,7 +208,7 @@ class ShutdownRounds:
         elif error is not None:
             self._fail(current, error)
         elif value is None or value == DETACHED:
-            self.sent_away(self._peers.find(parent), current.asked_above, value)
+            self.tree.sent_away(self._peers.find(parent), current.asked_above, value)
             again = self._local.runtime.now() + PAUSE
             self._local.executor.timers.at(again, partial(self._ask_again, current, parent))
         else:
@@ -295,20 +231,19 @@ class ShutdownRounds:
             missing = [name for name in names if name not in current.reports and name not in current.asked]
             missing = [name for name in missing if name != self._local.name and not self._peers.find(name).gone]
             current.asked |= set(missing)
-            current.pause = CHECK if self._parents.doubtful else min(2 * current.pause, _LONGEST)
+            current.pause = CHECK if self.tree.doubtful else min(2 * current.pause, _LONGEST)
             current.asks_at = now + current.pause
         for name in missing:
             incarnation = self._peers.find(name).record.incarnation
             self._call_up(name, (*current.key, None), partial(self._told, current, name, incarnation))
 
     def _told(self, current: _Round, name: str, incarnation: int, parent: object, error: Exception | None) -> None:
+        # A worker that cannot be asked may be lost, which is noticed anyway.
+        given_up = error is None and self.tree.said(incarnation, parent)
         with self._lock:
             current.asked.discard(name)
-            now, here = self._local.runtime.now(), parent == self._local.me.id
-            # A worker that cannot be asked may be lost, which others notice.
-            given_up = error is None and self._parents.said(incarnation, reports_here=here, now=now)
-            if self._parents.doubtful:
-                current.asks_at = min(current.asks_at, now + CHECK)
+            if self.tree.doubtful:
+                current.asks_at = min(current.asks_at, self._local.runtime.now() + CHECK)
         if given_up:
             self.look()
 
@@ -317,11 +252,11 @@ class ShutdownRounds:
     def _check(self, current: _Round) -> None:
         """Look again, and connect to children without a connection: one of them may have died unnoticed."""
         self.look()
-        tree, peers, place = self._tree()
+        tree, peers, place = self.tree.now()
         with self._lock:
             if self._round is not current:
                 return
-            awaited = self._awaited(tree, peers, place)
+            awaited = self.tree.awaited(tree, peers, place)
             again = self._local.runtime.now() + CHECK
             current.timers["check"] = self._local.executor.timers.at(again, partial(self._check, current))
         self._ask_children(current, awaited)
@@ -329,8 +264,8 @@ class ShutdownRounds:
 
     def pending(self) -> list[PendingRound]:
         """Return the round that waits here, if there is one."""
-        tree, peers, place = self._tree()
-        awaited = self._awaited(tree, peers, place)
+        tree, peers, place = self.tree.now()
+        awaited = self.tree.awaited(tree, peers, place)
         with self._lock:
             current = self._round
             if current is None:
@@ -341,17 +276,17 @@ class ShutdownRounds:
 
     def waits_for(self, key: Round) -> WaitsFor:
         """Return the workers that a round waits for here, and whom to ask for others."""
-        tree, peers, place = self._tree()
+        tree, peers, place = self.tree.now()
         with self._lock:
             current = self._round
             if current is None or current.key != key:
                 return WaitsFor([], [], None)
-            missing = set(self._awaited(tree, peers, place)).difference(current.reports)
+            missing = set(self.tree.awaited(tree, peers, place)).difference(current.reports)
         size = len(peers)
         inner = [
             peers.at(child).record.name
             for child in tree.children(place)
-            if peers.at(child).record.name in missing and static_children(child, size, self._fan_out)
+            if peers.at(child).record.name in missing and self.tree.is_inner(child, size)
         ]
         above = tree.parent(place)
         parent = None if above is None else peers.at(above).record.name
