@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 
 from telegrad.protocol.credits import Credits
@@ -15,7 +14,7 @@ class CreditWindow:
     def __init__(self, credits: Credits, lock: threading.Lock) -> None:
         self._credits = credits
         self._lock = lock  # the channel's; protects the credits and `waiters`
-        self.waiters: deque[Callable[[], None]] = deque()
+        self.waiters: list[Callable[[], None]] = []  # nearly always empty, which a deque is not for free
 
     def acquire(self, size: int, wake: Callable[[], None]) -> bool:
         """Take credits for a request of `size` bytes. If there are none, `wake` is called when it is worth a retry."""
@@ -36,7 +35,7 @@ class CreditWindow:
             if wake in self.waiters:
                 self.waiters.remove(wake)
                 return
-            wake_next = self.waiters.popleft() if self.waiters else None
+            wake_next = self.waiters.pop(0) if self.waiters else None
         if wake_next is not None:
             wake_next()
 
@@ -44,7 +43,7 @@ class CreditWindow:
         """Return the credits of a request that was answered or given up, and wake the first waiter."""
         with self._lock:
             self._credits.release(size)
-            wake_next = self.waiters.popleft() if self.waiters else None
+            wake_next = self.waiters.pop(0) if self.waiters else None
         if wake_next is not None:
             wake_next()
 

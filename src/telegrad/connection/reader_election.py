@@ -10,7 +10,6 @@ poller from the session's next tick on: arming and disarming the poller for ever
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from telegrad.transport.base import Link
@@ -51,7 +50,7 @@ class ReaderElection:
         self.idle = True
         """Whether no call was made since the session's last tick."""
         self._always_polled = False
-        self._followers: deque[Reader] = deque()
+        self._followers: list[Reader] = []  # few, so a list takes less memory
 
     def lead(self, reader: Reader, thread: int) -> Link | None:
         """Make `thread` the reader and return the link. If it cannot lead now, `reader.event` is set when it may."""
@@ -105,7 +104,7 @@ class ReaderElection:
     def elect(self) -> None:
         """Wake a follower, or arm the poller if messages are due. Call with the lock held, while no thread reads."""
         while self._followers:
-            reader = self._followers.popleft()
+            reader = self._followers.pop(0)
             if not reader.done() and reader.event is not None:
                 reader.event.set()
                 return
