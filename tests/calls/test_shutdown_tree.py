@@ -8,7 +8,7 @@ from telegrad.agent.agent import Agent
 from telegrad.calls.collective_messages import DETACHED, INSISTS
 from telegrad.calls.shutdown_tree import ShutdownTree
 from telegrad.errors import NotInitialized
-from telegrad.protocol.shutdown_parents import DETACH, INSIST
+from telegrad.protocol.shutdown_parents import GIVE_UP, INSIST
 from telegrad.testing.group import local_group
 
 MEMBERS = ("a", "b", "c", "d")
@@ -53,7 +53,7 @@ def test_those_who_insist_are_awaited_and_those_who_report_elsewhere_are_not() -
         c = peers.find("c").record
         assert not a.said(c.incarnation, peers.find("b").record.id)
         assert a.doubtful
-        a._parents._strayed[c.incarnation] -= DETACH
+        a._parents._strayed[c.incarnation] -= GIVE_UP
         assert a.said(c.incarnation, peers.find("b").record.id)
         assert awaited(a) == {"a", "b", "d"}
         a.came("c", insists=False)

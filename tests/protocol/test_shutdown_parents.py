@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telegrad.protocol.collective_tree import Tree
-from telegrad.protocol.shutdown_parents import DETACH, INSIST, ShutdownParents
+from telegrad.protocol.shutdown_parents import DETACH, GIVE_UP, INSIST, ShutdownParents
 
 PARENT, CHILD = 11, 22
 
@@ -43,10 +43,10 @@ def test_a_child_that_reports_elsewhere_for_some_seconds_is_given_up_until_it_co
     parents = ShutdownParents()
     assert not parents.said(CHILD, reports_here=False, now=1.0)
     assert parents.doubtful
-    assert not parents.said(CHILD, reports_here=True, now=1.0 + DETACH)
+    assert not parents.said(CHILD, reports_here=True, now=1.0 + GIVE_UP)
     assert not parents.doubtful
     assert not parents.said(CHILD, reports_here=False, now=10.0)
-    assert parents.said(CHILD, reports_here=False, now=10.0 + DETACH)
+    assert parents.said(CHILD, reports_here=False, now=10.0 + GIVE_UP)
     assert parents.elsewhere == {CHILD}
     parents.came(CHILD, insists=False)
     assert not parents.elsewhere
@@ -60,7 +60,7 @@ def test_a_worker_that_insisted_is_a_child_until_it_comes_as_another_or_not_at_a
     assert not parents.adopted
     parents.came(CHILD, insists=True)
     parents.said(CHILD, reports_here=False, now=1.0)
-    assert parents.said(CHILD, reports_here=False, now=1.0 + DETACH)
+    assert parents.said(CHILD, reports_here=False, now=1.0 + GIVE_UP)
     assert (parents.adopted, parents.elsewhere) == (set(), set())
 
 
@@ -82,7 +82,7 @@ def test_everybody_is_awaited_by_the_one_that_it_reports_to_and_by_nobody_else(
 
     asked = dict.fromkeys(range(size), 0.0)
     now = 0.0
-    while now < 4 * INSIST:
+    while now < 3 * GIVE_UP:
         for me in draw.sample(range(size), size):
             parent = tree(me).parent(me)
             if parent is None:
@@ -99,7 +99,7 @@ def test_everybody_is_awaited_by_the_one_that_it_reports_to_and_by_nobody_else(
         for me in range(size):
             for other in awaited(me):
                 rules[me].said(other, reports_here=tree(other).parent(other) == me, now=now)
-        now += 0.5
+        now += 1.0
     parents = {me: tree(me).parent(me) for me in range(size)}
     for me in range(size):
         assert awaited(me) == {other for other, parent in parents.items() if parent == me}

@@ -231,7 +231,7 @@ class ShutdownRounds:
             missing = [name for name in names if name not in current.reports and name not in current.asked]
             missing = [name for name in missing if name != self._local.name and not self._peers.find(name).gone]
             current.asked |= set(missing)
-            current.pause = CHECK if self.tree.doubtful else min(2 * current.pause, _LONGEST)
+            current.pause = DETACH if self.tree.doubtful else min(2 * current.pause, _LONGEST)
             current.asks_at = now + current.pause
         for name in missing:
             incarnation = self._peers.find(name).record.incarnation
@@ -243,7 +243,7 @@ class ShutdownRounds:
         with self._lock:
             current.asked.discard(name)
             if self.tree.doubtful:
-                current.asks_at = min(current.asks_at, self._local.runtime.now() + CHECK)
+                current.asks_at = min(current.asks_at, self._local.runtime.now() + DETACH)
         if given_up:
             self.look()
 

@@ -7,7 +7,7 @@ end nevertheless:
 1. A child says whom it holds for the parent of its parent. If that stays wrong for DETACH seconds, its parent sends it
    away for good (*detached*), and the child *avoids* this parent: it reports to the next one above.
 2. A worker that was sent away for INSIST seconds *insists*: whoever it asks then takes it as a child (*adopts* it).
-3. A worker asks the children that it misses to whom they report. One that reports elsewhere for DETACH seconds is not
+3. A worker asks the children that it misses to whom they report. One that reports elsewhere for GIVE_UP seconds is not
    waited for any more, until it comes.
 
 The one to which a worker reports always has a lower number. So the workers form trees, by rule 2 every worker is taken
@@ -19,8 +19,13 @@ from __future__ import annotations
 
 DETACH = 5.0
 """Seconds for which a child and its parent may know different groups before they act on it."""
-INSIST = 2 * DETACH
-"""Seconds after which a worker that is sent away again and again has to be taken."""
+INSIST = 70.0
+"""Seconds after which a worker that is sent away again and again has to be taken.
+
+A loss may be noticed 60 s later on one side than on the other, and most differences end by that.
+"""
+GIVE_UP = INSIST + 4 * DETACH
+"""Seconds for which a child must have reported elsewhere before it is not waited for."""
 
 
 class ShutdownParents:
@@ -65,7 +70,7 @@ class ShutdownParents:
         if reports_here:
             self._strayed.pop(worker, None)
             return False
-        if now - self._strayed.setdefault(worker, now) < DETACH:
+        if now - self._strayed.setdefault(worker, now) < GIVE_UP:
             return False
         del self._strayed[worker]
         if worker in self.adopted:
