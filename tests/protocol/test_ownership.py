@@ -23,6 +23,7 @@ from telegrad.protocol.ownership_effects import (
     RequestFork,
     ValueFreed,
     ValueOrphaned,
+    ValueUnknown,
 )
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkData, ForkId, RRefId
 
@@ -126,7 +127,7 @@ def test_a_handle_that_reaches_the_owner_too_late_is_orphaned() -> None:
     owner.creation_received((1, 0, 0), (1, 5), caller=1)
     owner.value_computed((1, 0, 0))
     owner.fork_deleted(1, (1, 0, 0), (1, 5))
-    assert owner.fork_received(2, ForkData((1, 0, 0), (2, 0), 0)) == [AcceptChild(2, (2, 0)), ValueOrphaned((1, 0, 0))]
+    assert owner.fork_received(2, ForkData((1, 0, 0), (2, 0), 0)) == [AcceptChild(2, (2, 0)), ValueUnknown((1, 0, 0))]
     assert owner.release_handle((1, 0, 0)) == [ValueFreed((1, 0, 0))]
 
 
@@ -149,7 +150,7 @@ def test_a_value_whose_creating_call_will_never_arrive_is_orphaned() -> None:
 def test_a_restarted_owner_refuses_values_of_its_previous_incarnation() -> None:
     owner = Ownership(0, incarnation=8)
     assert owner.fork_requested(2, (1, 0, 7), (1, 6)) == [AcceptFork(2, (1, 6), True)]
-    assert owner.fork_received(2, ForkData((1, 0, 7), (2, 0), 0)) == [AcceptChild(2, (2, 0)), ValueOrphaned((1, 0, 7))]
+    assert owner.fork_received(2, ForkData((1, 0, 7), (2, 0), 0)) == [AcceptChild(2, (2, 0)), ValueUnknown((1, 0, 7))]
 
 
 def test_an_owner_knows_whether_a_creating_call_is_pending() -> None:
@@ -351,7 +352,7 @@ class World(RuleBasedStateMachine):
                     assert (worker.me, rref) in self.values | self.orphans, f"{rref} is freed twice, or never existed"
                     self.values.discard((worker.me, rref))
                     self.orphans.discard((worker.me, rref))
-                case ValueOrphaned(rref):
+                case ValueOrphaned(rref) | ValueUnknown(rref):
                     self.orphans.add((worker.me, rref))
                 case ForkRefused(fork):
                     self.void.add(fork)

@@ -8,7 +8,9 @@ from tests.support.rrefs import Counter, Group, add, becomes_true, give_back, no
 from telegrad import rpc
 from telegrad.calls.extension import Concern, OutgoingMessage
 from telegrad.errors import ProtocolError, ReferenceGone
+from telegrad.protocol.ownership_effects import ValueUnknown
 from telegrad.rref.handle import FETCH, METHOD, RRef
+from telegrad.rref.owner import OwnerValue
 from telegrad.wire.messages import ForkInfo, RRefAccess, RRefChildAccept, RRefForkAccept, RRefUserDelete
 from telegrad.wire.payload import Encoded
 
@@ -59,3 +61,11 @@ def test_forged_reference_ids_get_errors(group: Group) -> None:
         extension.unsent(unknown)
     assert a.call("b", add, (1, 2)) == 3
     assert becomes_true(lambda: not any(b.references.counts().values()))
+
+
+def test_the_error_of_a_value_that_its_owner_does_not_have_says_why(group: Group) -> None:
+    context, rref = group["b"].references.context, (0, 7, 0)
+    value = context.values[rref] = OwnerValue()
+    context.perform([ValueUnknown(rref)])
+    assert "worker 'b' does not have it, because its last user was lost, or an earlier process" in str(value.error)
+    del context.values[rref]

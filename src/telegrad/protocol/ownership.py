@@ -41,7 +41,7 @@ from telegrad.protocol.ownership_effects import (
     ForkRefused,
     OwnershipEffect,
     RequestFork,
-    ValueOrphaned,
+    ValueUnknown,
 )
 from telegrad.protocol.rref_ids import ForkData, ForkId, RRefId, WorkerId
 
@@ -119,9 +119,10 @@ class Ownership(OwnedValues):
             if sender == self._me:
                 return []  # counted when it was sent
             if fork.rref not in self._owned and not self.is_pending(fork.rref):
-                # Its user was lost with the last fork that we knew. The handle finds no value, and says so.
+                # Its user was lost with the last fork that we knew, or an earlier process of this worker had it. The
+                # handle finds no value, and says so.
                 self._owned[fork.rref] = OwnedValue(created=True, handles=1)
-                return [AcceptChild(sender, fork.fork), ValueOrphaned(fork.rref)]
+                return [AcceptChild(sender, fork.fork), ValueUnknown(fork.rref)]
             self._owned.setdefault(fork.rref, OwnedValue(created=False)).handles += 1
             return [AcceptChild(sender, fork.fork)]
         held = self._held[fork.fork] = _HeldFork(fork.rref, fork.owner, sender)

@@ -71,6 +71,21 @@ class ValueOrphaned:
     rref: RRefId
 
 
+@dataclass(frozen=True)
+class ValueUnknown:
+    """A reference to a value arrived that this worker, its owner, does not have any more, or never had."""
+
+    rref: RRefId
+
+
 OwnershipEffect = (
-    RequestFork | AcceptFork | AcceptChild | DeleteFork | ForkConfirmed | ForkRefused | ValueFreed | ValueOrphaned
+    RequestFork
+    | AcceptFork
+    | AcceptChild
+    | DeleteFork
+    | ForkConfirmed
+    | ForkRefused
+    | ValueFreed
+    | ValueOrphaned
+    | ValueUnknown
 )

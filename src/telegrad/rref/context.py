@@ -29,6 +29,7 @@ from telegrad.protocol.ownership_effects import (
     RequestFork,
     ValueFreed,
     ValueOrphaned,
+    ValueUnknown,
 )
 from telegrad.protocol.rref_ids import COUNTER_BITS, ForkId, RRefId
 from telegrad.rref.expected_values import ExpectedValues
@@ -38,6 +39,8 @@ from telegrad.rref.user_state import UserRRef
 from telegrad.wire.messages import RRefChildAccept, RRefForkAccept, RRefForkRequest, RRefUserDelete
 
 _log = logging.getLogger("telegrad")
+
+_UNKNOWN = "worker {!r} does not have it, because its last user was lost, or an earlier process of that name had it"
 
 
 class RRefContext:
@@ -169,6 +172,8 @@ class RRefContext:
                     del value  # without the lock: the user's object may have a destructor
                 case ValueOrphaned(rref):
                     self._fail_orphan(rref)
+                case ValueUnknown(rref):
+                    self._fail_orphan(rref, _UNKNOWN.format(self.agent.me.name))
                 case ForkConfirmed(fork) | ForkRefused(fork):
                     self._settle_fork(fork, effect)
 

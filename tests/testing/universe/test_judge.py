@@ -56,6 +56,9 @@ def test_a_killed_worker_explains_its_loss_and_no_other(world: World) -> None:
     assert objection(world, WorkerLost("lost", worker="w0"), here="w0")
     assert objection(world, WorkerLost("lost"), here="w0")
     assert objection(world, ReferenceGone("gone"), here="w0", lineage={"w0"})
+    both = WorkersFailed("failed", errors={"w1": ReferenceGone("gone"), "w2": ReferenceGone("gone")})
+    assert not objection(world, both, here="w0", lineage={"w1", "w2"})
+    assert objection(world, both, here="w0", lineage={"w2"})
 
 
 def test_a_deadline_or_a_cancellation_explains_its_error(world: World) -> None:

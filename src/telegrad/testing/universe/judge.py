@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 from telegrad.errors import (
     AuthenticationError,
@@ -40,7 +41,10 @@ def objection(
     if not isinstance(error, TelegradError):
         return f"{kind} is not an error of telegrad"
     if isinstance(error, WorkersFailed):
-        found = [objection(world, inner, here=here, may_be_late=may_be_late) for inner in error.errors.values()]
+        judge = partial(
+            objection, world, here=here, may_be_late=may_be_late, may_be_cancelled=may_be_cancelled, lineage=lineage
+        )
+        found = [judge(inner) for inner in error.errors.values()]
         return next(filter(None, found), "") if found else "WorkersFailed without errors"
     if isinstance(error, NotInitialized):  # of this worker, or of one that left while it ran a function for this one
         left = here in world.suspects or any(repr(worker) in str(error) for worker in world.suspects)
