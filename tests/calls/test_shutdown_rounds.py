@@ -33,7 +33,7 @@ class Asked:
 
         worker = self.root.peers.find(name).record.id
         idle = report_of(worker, busy=False, calls=0, pending=False, sent={}, received={})
-        self.root.collectives.shutdown_rounds.arrive(respond, name, number, Stage.VALUE, to_plain(idle), None)
+        self.root.collectives.shutdown_rounds.arrive(respond, name, number, Stage.VALUE, to_plain(idle))
 
 
 def test_a_new_root_does_not_wait_for_a_round_that_some_members_have_completed() -> None:

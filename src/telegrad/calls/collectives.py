@@ -71,7 +71,7 @@ class Collectives:
         self._begin = begin
         self._result = result
         self.node = CollectiveNode(local, peers, self._call_up, self._expire)
-        self.shutdown_rounds = ShutdownRounds(local, peers, self._call_up, self._expire)
+        self.shutdown_rounds = ShutdownRounds(local, peers, self._call_up)
         self.explainer: Explainer | None = None
         """Says what a collective waits for whose deadline has passed."""
         self._views = KnownViews(peers)
@@ -158,12 +158,12 @@ class Collectives:
             key = Round(SHUTDOWN, self._shutdown_rounds, b"")
         while True:
             target = self.shutdown_rounds.tree.target()
-            left = None if deadline is None else max(0.01, deadline - runtime.now())
-            arguments = (*key, value, left, True, key.number, int(Stage.VALUE), self.shutdown_rounds.tree.above(target))
+            left = 0.0 if deadline is None else max(0.01, deadline - runtime.now())
+            arguments = (*key, value, None, True, key.number, int(Stage.VALUE), self.shutdown_rounds.tree.above(target))
             asked = runtime.now()
             try:
                 with self._reported(target.record.name, key, "shutdown()", schedule):
-                    result = self._call(target.record.name, SERVICE, arguments, timeout=0.0)
+                    result = self._shutdown_call(target.record.name, key, arguments, left, timeout)
             except WorkerLost:
                 # Go on only if the worker itself was lost: the next one takes over, or its replacement.
                 if not target.gone:
@@ -175,6 +175,24 @@ class Collectives:
             if deadline is not None and runtime.now() >= deadline:
                 return MISSED
             runtime.event().wait(runtime.now() + PAUSE)  # until both know the same group
+
+    def _shutdown_call(
+        self, target: str, key: Round, arguments: tuple[Any, ...], left: float, timeout: float | None
+    ) -> object:
+        """Report to a worker. The `left` seconds are those of this worker: the others wait on."""
+        try:
+            return self._call(target, SERVICE, arguments, timeout=left)
+        except DeadlineExceeded as error:
+            try:
+                missing = self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
+            except WorkerLost:  # and the next one can be asked
+                raise
+            except TelegradError:
+                missing = []
+            late = _missing_error(key, missing or [target], timeout or 0.0)
+            for note in getattr(error, "__notes__", ()):
+                late.add_note(note)
+            raise late from None
 
     # -- the member above ---------------------------------------------------------------------------------------
 
@@ -269,10 +287,7 @@ class Collectives:
         def name_the_missing() -> None:
             missing = self._whom(key, up=False)
             if missing:
-                have = "has" if len(missing) == 1 else "have"
-                what = f"{have} not called shutdown()" if key.topic == SHUTDOWN else "did not join the collective"
-                text = f"after {timeout:.3g} s {workers(missing)} {what}"
-                error = DeadlineExceeded(text, worker=missing[0], elapsed=timeout)
+                error = _missing_error(key, missing, timeout)
                 _explain(self.explainer, error, timeout)
                 fail(error)
 
@@ -295,7 +310,7 @@ class Collectives:
             raise ProtocolError(malformed)
         value, timeout, whole, oldest, stage, view, above = fields
         if topic == SHUTDOWN:
-            self.shutdown_rounds.arrive(answer, caller, key.number, stage, value, timeout, above)
+            self.shutdown_rounds.arrive(answer, caller, key.number, stage, value, above)
             return
         known = self._views.find(key.digest) if view is None else self._views.add(key.digest, view)
         if known is None and view is None:
@@ -354,6 +369,13 @@ def _explain(explainer: Explainer | None, error: DeadlineExceeded, timeout: floa
         explanation = explainer.explain("a collective", 0)
         if explanation:
             error.add_note(explanation)
+
+
+def _missing_error(key: Round, missing: list[str], timeout: float) -> DeadlineExceeded:
+    have = "has" if len(missing) == 1 else "have"
+    what = f"{have} not called shutdown()" if key.topic == SHUTDOWN else "did not join the collective"
+    text = f"after {timeout:.3g} s {workers(missing)} {what}"
+    return DeadlineExceeded(text, worker=missing[0], elapsed=timeout)
 
 
 def _wait_text(target: str, what: str) -> str:

@@ -28,7 +28,6 @@ from telegrad.calls.collective_messages import (
     INSISTS,
     SHUTDOWN,
     CallUp,
-    Expire,
     PendingRound,
     Respond,
     Round,
@@ -61,10 +60,9 @@ class _Answer(NamedTuple):
 
 
 class _Round:
-    def __init__(self, key: Round, timeout: float | None, now: float) -> None:
+    def __init__(self, key: Round, now: float) -> None:
         self.key = key
         self.began = now
-        self.timeout = timeout
         self.reports: dict[str, Report] = {}
         self.answers: list[_Answer] = []
         self.entered_at = ""
@@ -78,17 +76,16 @@ class _Round:
         """Seconds until the next time."""
         self.asked: set[str] = set()
         """Those that have not answered yet."""
-        self.timers: dict[str, Timer] = {}
+        self.check: Timer | None = None
 
 
 class ShutdownRounds:
     """The rounds that this worker takes part in."""
 
-    def __init__(self, local: LocalWorker, peers: Peers, call_up: CallUp, expire: Expire) -> None:
+    def __init__(self, local: LocalWorker, peers: Peers, call_up: CallUp) -> None:
         self._local = local
         self._peers = peers
         self._call_up = call_up
-        self._expire = expire
         self.tree = ShutdownTree(local, peers)
         self._lock = threading.Lock()  # protects the three below
         self.latest = 0
@@ -105,7 +102,6 @@ class ShutdownRounds:
         number: int,
         stage: Stage,
         value: object,
-        timeout: float | None,
         above: int | None = None,
     ) -> None:
         """Take what a worker says, and answer when the round has ended."""
@@ -115,7 +111,7 @@ class ShutdownRounds:
         with self._lock:
             if number > self.latest:
                 missed, self.latest, self._result = self._round, number, MISSED
-                current = self._round = self._begin(number, timeout)
+                current = self._round = self._begin(number)
             elif number == self.latest and self._round is not None:
                 current = self._round
             elif number == self.latest:
@@ -134,13 +130,10 @@ class ShutdownRounds:
         else:
             self.look()
 
-    def _begin(self, number: int, timeout: float | None) -> _Round:
-        now, timers = self._local.runtime.now(), self._local.executor.timers
-        current = _Round(Round(SHUTDOWN, number, b""), timeout, now)
-        if timeout:
-            expire = partial(self._expire, current.key, timeout, partial(self._fail, current))
-            current.timers["timeout"] = timers.at(now + timeout, expire)
-        current.timers["check"] = timers.at(now + CHECK, partial(self._check, current))
+    def _begin(self, number: int) -> _Round:
+        now = self._local.runtime.now()
+        current = _Round(Round(SHUTDOWN, number, b""), now)
+        current.check = self._local.executor.timers.at(now + CHECK, partial(self._check, current))
         return current
 
     def _report_of(self, name: str, value: object) -> Report:
@@ -196,7 +189,7 @@ class ShutdownRounds:
 
     def _send_up(self, current: _Round, parent: str, stage: Stage, value: object) -> None:
         above = self.tree.above(self._peers.find(parent))
-        arguments = (*current.key, value, current.timeout, True, current.key.number, int(stage), above)
+        arguments = (*current.key, value, None, True, current.key.number, int(stage), above)
         current.asked_above = self._local.runtime.now()
         self._call_up(parent, arguments, partial(self._answered, current, parent))
 
@@ -258,7 +251,7 @@ class ShutdownRounds:
                 return
             awaited = self.tree.awaited(tree, peers, place)
             again = self._local.runtime.now() + CHECK
-            current.timers["check"] = self._local.executor.timers.at(again, partial(self._check, current))
+            current.check = self._local.executor.timers.at(again, partial(self._check, current))
         self._ask_children(current, awaited)
         connect_to(self._local, self._peers, [peers.at(child).record.name for child in tree.children(place)])
 
@@ -303,8 +296,8 @@ class ShutdownRounds:
         self._answer(current, result, error)
 
     def _answer(self, current: _Round, result: object, error: Exception | None) -> None:
-        for timer in current.timers.values():
-            self._local.executor.timers.cancel(timer)
+        if current.check is not None:
+            self._local.executor.timers.cancel(current.check)
         # This worker last: once it has its reply it may leave, and by then the others must have theirs.
         for each in sorted(current.answers, key=lambda each: each.name == self._local.name):
             each.answer(result, error)
