@@ -158,6 +158,54 @@ def test_a_shutdown_waits_for_calls_anywhere_in_the_tree(seed: int) -> None:
         assert results == [3]
 
 
+@pytest.mark.parametrize("dead", ["w0", "w3"])
+def test_a_shutdown_waits_for_a_worker_that_has_not_noticed_a_death_yet(dead: str) -> None:
+    """It has a program to run, and no connection with the dead one, to which it would report."""
+    names = [f"w{number}" for number in range(8)]
+    fan_out = 2 if dead == "w3" else 16
+    with Simulation(seed=1, workers=names, settings=AgentSettings(fan_out=fan_out)) as sim:
+        results: list[int] = []
+
+        def busy() -> None:
+            sim.sleep(100.0)
+            results.append(sim["w7"].call("w2", operator.add, (1, 2)))
+            sim["w7"].shutdown()
+
+        def program() -> None:
+            sim["w1"].call(dead, abs, (-1,))
+            sim.kill(dead)
+            threads = [sim.spawn(name, lambda name=name: sim[name].shutdown()) for name in names[:-1] if name != dead]
+            threads.append(sim.spawn("w7", busy))
+            for thread in threads:
+                assert thread.join(200.0), f"{thread.node} still waits"
+
+        sim.run(program)
+        assert results == [3]
+
+
+@pytest.mark.parametrize("knows", ["w1", "w2"])
+def test_nobody_leaves_alone_because_its_parent_learns_of_a_death_at_another_time(knows: str) -> None:
+    with Simulation(seed=1, workers=["w0", "w1", "w2"], settings=AgentSettings(fan_out=1)) as sim:
+        results: list[int] = []
+
+        def busy() -> None:
+            sim.sleep(100.0)
+            results.append(sim["w1"].call("w2", operator.add, (1, 2)))
+            sim["w1"].shutdown()
+
+        def program() -> None:
+            for name in ("w1", "w2"):  # a machine that went down
+                sim.network.part("w0", name)
+            sim.kill("w0")
+            peers = sim[knows].peers
+            peers.lost_workers.peer_lost(peers.find("w0"), "test")
+            for thread in (sim.spawn("w2", sim["w2"].shutdown), sim.spawn("w1", busy)):
+                assert thread.join(200.0), f"{thread.node} still waits"
+
+        sim.run(program)
+        assert results == [3]
+
+
 def test_a_root_that_is_closing_answers_nobody() -> None:
     with local_group(MEMBERS) as agents:
         asked = Asked(agents["a"])

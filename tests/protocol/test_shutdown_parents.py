@@ -74,7 +74,9 @@ def test_everybody_is_awaited_by_the_one_that_it_reports_to_and_by_nobody_else(
     rules = [ShutdownParents() for _ in range(size)]
 
     def tree(me: int) -> Tree:
-        return Tree(size, lambda other: frozenset((me, other)) in lost or other in rules[me].avoided, fan_out)
+        root = Tree(size, lambda other: frozenset((me, other)) in lost, fan_out).root()
+        avoided = rules[me].avoided - {root}
+        return Tree(size, lambda other: frozenset((me, other)) in lost or other in avoided, fan_out)
 
     def awaited(me: int) -> set[int]:
         below = set(tree(me).children(me)) | rules[me].adopted
@@ -93,7 +95,7 @@ def test_everybody_is_awaited_by_the_one_that_it_reports_to_and_by_nobody_else(
             if me not in awaited(parent):
                 rules[me].sent_away(parent, detached=False, asked=asked[me], now=now)
                 asked[me] = now
-            elif above != known and now - asked[me] >= DETACH and not rules[me].insists(now):
+            elif known is not None and above != known and now - asked[me] >= DETACH and not rules[me].insists(now):
                 rules[me].sent_away(parent, detached=True, asked=asked[me], now=now)
                 asked[me] = now
         for me in range(size):

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from telegrad.calls.collective_messages import (
     DETACHED,
     INSISTS,
+    ROOT,
     SHUTDOWN,
     CallUp,
     PendingRound,
@@ -148,7 +149,7 @@ class ShutdownRounds:
             return
         tree, peers, place = self.tree.now()
         above = tree.parent(place)
-        parent, parent_id = ("", -1) if above is None else (peers.at(above).record.name, peers.at(above).record.id)
+        parent, parent_id = ("", ROOT) if above is None else (peers.at(above).record.name, peers.at(above).record.id)
         latest = self._local.runtime.now() - DETACH
         with self._lock:
             current = self._round
@@ -162,7 +163,7 @@ class ShutdownRounds:
                 detached = [
                     each
                     for each in current.answers
-                    if each.name in awaited and each.above not in (None, parent_id) and each.came <= latest
+                    if each.name in awaited and each.above not in (None, ROOT, parent_id) and each.came <= latest
                 ]
                 away += [(each, DETACHED) for each in detached]
                 for each in detached:

@@ -5,10 +5,12 @@ workers that have lost each other, while others have not, know different trees f
 end nevertheless:
 
 1. A child says whom it holds for the parent of its parent. If that stays wrong for DETACH seconds, its parent sends it
-   away for good (*detached*), and the child *avoids* this parent: it reports to the next one above.
+   away for good (*detached*), and the child *avoids* this parent: it reports to the next one above. Nobody avoids the
+   one that it holds for the root: there is none above, and it would end alone.
 2. A worker that was sent away for INSIST seconds *insists*: whoever it asks then takes it as a child (*adopts* it).
 3. A worker asks the children that it misses to whom they report. One that reports elsewhere for DETACH seconds is not
-   waited for any more, until it comes.
+   waited for any more, until it comes. One that has no connection with its parent does not know: the parent may be
+   dead, and the child has not noticed. It connects to it, and says so or loses it.
 
 The one to which a worker reports always has a lower number. So the workers form trees, by rule 2 every worker is taken
 by its parent in the end, and by rule 3 nobody waits for others than its children. If there are several trees, each ends
@@ -28,7 +30,7 @@ class ShutdownParents:
 
     def __init__(self) -> None:
         self.avoided: frozenset[int] = frozenset()
-        """Workers to which this one does not report."""
+        """Workers to which this one does not report, except to the root."""
         self.adopted: set[int] = set()
         """Workers that report here, although this one does not hold them for its children."""
         self.elsewhere: set[int] = set()
