@@ -310,7 +310,7 @@ class Collectives:
             raise ProtocolError(malformed)
         value, timeout, whole, oldest, stage, view, above = fields
         if topic == SHUTDOWN:
-            self.shutdown_rounds.arrive(answer, caller, key.number, stage, value, above)
+            self.shutdown_rounds.arrive(answer, caller, incarnation, key.number, stage, value, above)
             return
         known = self._views.find(key.digest) if view is None else self._views.add(key.digest, view)
         if known is None and view is None:

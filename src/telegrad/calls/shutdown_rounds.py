@@ -54,6 +54,7 @@ _LONGEST = 60.0  # maximum seconds between two questions to a child that is miss
 class _Answer(NamedTuple):
     name: str
     """The child that is answered, or this worker."""
+    incarnation: int
     answer: Respond
     above: int | None
     """What the child holds for the id of this worker's parent."""
@@ -64,7 +65,8 @@ class _Round:
     def __init__(self, key: Round, now: float) -> None:
         self.key = key
         self.began = now
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, tuple[int, Report]] = {}
+        """What each has said, and which incarnation of it."""
         self.answers: list[_Answer] = []
         self.entered_at = ""
         """The name of the parent that knows of the round."""
@@ -100,6 +102,7 @@ class ShutdownRounds:
         self,
         answer: Respond,
         name: str,
+        incarnation: int,
         number: int,
         stage: Stage,
         value: object,
@@ -107,6 +110,9 @@ class ShutdownRounds:
     ) -> None:
         """Take what a worker says, and answer when the round has ended."""
         report = None if stage is Stage.ENTER else self._report_of(name, value)
+        if not self.tree.is_there(name, incarnation):  # or it would speak for its replacement
+            answer(None, None)
+            return
         missed = current = None
         result: object = MISSED
         with self._lock:
@@ -121,9 +127,9 @@ class ShutdownRounds:
                 insists = above == INSISTS and name != self._local.name
                 self.tree.came(name, insists=insists)
                 above = None if insists or name == self._local.name else above
-                current.answers.append(_Answer(name, answer, above, self._local.runtime.now()))
+                current.answers.append(_Answer(name, incarnation, answer, above, self._local.runtime.now()))
                 if report is not None:
-                    current.reports[name] = report
+                    current.reports[name] = incarnation, report
         if missed is not None:
             self._answer(missed, MISSED, None)
         if current is None:
@@ -157,7 +163,9 @@ class ShutdownRounds:
                 return
             awaited = self.tree.awaited(tree, peers, place)
             away: list[tuple[_Answer, str | None]] = [
-                (each, None) for each in current.answers if each.name not in awaited
+                (each, None)
+                for each in current.answers
+                if each.name not in awaited or not self.tree.is_there(each.name, each.incarnation)
             ]
             if not parent or parent != current.passed_to:  # else their reports are on their way
                 detached = [
@@ -170,13 +178,17 @@ class ShutdownRounds:
                     current.reports.pop(each.name, None)
             gone = {id(each) for each, _ in away}
             current.answers = [each for each in current.answers if id(each) not in gone]
-            current.reports = {name: report for name, report in current.reports.items() if name in awaited}
+            current.reports = {
+                name: said
+                for name, said in current.reports.items()
+                if name in awaited and self.tree.is_there(name, said[0])
+            }
             is_complete = len(current.reports) == len(awaited)
             enters = bool(parent) and parent not in (current.entered_at, current.passed_to)
             passes_on = bool(parent) and is_complete and parent != current.passed_to
             current.entered_at = parent if enters else current.entered_at
             current.passed_to = parent if passes_on else current.passed_to
-            report = total(current.reports.values()) if is_complete else None
+            report = total(report for _, report in current.reports.values()) if is_complete else None
         for each, result in away:
             each.answer(result, None)
         if enters and not passes_on:

@@ -105,6 +105,11 @@ class ShutdownTree:
         awaited = self._local.settings.awaited_replacement
         return peer.failed_at is not None and self._local.runtime.now() < peer.failed_at + awaited
 
+    def is_there(self, name: str, incarnation: int) -> bool:
+        """Return whether this incarnation of a worker is not gone."""
+        peer = self._peers.find(name)
+        return peer.record.incarnation == incarnation and not peer.gone
+
     def came(self, name: str, *, insists: bool) -> None:
         """Note that a worker reports here."""
         with self._lock:
