@@ -163,7 +163,10 @@ class Collectives:
             asked = runtime.now()
             try:
                 with self._reported(target.record.name, key, "shutdown()", schedule):
-                    result = self._shutdown_call(target.record.name, key, arguments, left, timeout)
+                    try:
+                        result = self._call(target.record.name, SERVICE, arguments, timeout=left)
+                    except DeadlineExceeded as error:  # of this worker: the others wait on
+                        raise _late(error, key, target.record.name, self._awaited, timeout) from None
             except WorkerLost:
                 # Go on only if the worker itself was lost: the next one takes over, or its replacement.
                 if not target.gone:
@@ -175,24 +178,6 @@ class Collectives:
             if deadline is not None and runtime.now() >= deadline:
                 return MISSED
             runtime.event().wait(runtime.now() + PAUSE)  # until both know the same group
-
-    def _shutdown_call(
-        self, target: str, key: Round, arguments: tuple[Any, ...], left: float, timeout: float | None
-    ) -> object:
-        """Report to a worker. The `left` seconds are those of this worker: the others wait on."""
-        try:
-            return self._call(target, SERVICE, arguments, timeout=left)
-        except DeadlineExceeded as error:
-            try:
-                missing = self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
-            except WorkerLost:  # and the next one can be asked
-                raise
-            except TelegradError:
-                missing = []
-            late = _missing_error(key, missing or [target], timeout or 0.0)
-            for note in getattr(error, "__notes__", ()):
-                late.add_note(note)
-            raise late from None
 
     # -- the member above ---------------------------------------------------------------------------------------
 
@@ -235,7 +220,7 @@ class Collectives:
         """Log whom a collective waits for, on a worker thread."""
         waits_for = f"worker {target!r}, which collects the values and does not answer"
         try:
-            missing = self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
+            missing = self._awaited(target, key)
         except TelegradError as error:
             _log.debug("worker %r cannot ask %r whom a collective waits for: %s", self._local.name, target, error)
         else:
@@ -274,6 +259,9 @@ class Collectives:
             self._missing = {(key, up): (now, missing)}
         return missing
 
+    def _awaited(self, target: str, key: Round) -> list[str]:
+        return self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
+
     def _ask(self, member: str, key: Round, *, up: bool = True) -> list[str]:
         missing = self._call(member, SERVICE, (*key, up), timeout=_ASK)
         known = {peer.record.name for peer in self._peers.all()}
@@ -287,9 +275,7 @@ class Collectives:
         def name_the_missing() -> None:
             missing = self._whom(key, up=False)
             if missing:
-                error = _missing_error(key, missing, timeout)
-                _explain(self.explainer, error, timeout)
-                fail(error)
+                fail(_explained(self.explainer, _missing_error(key, missing, timeout), timeout))
 
         self._local.executor.submit(name_the_missing)
 
@@ -363,12 +349,13 @@ def _view_of(local: LocalWorker, peers: Peers, names: Sequence[str]) -> View:
     return tuple((record.name, record.generation, record.incarnation) for record in members)
 
 
-def _explain(explainer: Explainer | None, error: DeadlineExceeded, timeout: float) -> None:
-    """Add a note that says what is stuck, if that is worth the time."""
+def _explained(explainer: Explainer | None, error: DeadlineExceeded, timeout: float) -> DeadlineExceeded:
+    """Return the error with a note that says what is stuck, if that is worth the time."""
     if explainer is not None and explainer.is_worth(timeout):
         explanation = explainer.explain("a collective", 0)
         if explanation:
             error.add_note(explanation)
+    return error
 
 
 def _missing_error(key: Round, missing: list[str], timeout: float) -> DeadlineExceeded:
@@ -376,6 +363,22 @@ def _missing_error(key: Round, missing: list[str], timeout: float) -> DeadlineEx
     what = f"{have} not called shutdown()" if key.topic == SHUTDOWN else "did not join the collective"
     text = f"after {timeout:.3g} s {workers(missing)} {what}"
     return DeadlineExceeded(text, worker=missing[0], elapsed=timeout)
+
+
+def _late(
+    error: DeadlineExceeded, key: Round, target: str, ask: Callable[[str, Round], list[str]], timeout: float | None
+) -> DeadlineExceeded:
+    """Return the error of a shutdown that has lasted too long, with the notes of that of its call to `target`."""
+    try:
+        missing = ask(target, key)
+    except WorkerLost:  # then another one can be asked
+        raise
+    except TelegradError:
+        missing = []
+    late = _missing_error(key, missing or [target], timeout or 0.0)
+    for note in getattr(error, "__notes__", ()):
+        late.add_note(note)
+    return late
 
 
 def _wait_text(target: str, what: str) -> str:
