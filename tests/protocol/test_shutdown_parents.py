@@ -52,6 +52,19 @@ def test_a_child_that_reports_elsewhere_for_some_seconds_is_given_up_until_it_co
     assert not parents.elsewhere
 
 
+def test_what_a_child_said_that_is_not_asked_any_more_does_not_count() -> None:
+    """It died, or is the child of another: nobody has to be asked soon because of it."""
+    parents = ShutdownParents()
+    parents.said(CHILD, reports_here=False, now=1.0)
+    parents.said(33, reports_here=False, now=1.0)
+    parents.asks({CHILD})
+    assert parents.doubtful
+    parents.asks({33})
+    assert not parents.doubtful
+    assert not parents.said(CHILD, reports_here=False, now=100.0)
+    assert not parents.said(33, reports_here=False, now=100.0)
+
+
 def test_a_worker_that_insisted_is_a_child_until_it_comes_as_another_or_not_at_all() -> None:
     parents = ShutdownParents()
     parents.came(CHILD, insists=True)

@@ -234,8 +234,10 @@ class ShutdownRounds:
         with self._lock:
             if now < current.asks_at:
                 return
-            missing = [name for name in names if name not in current.reports and name not in current.asked]
-            missing = [name for name in missing if name != self._local.name and not self._peers.find(name).gone]
+            missing = [name for name in names if name not in current.reports and name != self._local.name]
+            missing = [name for name in missing if not self._peers.find(name).gone]
+            self.tree.asks(missing)
+            missing = [name for name in missing if name not in current.asked]
             current.asked |= set(missing)
             current.pause = CHECK if self.tree.doubtful else min(2 * current.pause, _LONGEST)
             current.asks_at = now + current.pause

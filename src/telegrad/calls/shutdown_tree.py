@@ -7,6 +7,7 @@ what follows if others know another one.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 from telegrad.calls.collective_messages import DETACHED, INSISTS, ROOT
 from telegrad.calls.collective_node import connect_to
@@ -120,6 +121,11 @@ class ShutdownTree:
         with self._lock:
             here = parent is None or parent == self._local.me.id
             return self._parents.said(incarnation, reports_here=here, now=self._local.runtime.now())
+
+    def asks(self, names: Iterable[str]) -> None:
+        """Note which children are missing, and asked."""
+        with self._lock:
+            self._parents.asks({self._peers.find(name).record.incarnation for name in names})
 
     @property
     def doubtful(self) -> bool:

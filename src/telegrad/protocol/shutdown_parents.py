@@ -19,6 +19,8 @@ by itself.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 DETACH = 5.0
 """Seconds for which a child and its parent may know different groups before they act on it."""
 INSIST = 2 * DETACH
@@ -75,6 +77,10 @@ class ShutdownParents:
         else:
             self.elsewhere.add(worker)
         return True
+
+    def asks(self, workers: Collection[int]) -> None:
+        """Note which children are missing, and asked. What others said before counts no more."""
+        self._strayed = {worker: since for worker, since in self._strayed.items() if worker in workers}
 
     @property
     def doubtful(self) -> bool:
