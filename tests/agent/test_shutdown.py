@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from telegrad.agent.shutdown import Shutdown
-from telegrad.errors import DeadlineExceeded, NotInitialized, WorkerLost
+from telegrad.errors import DeadlineExceeded, NotInitialized, ProtocolError, WorkerLost
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.testing.simulation import Simulation
@@ -195,3 +195,49 @@ def test_a_callback_that_still_runs_is_named_at_the_end(caplog: pytest.LogCaptur
     assert len(said) == 1
     assert "worker 'a' shut down while functions were still running: test_a_callback_that_still_runs_" in said[0]
     assert ".<locals>.wait_for_ever (test_shutdown.py:" in said[0]
+
+
+@pytest.mark.parametrize("limited", ["a", "b", "d"])
+def test_the_timeout_of_a_shutdown_is_that_of_one_worker_whoever_came_first(limited: str) -> None:
+    """Here e comes late. The root, an inner worker or a leaf gives up before, and the others wait on."""
+    names, ended = ["a", "b", "c", "d", "e"], {}
+
+    with Simulation(1, names, settings=AgentSettings(fan_out=2)) as sim:
+
+        def leave(name: str, after: float, timeout: float) -> None:
+            sim.sleep(after)
+            try:
+                sim[name].shutdown(timeout=timeout)
+                ended[name] = (sim.scheduler.now, "")
+            except DeadlineExceeded as error:
+                ended[name] = (sim.scheduler.now, str(error))
+
+        def program() -> None:
+            threads = [
+                sim.spawn(name, lambda name=name: leave(name, 30.0 if name == "e" else 0.0, 0.0))
+                for name in names
+                if name != limited
+            ]
+            threads.append(sim.spawn(limited, lambda: leave(limited, 1.0, 5.0)))
+            for thread in threads:
+                assert thread.join(100.0), f"{thread.node} still waits"
+
+        sim.run(program)
+    when, error = ended.pop(limited)
+    assert (round(when), error) == (6, "after 5 s worker 'e' has not called shutdown()")
+    assert {error for _, error in ended.values()} == {""}
+    assert all(30.0 <= when < 40.0 for when, _ in ended.values())
+
+
+def test_a_worker_whose_time_is_up_blames_a_root_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Simulation(1, ["a", "b"]) as sim:
+
+        def refuse(key: object, *, up: bool) -> list[str]:
+            raise ProtocolError("test")
+
+        def program() -> None:
+            monkeypatch.setattr(sim["a"].collectives, "_whom", refuse)
+            with pytest.raises(DeadlineExceeded, match=r"after 3 s worker 'a' has not called shutdown\(\)"):
+                sim["b"].shutdown(timeout=3)
+
+        sim.run(program)

@@ -10,6 +10,7 @@ import pytest
 
 from telegrad.agent.agent import Agent
 from telegrad.calls.collective_messages import Stage
+from telegrad.connection.worker_record import WorkerRecord
 from telegrad.protocol.shutdown_report import report_of, to_plain
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
@@ -25,15 +26,16 @@ class Asked:
         self.root = root
         self.answers: list[tuple[str, int, object]] = []
 
-    def ask(self, name: str, number: int) -> None:
+    def ask(self, name: str, number: int, record: WorkerRecord | None = None) -> None:
 
         def respond(values: object, error: Exception | None) -> None:
             assert error is None
             self.answers.append((name, number, values))
 
-        worker = self.root.peers.find(name).record.id
-        idle = report_of(worker, busy=False, calls=0, pending=False, sent={}, received={})
-        self.root.collectives.shutdown_rounds.arrive(respond, name, number, Stage.VALUE, to_plain(idle), None)
+        worker = record or self.root.peers.find(name).record
+        idle = report_of(worker.id, busy=False, calls=0, pending=False, sent={}, received={})
+        rounds = self.root.collectives.shutdown_rounds
+        rounds.arrive(respond, name, worker.incarnation, number, Stage.VALUE, to_plain(idle))
 
 
 def test_a_new_root_does_not_wait_for_a_round_that_some_members_have_completed() -> None:
@@ -78,6 +80,25 @@ def test_those_of_a_lost_parent_are_sent_away_when_it_was_replaced() -> None:
         peers.learn(msgspec.structs.replace(record, generation=1, incarnation=record.incarnation ^ 1))
         agents["b"].collectives.shutdown_rounds.look()
         assert sorted(asked.answers) == [("c", 1, None), ("d", 1, None)]
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_a_worker_that_died_does_not_speak_for_its_replacement(is_noticed: bool) -> None:
+    with local_group(MEMBERS, settings=AgentSettings(awaited_replacement=60.0)) as agents:
+        asked, peers = Asked(agents["a"]), agents["a"].peers
+        before = peers.find("b").record
+        asked.ask("b", 1)
+        peers.lost_workers.peer_lost(peers.find("b"), "test")
+        if is_noticed:
+            asked.ask("c", 1)
+        peers.learn(msgspec.structs.replace(before, generation=1, incarnation=before.incarnation ^ 1))
+        asked.answers.clear()
+        for name in ("a", "c", "d"):
+            asked.ask(name, 1)
+        asked.ask("b", 1, before)  # a message that was on its way
+        assert asked.answers == [("b", 1, None)], "the others wait for the new one"
+        asked.ask("b", 1)
+        assert {name for name, _, _ in asked.answers} == set(MEMBERS)
 
 
 @pytest.mark.parametrize("fan_out", [1, 2, 3])
@@ -153,6 +174,54 @@ def test_a_shutdown_waits_for_calls_anywhere_in_the_tree(seed: int) -> None:
             threads.append(sim.spawn("w7", busy))
             for thread in threads:
                 assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+        assert results == [3]
+
+
+@pytest.mark.parametrize("dead", ["w0", "w3"])
+def test_a_shutdown_waits_for_a_worker_that_has_not_noticed_a_death_yet(dead: str) -> None:
+    """It has a program to run, and no connection with the dead one, to which it would report."""
+    names = [f"w{number}" for number in range(8)]
+    fan_out = 2 if dead == "w3" else 16
+    with Simulation(seed=1, workers=names, settings=AgentSettings(fan_out=fan_out)) as sim:
+        results: list[int] = []
+
+        def busy() -> None:
+            sim.sleep(100.0)
+            results.append(sim["w7"].call("w2", operator.add, (1, 2)))
+            sim["w7"].shutdown()
+
+        def program() -> None:
+            sim["w1"].call(dead, abs, (-1,))
+            sim.kill(dead)
+            threads = [sim.spawn(name, lambda name=name: sim[name].shutdown()) for name in names[:-1] if name != dead]
+            threads.append(sim.spawn("w7", busy))
+            for thread in threads:
+                assert thread.join(200.0), f"{thread.node} still waits"
+
+        sim.run(program)
+        assert results == [3]
+
+
+@pytest.mark.parametrize("knows", ["w1", "w2"])
+def test_nobody_leaves_alone_because_its_parent_learns_of_a_death_at_another_time(knows: str) -> None:
+    with Simulation(seed=1, workers=["w0", "w1", "w2"], settings=AgentSettings(fan_out=1)) as sim:
+        results: list[int] = []
+
+        def busy() -> None:
+            sim.sleep(100.0)
+            results.append(sim["w1"].call("w2", operator.add, (1, 2)))
+            sim["w1"].shutdown()
+
+        def program() -> None:
+            for name in ("w1", "w2"):  # a machine that went down
+                sim.network.part("w0", name)
+            sim.kill("w0")
+            peers = sim[knows].peers
+            peers.lost_workers.peer_lost(peers.find("w0"), "test")
+            for thread in (sim.spawn("w2", sim["w2"].shutdown), sim.spawn("w1", busy)):
+                assert thread.join(200.0), f"{thread.node} still waits"
 
         sim.run(program)
         assert results == [3]

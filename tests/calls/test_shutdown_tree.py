@@ -9,7 +9,9 @@ from telegrad.calls.collective_messages import DETACHED, INSISTS
 from telegrad.calls.shutdown_tree import ShutdownTree
 from telegrad.errors import NotInitialized
 from telegrad.protocol.shutdown_parents import GIVE_UP, INSIST
+from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
+from telegrad.testing.simulation import Simulation
 
 MEMBERS = ("a", "b", "c", "d")
 
@@ -23,14 +25,42 @@ def awaited(tree: ShutdownTree) -> set[str]:
 
 
 def test_a_worker_avoids_the_one_that_has_detached_it() -> None:
-    with local_group(MEMBERS) as agents:
+    with local_group(MEMBERS, settings=AgentSettings(fan_out=1)) as agents:
+        d, peers = tree_of(agents["d"]), agents["d"].peers
+        assert d.target() is peers.find("c")
+        d.sent_away(peers.find("c"), agents["d"].runtime.now(), DETACHED)
+        assert d.target() is peers.find("b")
+        d.sent_away(peers.find("b"), agents["d"].runtime.now(), None)
+        assert d.target() is peers.find("c")
+
+
+def test_a_worker_does_not_avoid_the_root_also_if_it_became_that_later() -> None:
+    with local_group(MEMBERS, settings=AgentSettings(fan_out=1)) as agents:
         c, peers = tree_of(agents["c"]), agents["c"].peers
-        assert c.target() is peers.find("a")
-        c.sent_away(peers.find("a"), agents["c"].runtime.now(), DETACHED)
-        assert c.target() is peers.find("b")
-        assert c.reports_to() == peers.find("b").record.id
-        c.sent_away(peers.find("b"), agents["c"].runtime.now(), None)
-        assert c.target() is peers.find("a")
+        for name in ("b", "a"):
+            c.sent_away(peers.find(name), agents["c"].runtime.now(), DETACHED)
+        assert c.target() is peers.find("c"), "somebody is below it"
+        assert c.above(peers.find("c")) == peers.find("a").record.id
+        peers.lost_workers.peer_lost(peers.find("a"), "test")
+        assert c.above(peers.find("c")) == peers.find("b").record.id
+
+
+def test_a_worker_without_a_connection_to_its_parent_makes_one_before_it_names_it() -> None:
+    with Simulation(1, MEMBERS) as sim:
+
+        def program() -> None:
+            assert tree_of(sim["a"]).reports_to() == -1
+            assert tree_of(sim["c"]).reports_to() is None
+            sim.sleep(1.0)
+            assert tree_of(sim["c"]).reports_to() == sim["a"].me.id
+            sim.kill("a")
+            assert tree_of(sim["d"]).reports_to() is None
+            sim.sleep(5.0)
+            assert tree_of(sim["d"]).reports_to() is None, "the next is b"
+            sim.sleep(1.0)
+            assert tree_of(sim["d"]).reports_to() == sim["b"].me.id
+
+        sim.run(program)
 
 
 def test_a_worker_that_is_sent_away_for_long_says_that_it_insists() -> None:
@@ -51,6 +81,8 @@ def test_those_who_insist_are_awaited_and_those_who_report_elsewhere_are_not() -
         a, peers = tree_of(agents["a"]), agents["a"].peers
         assert awaited(a) == {"a", "b", "c", "d"}
         c = peers.find("c").record
+        assert not a.said(c.incarnation, None)
+        assert not a.doubtful, "it does not know"
         assert not a.said(c.incarnation, peers.find("b").record.id)
         assert a.doubtful
         a._parents._strayed[c.incarnation] -= GIVE_UP

@@ -52,6 +52,19 @@ def test_a_child_that_reports_elsewhere_for_some_seconds_is_given_up_until_it_co
     assert not parents.elsewhere
 
 
+def test_what_a_child_said_that_is_not_asked_any_more_does_not_count() -> None:
+    """It died, or is the child of another: nobody has to be asked soon because of it."""
+    parents = ShutdownParents()
+    parents.said(CHILD, reports_here=False, now=1.0)
+    parents.said(33, reports_here=False, now=1.0)
+    parents.asks({CHILD})
+    assert parents.doubtful
+    parents.asks({33})
+    assert not parents.doubtful
+    assert not parents.said(CHILD, reports_here=False, now=100.0)
+    assert not parents.said(33, reports_here=False, now=100.0)
+
+
 def test_a_worker_that_insisted_is_a_child_until_it_comes_as_another_or_not_at_all() -> None:
     parents = ShutdownParents()
     parents.came(CHILD, insists=True)
@@ -74,7 +87,9 @@ def test_everybody_is_awaited_by_the_one_that_it_reports_to_and_by_nobody_else(
     rules = [ShutdownParents() for _ in range(size)]
 
     def tree(me: int) -> Tree:
-        return Tree(size, lambda other: frozenset((me, other)) in lost or other in rules[me].avoided, fan_out)
+        root = Tree(size, lambda other: frozenset((me, other)) in lost, fan_out).root()
+        avoided = rules[me].avoided - {root}
+        return Tree(size, lambda other: frozenset((me, other)) in lost or other in avoided, fan_out)
 
     def awaited(me: int) -> set[int]:
         below = set(tree(me).children(me)) | rules[me].adopted
@@ -93,7 +108,7 @@ def test_everybody_is_awaited_by_the_one_that_it_reports_to_and_by_nobody_else(
             if me not in awaited(parent):
                 rules[me].sent_away(parent, detached=False, asked=asked[me], now=now)
                 asked[me] = now
-            elif above != known and now - asked[me] >= DETACH and not rules[me].insists(now):
+            elif known is not None and above != known and now - asked[me] >= DETACH and not rules[me].insists(now):
                 rules[me].sent_away(parent, detached=True, asked=asked[me], now=now)
                 asked[me] = now
         for me in range(size):

@@ -94,6 +94,9 @@ def test_a_sum_keeps_only_what_concerns_others() -> None:
         (((1, 0),), False, 0, False, False, (), ()),
         (((0, 10**12),), False, 0, False, False, (), ()),
         (((0, 5),), False, 0, False, False, (), ()),
+        (((0, 1), (2, 3)), False, 0, False, False, (), ()),
+        (((0, 1), (0, 1)), False, 0, False, False, (), ()),  # a message has room for millions
+        (((1, 1), (0, 0)), False, 0, False, False, (), ()),
         ((), False, 0, False, False, (), ()),
         (((0, 0),), 1, 0, False, False, (), ()),
         (((0, 0),), False, 2**64, False, False, (), ()),

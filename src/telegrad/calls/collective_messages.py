@@ -26,6 +26,8 @@ SHUTDOWN = "shutdown"
 """The topic of the rounds of a graceful shutdown."""
 DETACHED = "detached"
 """The answer of a parent in a shutdown that has another parent than its child knows of: the child has to avoid it."""
+ROOT = -1
+"""In place of the id of a parent: there is none."""
 INSISTS = -2
 """In place of the id of the parent's parent: the child has been sent away for too long, and has to be taken."""
 UNKNOWN_VIEW = False

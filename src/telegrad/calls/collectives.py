@@ -71,7 +71,7 @@ class Collectives:
         self._begin = begin
         self._result = result
         self.node = CollectiveNode(local, peers, self._call_up, self._expire)
-        self.shutdown_rounds = ShutdownRounds(local, peers, self._call_up, self._expire)
+        self.shutdown_rounds = ShutdownRounds(local, peers, self._call_up)
         self.explainer: Explainer | None = None
         """Says what a collective waits for whose deadline has passed."""
         self._views = KnownViews(peers)
@@ -158,12 +158,15 @@ class Collectives:
             key = Round(SHUTDOWN, self._shutdown_rounds, b"")
         while True:
             target = self.shutdown_rounds.tree.target()
-            left = None if deadline is None else max(0.01, deadline - runtime.now())
-            arguments = (*key, value, left, True, key.number, int(Stage.VALUE), self.shutdown_rounds.tree.above(target))
+            left = 0.0 if deadline is None else max(0.01, deadline - runtime.now())
+            arguments = (*key, value, None, True, key.number, int(Stage.VALUE), self.shutdown_rounds.tree.above(target))
             asked = runtime.now()
             try:
                 with self._reported(target.record.name, key, "shutdown()", schedule):
-                    result = self._call(target.record.name, SERVICE, arguments, timeout=0.0)
+                    try:
+                        result = self._call(target.record.name, SERVICE, arguments, timeout=left)
+                    except DeadlineExceeded as error:  # of this worker: the others wait on
+                        raise _late(error, key, target.record.name, self._awaited, timeout) from None
             except WorkerLost:
                 # Go on only if the worker itself was lost: the next one takes over, or its replacement.
                 if not target.gone:
@@ -217,7 +220,7 @@ class Collectives:
         """Log whom a collective waits for, on a worker thread."""
         waits_for = f"worker {target!r}, which collects the values and does not answer"
         try:
-            missing = self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
+            missing = self._awaited(target, key)
         except TelegradError as error:
             _log.debug("worker %r cannot ask %r whom a collective waits for: %s", self._local.name, target, error)
         else:
@@ -256,6 +259,9 @@ class Collectives:
             self._missing = {(key, up): (now, missing)}
         return missing
 
+    def _awaited(self, target: str, key: Round) -> list[str]:
+        return self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
+
     def _ask(self, member: str, key: Round, *, up: bool = True) -> list[str]:
         missing = self._call(member, SERVICE, (*key, up), timeout=_ASK)
         known = {peer.record.name for peer in self._peers.all()}
@@ -269,12 +275,7 @@ class Collectives:
         def name_the_missing() -> None:
             missing = self._whom(key, up=False)
             if missing:
-                have = "has" if len(missing) == 1 else "have"
-                what = f"{have} not called shutdown()" if key.topic == SHUTDOWN else "did not join the collective"
-                text = f"after {timeout:.3g} s {workers(missing)} {what}"
-                error = DeadlineExceeded(text, worker=missing[0], elapsed=timeout)
-                _explain(self.explainer, error, timeout)
-                fail(error)
+                fail(_explained(self.explainer, _missing_error(key, missing, timeout), timeout))
 
         self._local.executor.submit(name_the_missing)
 
@@ -295,7 +296,7 @@ class Collectives:
             raise ProtocolError(malformed)
         value, timeout, whole, oldest, stage, view, above = fields
         if topic == SHUTDOWN:
-            self.shutdown_rounds.arrive(answer, caller, key.number, stage, value, timeout, above)
+            self.shutdown_rounds.arrive(answer, caller, incarnation, key.number, stage, value, above)
             return
         known = self._views.find(key.digest) if view is None else self._views.add(key.digest, view)
         if known is None and view is None:
@@ -348,12 +349,36 @@ def _view_of(local: LocalWorker, peers: Peers, names: Sequence[str]) -> View:
     return tuple((record.name, record.generation, record.incarnation) for record in members)
 
 
-def _explain(explainer: Explainer | None, error: DeadlineExceeded, timeout: float) -> None:
-    """Add a note that says what is stuck, if that is worth the time."""
+def _explained(explainer: Explainer | None, error: DeadlineExceeded, timeout: float) -> DeadlineExceeded:
+    """Return the error with a note that says what is stuck, if that is worth the time."""
     if explainer is not None and explainer.is_worth(timeout):
         explanation = explainer.explain("a collective", 0)
         if explanation:
             error.add_note(explanation)
+    return error
+
+
+def _missing_error(key: Round, missing: list[str], timeout: float) -> DeadlineExceeded:
+    have = "has" if len(missing) == 1 else "have"
+    what = f"{have} not called shutdown()" if key.topic == SHUTDOWN else "did not join the collective"
+    text = f"after {timeout:.3g} s {workers(missing)} {what}"
+    return DeadlineExceeded(text, worker=missing[0], elapsed=timeout)
+
+
+def _late(
+    error: DeadlineExceeded, key: Round, target: str, ask: Callable[[str, Round], list[str]], timeout: float | None
+) -> DeadlineExceeded:
+    """Return the error of a shutdown that has lasted too long, with the notes of that of its call to `target`."""
+    try:
+        missing = ask(target, key)
+    except WorkerLost:  # then another one can be asked
+        raise
+    except TelegradError:
+        missing = []
+    late = _missing_error(key, missing or [target], timeout or 0.0)
+    for note in getattr(error, "__notes__", ()):
+        late.add_note(note)
+    return late
 
 
 def _wait_text(target: str, what: str) -> str:

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 from telegrad.calls.collective_messages import (
     DETACHED,
     INSISTS,
+    ROOT,
     SHUTDOWN,
     CallUp,
-    Expire,
     PendingRound,
     Respond,
     Round,
@@ -54,6 +54,7 @@ _LONGEST = 60.0  # maximum seconds between two questions to a child that is miss
 class _Answer(NamedTuple):
     name: str
     """The child that is answered, or this worker."""
+    incarnation: int
     answer: Respond
     above: int | None
     """What the child holds for the id of this worker's parent."""
@@ -61,11 +62,11 @@ class _Answer(NamedTuple):
 
 
 class _Round:
-    def __init__(self, key: Round, timeout: float | None, now: float) -> None:
+    def __init__(self, key: Round, now: float) -> None:
         self.key = key
         self.began = now
-        self.timeout = timeout
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, tuple[int, Report]] = {}
+        """What each has said, and which incarnation of it."""
         self.answers: list[_Answer] = []
         self.entered_at = ""
         """The name of the parent that knows of the round."""
@@ -78,17 +79,16 @@ class _Round:
         """Seconds until the next time."""
         self.asked: set[str] = set()
         """Those that have not answered yet."""
-        self.timers: dict[str, Timer] = {}
+        self.check: Timer | None = None
 
 
 class ShutdownRounds:
     """The rounds that this worker takes part in."""
 
-    def __init__(self, local: LocalWorker, peers: Peers, call_up: CallUp, expire: Expire) -> None:
+    def __init__(self, local: LocalWorker, peers: Peers, call_up: CallUp) -> None:
         self._local = local
         self._peers = peers
         self._call_up = call_up
-        self._expire = expire
         self.tree = ShutdownTree(local, peers)
         self._lock = threading.Lock()  # protects the three below
         self.latest = 0
@@ -102,20 +102,23 @@ class ShutdownRounds:
         self,
         answer: Respond,
         name: str,
+        incarnation: int,
         number: int,
         stage: Stage,
         value: object,
-        timeout: float | None,
         above: int | None = None,
     ) -> None:
         """Take what a worker says, and answer when the round has ended."""
         report = None if stage is Stage.ENTER else self._report_of(name, value)
+        if not self.tree.is_there(name, incarnation):  # or it would speak for its replacement
+            answer(None, None)
+            return
         missed = current = None
         result: object = MISSED
         with self._lock:
             if number > self.latest:
                 missed, self.latest, self._result = self._round, number, MISSED
-                current = self._round = self._begin(number, timeout)
+                current = self._round = self._begin(number)
             elif number == self.latest and self._round is not None:
                 current = self._round
             elif number == self.latest:
@@ -124,9 +127,9 @@ class ShutdownRounds:
                 insists = above == INSISTS and name != self._local.name
                 self.tree.came(name, insists=insists)
                 above = None if insists or name == self._local.name else above
-                current.answers.append(_Answer(name, answer, above, self._local.runtime.now()))
+                current.answers.append(_Answer(name, incarnation, answer, above, self._local.runtime.now()))
                 if report is not None:
-                    current.reports[name] = report
+                    current.reports[name] = incarnation, report
         if missed is not None:
             self._answer(missed, MISSED, None)
         if current is None:
@@ -134,13 +137,10 @@ class ShutdownRounds:
         else:
             self.look()
 
-    def _begin(self, number: int, timeout: float | None) -> _Round:
-        now, timers = self._local.runtime.now(), self._local.executor.timers
-        current = _Round(Round(SHUTDOWN, number, b""), timeout, now)
-        if timeout:
-            expire = partial(self._expire, current.key, timeout, partial(self._fail, current))
-            current.timers["timeout"] = timers.at(now + timeout, expire)
-        current.timers["check"] = timers.at(now + CHECK, partial(self._check, current))
+    def _begin(self, number: int) -> _Round:
+        now = self._local.runtime.now()
+        current = _Round(Round(SHUTDOWN, number, b""), now)
+        current.check = self._local.executor.timers.at(now + CHECK, partial(self._check, current))
         return current
 
     def _report_of(self, name: str, value: object) -> Report:
@@ -155,7 +155,7 @@ class ShutdownRounds:
             return
         tree, peers, place = self.tree.now()
         above = tree.parent(place)
-        parent, parent_id = ("", -1) if above is None else (peers.at(above).record.name, peers.at(above).record.id)
+        parent, parent_id = ("", ROOT) if above is None else (peers.at(above).record.name, peers.at(above).record.id)
         latest = self._local.runtime.now() - DETACH
         with self._lock:
             current = self._round
@@ -163,26 +163,32 @@ class ShutdownRounds:
                 return
             awaited = self.tree.awaited(tree, peers, place)
             away: list[tuple[_Answer, str | None]] = [
-                (each, None) for each in current.answers if each.name not in awaited
+                (each, None)
+                for each in current.answers
+                if each.name not in awaited or not self.tree.is_there(each.name, each.incarnation)
             ]
             if not parent or parent != current.passed_to:  # else their reports are on their way
                 detached = [
                     each
                     for each in current.answers
-                    if each.name in awaited and each.above not in (None, parent_id) and each.came <= latest
+                    if each.name in awaited and each.above not in (None, ROOT, parent_id) and each.came <= latest
                 ]
                 away += [(each, DETACHED) for each in detached]
                 for each in detached:
                     current.reports.pop(each.name, None)
             gone = {id(each) for each, _ in away}
             current.answers = [each for each in current.answers if id(each) not in gone]
-            current.reports = {name: report for name, report in current.reports.items() if name in awaited}
+            current.reports = {
+                name: said
+                for name, said in current.reports.items()
+                if name in awaited and self.tree.is_there(name, said[0])
+            }
             is_complete = len(current.reports) == len(awaited)
             enters = bool(parent) and parent not in (current.entered_at, current.passed_to)
             passes_on = bool(parent) and is_complete and parent != current.passed_to
             current.entered_at = parent if enters else current.entered_at
             current.passed_to = parent if passes_on else current.passed_to
-            report = total(current.reports.values()) if is_complete else None
+            report = total(report for _, report in current.reports.values()) if is_complete else None
         for each, result in away:
             each.answer(result, None)
         if enters and not passes_on:
@@ -196,7 +202,7 @@ class ShutdownRounds:
 
     def _send_up(self, current: _Round, parent: str, stage: Stage, value: object) -> None:
         above = self.tree.above(self._peers.find(parent))
-        arguments = (*current.key, value, current.timeout, True, current.key.number, int(stage), above)
+        arguments = (*current.key, value, None, True, current.key.number, int(stage), above)
         current.asked_above = self._local.runtime.now()
         self._call_up(parent, arguments, partial(self._answered, current, parent))
 
@@ -228,8 +234,10 @@ class ShutdownRounds:
         with self._lock:
             if now < current.asks_at:
                 return
-            missing = [name for name in names if name not in current.reports and name not in current.asked]
-            missing = [name for name in missing if name != self._local.name and not self._peers.find(name).gone]
+            missing = [name for name in names if name not in current.reports and name != self._local.name]
+            missing = [name for name in missing if not self._peers.find(name).gone]
+            self.tree.asks(missing)
+            missing = [name for name in missing if name not in current.asked]
             current.asked |= set(missing)
             current.pause = DETACH if self.tree.doubtful else min(2 * current.pause, _LONGEST)
             current.asks_at = now + current.pause
@@ -258,7 +266,7 @@ class ShutdownRounds:
                 return
             awaited = self.tree.awaited(tree, peers, place)
             again = self._local.runtime.now() + CHECK
-            current.timers["check"] = self._local.executor.timers.at(again, partial(self._check, current))
+            current.check = self._local.executor.timers.at(again, partial(self._check, current))
         self._ask_children(current, awaited)
         connect_to(self._local, self._peers, [peers.at(child).record.name for child in tree.children(place)])
 
@@ -303,8 +311,8 @@ class ShutdownRounds:
         self._answer(current, result, error)
 
     def _answer(self, current: _Round, result: object, error: Exception | None) -> None:
-        for timer in current.timers.values():
-            self._local.executor.timers.cancel(timer)
+        if current.check is not None:
+            self._local.executor.timers.cancel(current.check)
         # This worker last: once it has its reply it may leave, and by then the others must have theirs.
         for each in sorted(current.answers, key=lambda each: each.name == self._local.name):
             each.answer(result, error)

@@ -7,8 +7,10 @@ what follows if others know another one.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
-from telegrad.calls.collective_messages import DETACHED, INSISTS
+from telegrad.calls.collective_messages import DETACHED, INSISTS, ROOT
+from telegrad.calls.collective_node import connect_to
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_table import Peer, PeerTable
 from telegrad.connection.peers import Peers
@@ -30,11 +32,15 @@ class ShutdownTree:
     def now(self) -> tuple[Tree, PeerTable, int]:
         """Return the tree as this worker knows it, all workers, and its own number in the tree."""
         peers, avoided = self._peers.table, self._parents.avoided
+        tree = Tree(len(peers), peers.is_gone, self._fan_out)
+        if avoided:
+            root = tree.root()
 
-        def is_gone(member: int) -> bool:
-            return peers.is_gone(member) or (bool(avoided) and peers.at(member).record.incarnation in avoided)
+            def is_gone(member: int) -> bool:
+                return peers.is_gone(member) or (member != root and peers.at(member).record.incarnation in avoided)
 
-        return Tree(len(peers), is_gone, self._fan_out), peers, peers.place_of(self._local.me.id)
+            tree = Tree(len(peers), is_gone, self._fan_out)
+        return tree, peers, peers.place_of(self._local.me.id)
 
     def is_inner(self, member: int, size: int) -> bool:
         """Return whether somebody is below a member, while nobody is gone."""
@@ -55,14 +61,25 @@ class ShutdownTree:
         insists = self._parents.insists(self._local.runtime.now())
         return INSISTS if insists else self._id_above(target)
 
-    def reports_to(self) -> int:
-        """Return the id of the parent of this worker; -1 if it is the root."""
-        return self._id_above(self._peers.find(self._local.name))
+    def reports_to(self) -> int | None:
+        """Return the id of the parent of this worker; -1 if it is the root; None if the parent may be dead.
+
+        That is found out: a worker that is not in a shutdown may have no connection with its parent.
+        """
+        tree, peers, place = self.now()
+        above = tree.parent(place)
+        if above is None:
+            return ROOT
+        parent = peers.at(above)
+        if any(channel.link is not None for channel in parent.channels()):
+            return parent.record.id
+        connect_to(self._local, self._peers, [parent.record.name])
+        return None
 
     def _id_above(self, worker: Peer) -> int:
         tree, peers, _ = self.now()
         parent = tree.parent(peers.place_of(worker.record.id))
-        return -1 if parent is None else peers.at(parent).record.id
+        return ROOT if parent is None else peers.at(parent).record.id
 
     def sent_away(self, parent: Peer, asked: float, answer: object) -> None:
         """Note that a worker, which was asked at some time, does not take this one as its child."""
@@ -89,16 +106,26 @@ class ShutdownTree:
         awaited = self._local.settings.awaited_replacement
         return peer.failed_at is not None and self._local.runtime.now() < peer.failed_at + awaited
 
+    def is_there(self, name: str, incarnation: int) -> bool:
+        """Return whether this incarnation of a worker is not gone."""
+        peer = self._peers.find(name)
+        return peer.record.incarnation == incarnation and not peer.gone
+
     def came(self, name: str, *, insists: bool) -> None:
         """Note that a worker reports here."""
         with self._lock:
             self._parents.came(self._peers.find(name).record.incarnation, insists=insists)
 
     def said(self, incarnation: int, parent: object) -> bool:
-        """Note the id of the one to which a child reports. Return whether the child is not awaited any more."""
+        """Note what a child returned from `reports_to`. Return whether the child is not awaited any more."""
         with self._lock:
-            here = parent == self._local.me.id
+            here = parent is None or parent == self._local.me.id
             return self._parents.said(incarnation, reports_here=here, now=self._local.runtime.now())
+
+    def asks(self, names: Iterable[str]) -> None:
+        """Note which children are missing, and asked."""
+        with self._lock:
+            self._parents.asks({self._peers.find(name).record.incarnation for name in names})
 
     @property
     def doubtful(self) -> bool:

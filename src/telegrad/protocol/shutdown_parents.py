@@ -5,10 +5,12 @@ workers that have lost each other, while others have not, know different trees f
 end nevertheless:
 
 1. A child says whom it holds for the parent of its parent. If that stays wrong for DETACH seconds, its parent sends it
-   away for good (*detached*), and the child *avoids* this parent: it reports to the next one above.
+   away for good (*detached*), and the child *avoids* this parent: it reports to the next one above. Nobody avoids the
+   one that it holds for the root: there is none above, and it would end alone.
 2. A worker that was sent away for INSIST seconds *insists*: whoever it asks then takes it as a child (*adopts* it).
 3. A worker asks the children that it misses to whom they report. One that reports elsewhere for GIVE_UP seconds is not
-   waited for any more, until it comes.
+   waited for any more, until it comes. One that has no connection with its parent does not know: the parent may be
+   dead, and the child has not noticed. It connects to it, and says so or loses it.
 
 The one to which a worker reports always has a lower number. So the workers form trees, by rule 2 every worker is taken
 by its parent in the end, and by rule 3 nobody waits for others than its children. If there are several trees, each ends
@@ -16,6 +18,8 @@ by itself.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 DETACH = 5.0
 """Seconds for which a child and its parent may know different groups before they act on it."""
@@ -33,7 +37,7 @@ class ShutdownParents:
 
     def __init__(self) -> None:
         self.avoided: frozenset[int] = frozenset()
-        """Workers to which this one does not report."""
+        """Workers to which this one does not report, except to the root."""
         self.adopted: set[int] = set()
         """Workers that report here, although this one does not hold them for its children."""
         self.elsewhere: set[int] = set()
@@ -78,6 +82,10 @@ class ShutdownParents:
         else:
             self.elsewhere.add(worker)
         return True
+
+    def asks(self, workers: Collection[int]) -> None:
+        """Note which children are missing, and asked. What others said before counts no more."""
+        self._strayed = {worker: since for worker, since in self._strayed.items() if worker in workers}
 
     @property
     def doubtful(self) -> bool:

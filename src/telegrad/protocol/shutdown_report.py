@@ -112,12 +112,14 @@ def from_plain(data: object, most: int) -> Report:
         raise ValueError("it is not a report")
     ranges, busy, made, pending, differs, sent, received = data
     members: set[int] = set()
+    next_, left = 0, most
     for first, last in ranges:
-        if not (type(first) is type(last) is int and 0 <= first <= last and last - first < most):
-            raise ValueError("a range of workers is not valid")
+        if not (type(first) is type(last) is int and next_ <= first <= last and last - first < left):
+            raise ValueError("a range of workers is not valid, or there are too many")
         members.update(range(first, last + 1))
-    if not 1 <= len(members) <= most:
-        raise ValueError("it is about no worker, or about too many")
+        next_, left = last + 1, left - (last - first + 1)
+    if not members:
+        raise ValueError("it is about no worker")
     if not (type(busy) is type(pending) is type(differs) is bool and type(made) is int and abs(made) < 2**63):
         raise ValueError("a part of it is not valid")
     return Report(frozenset(members), busy, made, pending, differs, _pairs(sent), _pairs(received))
