@@ -153,6 +153,11 @@ def test_errors_name_the_invalid_variable(monkeypatch: pytest.MonkeyPatch, name:
         open_store(None, -1, None, LONG)
 
 
+def test_an_unknown_rendezvous_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(RendezvousError, match=r"foo://x.*Use env://, tcp://host:port or file:///path"):
+        open_store("foo://x", 0, 1, 1.0)
+
+
 def test_an_unreachable_store_is_a_timeout_without_log_output(capfd: pytest.CaptureFixture[str], port: int) -> None:
     with pytest.raises(RendezvousTimeout, match=rf"127\.0\.0\.1:{port} after 0\.2 s"):
         open_store(f"tcp://127.0.0.1:{port}", 1, 2, 0.2)

@@ -27,6 +27,13 @@ def test_submodules_are_available_without_importing_them() -> None:
     assert done.stdout == "WorkerLost session\n"
 
 
+def test_an_error_that_is_looked_for_in_the_package_is_found_in_its_module() -> None:
+    with pytest.raises(AttributeError, match=r"did you mean telegrad\.errors\.WorkerLost\?"):
+        operator.attrgetter("WorkerLost")(telegrad)
+    with pytest.raises(AttributeError, match=r"no attribute 'Nothing'$"):
+        operator.attrgetter("Nothing")(telegrad)
+
+
 def test_every_public_name_exists() -> None:
     for name in telegrad.__all__:
         assert getattr(telegrad, name) is not None

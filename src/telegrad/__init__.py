@@ -92,7 +92,10 @@ def __getattr__(name: str) -> Any:
         from telegrad import rpc
 
         return getattr(rpc, name)
-    raise AttributeError(f"module 'telegrad' has no attribute {name!r}")
+    hint = ""
+    if name[0].isupper() and hasattr(importlib.import_module("telegrad.errors"), name):
+        hint = f": did you mean telegrad.errors.{name}?"
+    raise AttributeError(f"module 'telegrad' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -282,4 +282,6 @@ def _raise_explained(error: Exception, init_method: str, address: tuple[str, int
         ) from error
     if address is not None and "timed out" in text:
         raise _unreachable(*address, timeout, error) from error
+    if "No rendezvous handler" in text:
+        text += ". Use env://, tcp://host:port or file:///path"
     raise RendezvousError(f"cannot open the rendezvous store {init_method!r}: {text}") from error

@@ -76,3 +76,17 @@ def test_a_shortage_of_this_worker_ends_the_attempts() -> None:
     with pytest.raises(OSError, match="too many open files"):
         make_dialer(network).dial(BOTH, 110.0, resumable=True)
     assert len(network.attempts) == 1
+
+
+def test_the_address_that_errors_name_is_one_that_the_channel_dials() -> None:
+    """The socket of a dead worker is removed, and then its TCP address is the best for a new channel."""
+    here, there = "unix:///run/a.sock", "unix:///run/b.sock"
+    network, gone = Network({}), Network({})
+    gone.resumable, gone.reaches = False, lambda address: False  # type: ignore[method-assign]
+    dialer = make_dialer(network)
+    own: Any = dialer
+    own._transports["unix"] = gone
+    own._local.me = WorkerRecord("a", 0, 1, (here, "tcp://10.0.0.1:1"))
+    target = WorkerRecord("b", 1, 2, (there, FIRST))
+    assert dialer.route_to(target)[1] == FIRST
+    assert dialer.route_to(target, resumable=False)[1] == there

@@ -43,3 +43,11 @@ def test_a_missing_address(environ: Mapping[str, str], command: str) -> None:
 
 def test_a_script_without_a_launcher_is_told_how_to_start_it() -> None:
     assert "start it with `telegrad run -n 2 hello.py`, or under torchrun" in address_advice({}, "hello.py")
+
+
+def test_a_group_by_hand_inside_a_task_of_slurm_needs_an_address() -> None:
+    task = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+    said = address_advice({**task, "RANK": "0", "WORLD_SIZE": "1"})
+    assert "RANK and WORLD_SIZE are set, so they count" in said
+    assert "says rank 1 of 4" in said
+    assert "not as one of its tasks" not in said

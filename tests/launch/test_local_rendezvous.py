@@ -9,6 +9,7 @@ import struct
 import tempfile
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.processes import ResourceSnapshot
@@ -37,6 +38,12 @@ from telegrad.rendezvous_store import open_store
 )
 def test_invalid_groups_are_refused_with_a_reason(workers: int | list[str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
+        worker_names(workers)
+
+
+def test_workers_that_are_neither_a_number_nor_names_are_an_error() -> None:
+    workers: Any = 2.5
+    with pytest.raises(TypeError, match=r"workers must be a number or a list of names, not 2\.5"):
         worker_names(workers)
 
 

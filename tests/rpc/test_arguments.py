@@ -55,3 +55,20 @@ def test_keyword_arguments_that_are_no_dict_are_an_error(call: Callable[..., Any
 def test_a_value_instead_of_a_function_is_an_error_before_anything_is_sent(call: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=r"not a value of type int: pass the function and its arguments separately"):
         call(max(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [("b", r"not a str: write \['b'\]"), (1, r"not an int: write \[1\]"), (rpc.WorkerInfo("b", 1), "not a WorkerInfo")],
+)
+def test_one_worker_instead_of_a_list_is_an_error_that_shows_the_list(workers: Any, said: str) -> None:
+    with local_group(["a", "b"]) as group, acting_as(group["a"]):
+        for function in (
+            lambda: rpc.call_all(max, (1, 2), workers=workers),
+            lambda: rpc.barrier(workers),
+            lambda: rpc.all_gather(1, workers),
+            lambda: rpc.broadcast(1, "a", workers),
+        ):
+            with pytest.raises(TypeError, match=f"workers must be a list of workers, {said}"):
+                function()
+        assert rpc.call_all(max, (1, 2), workers=["b"]) == {"b": 2}

@@ -138,7 +138,7 @@ def test_an_incomplete_frame_is_never_delivered(listener: Listener) -> None:
         peer.sendall(b"tg\1\1\5\0\0\0")
     assert link.wait(soon()) & Ready.READ
     assert list(link.receive()) == []
-    with pytest.raises(LinkClosed, match="end of file"):
+    with pytest.raises(LinkClosed, match="the other process has ended, or has closed the connection"):
         list(link.receive())
     link.close()
 

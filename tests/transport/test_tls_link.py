@@ -34,6 +34,7 @@ from telegrad.errors import AuthenticationError, ProtocolError
 from telegrad.transport.addresses import parse_address
 from telegrad.transport.base import LinkClosed, Listener, Ready
 from telegrad.transport.certificates import load_credentials
+from telegrad.transport.socket_link import ENDED
 from telegrad.transport.tls_link import MAX_UNAUTHENTICATED, TlsLink
 from telegrad.wire.frames import BULK_CHUNK, HEADER_SIZE, MESSAGE, Frame, Kind, Limits, pack_header
 from telegrad.wire.preamble import PREAMBLE_SIZE, is_valid_preamble
@@ -267,7 +268,7 @@ def test_a_peer_may_leave_before_its_preamble_is_complete(size: int) -> None:
             there = accept(listener)
             sock.sendall(preamble_for(listener)[:size])
         with closing(there):
-            assert str(read_to_the_end(there)) == "end of file"
+            assert str(read_to_the_end(there)) == ENDED
             assert not hasattr(there, "_tls")
 
 
@@ -398,7 +399,7 @@ def test_a_peer_may_end_tls_before_the_connection() -> None:
         client = RawClient(sock, preamble_for(listener))
         send_a_frame(client, there)
         client._library.SSL_shutdown(client._ssl)
-        assert str(read_to_the_end(there)) == "end of file"
+        assert str(read_to_the_end(there)) == ENDED
         client.close()
 
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from telegrad.calls.call import Call, current_served
+from telegrad.calls.collective_kinds import name_value, tagged, untagged
 from telegrad.calls.collective_messages import (
     DETACHED,
     SERVICE,
@@ -88,7 +89,8 @@ class Collectives:
     ) -> dict[str, Any]:
         """Contribute `value`, and return the values of all `names` (default: all workers), which must all call this.
 
-        `timeout` is in seconds; None and 0 mean no limit. `what` is the function that logs say the worker waits in.
+        `timeout` is in seconds; None and 0 mean no limit. `what` is the function that this worker has called, for logs,
+        and to check that all have called the same one.
         Tensors arrive as leaves, in autograd contexts, too.
         """
         if names is None:
@@ -107,7 +109,7 @@ class Collectives:
             in_flight.add(number)
             oldest = min(in_flight)
         key, target = Round(USER, number, digest), _target(self._local, known)
-        arguments = (*key, value, timeout, names is None, oldest, int(Stage.VALUE))
+        arguments = (*key, tagged(what, value), timeout, names is None, oldest, int(Stage.VALUE))
         deadline = timeout + _SLACK if timeout else 0.0
         began, outcome = self._local.runtime.now(), ""
         describe = partial(_wait_text, target, what)
@@ -119,6 +121,7 @@ class Collectives:
                     values = self._call(target, SERVICE, (*arguments, known.view), timeout=deadline)
         except BaseException as error:
             outcome = type(error).__name__
+            name_value(error)
             if may_be_unheard_of(error):
                 _give_up(self._call, self.node, key, known, target, _told(self._local.name, what, error))
             raise
@@ -130,9 +133,7 @@ class Collectives:
                 in_flight.discard(number)
                 if not in_flight:
                     del self._in_flight[digest]
-        if type(values) is not dict or not (not values or values.keys() >= known.places.keys()):
-            raise ProtocolError(f"worker {target!r} did not send the values of all workers of a collective")
-        return {name: values.get(name) for name in known.places}
+        return untagged(what, values, known.places, target)
 
     def _forget_old_views(self) -> None:
         """Forget the numbers in views of which a member was replaced or has left: they do not return."""

@@ -166,7 +166,7 @@ class Connector:
         Raises WorkerLost, Refused or Rejected if that was proved in the handshake, because retrying would not help.
         """
         local = self._local
-        _, address = self.dialer.route_to(peer.record)  # to name one if none can be reached
+        _, address = self.dialer.route_to(peer.record, resumable=channel.resumable)  # to name if none can be reached
         deadline = local.runtime.now() + local.settings.connect_timeout
         try:
             link, address = self.dialer.dial(peer.record, deadline, resumable=channel.resumable)

@@ -196,9 +196,9 @@ class Dialer:
             rest = [other for _, other in self._routes_to(record) if other != address]
             self._last_used[record.incarnation] = rest[0] if rest else address
 
-    def route_to(self, record: WorkerRecord) -> tuple[Transport, str]:
-        """Return the best transport and address that both workers have."""
-        return self._routes_to(record)[0]
+    def route_to(self, record: WorkerRecord, *, resumable: bool | None = None) -> tuple[Transport, str]:
+        """Return the best transport and address that both workers have, of those whose links are `resumable` or not."""
+        return self._routes_to(record, resumable)[0]
 
     def is_local(self, record: WorkerRecord) -> bool:
         """Return whether a worker is on this host, and its unix socket can be reached."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from telegrad.environment import launchers
+from telegrad.environment.detection import detect
 
 _TOKEN_FILE = (
     "Run `(umask 077; telegrad token > ~/.telegrad-token)` once, on a file system that all nodes share, and set "
@@ -36,6 +37,12 @@ def token_advice(environ: Mapping[str, str]) -> str:
 
 def address_advice(environ: Mapping[str, str], program: str = "") -> str:
     """Return why the address of rank 0 is unknown and what to set. `program` is the script; empty at a prompt."""
+    detected = detect(environ)
+    if detected is not None and detected.others and detected.place == launchers.by_hand(environ):
+        return (
+            f"RANK and WORLD_SIZE are set, so they count, although {detected.others[0].describe()}: set the address, "
+            "too, or unset them"
+        )
     if launchers.open_mpi(environ) is not None:
         return "mpirun does not say where rank 0 runs: start with `mpirun -x MASTER_ADDR=HOST ...`, its host"
     if launchers.pmi(environ) is not None:

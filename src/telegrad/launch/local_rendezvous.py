@@ -21,7 +21,7 @@ import secrets
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -51,6 +51,8 @@ def worker_names(workers: int | Sequence[str]) -> list[str]:
     """
     if isinstance(workers, str):
         raise ValueError(f"workers must be a number or a list of names, not the string {workers!r}")
+    if not isinstance(workers, int | Iterable):
+        raise TypeError(f"workers must be a number or a list of names, not {workers!r}")
     if isinstance(workers, int):
         names = [f"worker{rank}" for rank in range(workers)]
     else:

@@ -38,6 +38,8 @@ class Engine:
     processes: list[subprocess.Popen[bytes]]
     channels: Mapping[int, Channel] = field(default_factory=dict)
     """By rank, if each process is the connection to one runner, as with ssh."""
+    routes: Sequence[str] = ()
+    """By rank, how each of these runners is reached, for errors."""
     listener: RunnerListener | None = None
     restarts: bool = False
     """Whether the engine starts workers that failed again, so only its own end is the end."""

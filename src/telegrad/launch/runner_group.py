@@ -28,7 +28,11 @@ class RunnerGroup(SupervisedGroup[RunnerWorker]):
         }
         workers = {
             name: RunnerWorker(
-                name, rank, {stream: lines[rank] for stream, lines in outputs.items()}, is_function=bool(work.work)
+                name,
+                rank,
+                {stream: lines[rank] for stream, lines in outputs.items()},
+                is_function=bool(work.work),
+                route=engine.routes[rank] if engine.routes else "",
             )
             for rank, name in enumerate(work.names)
         }

@@ -16,9 +16,15 @@ class RunnerWorker:
     """One worker, as the launcher sees it."""
 
     def __init__(
-        self, name: str, rank: int, printers: Mapping[int, PrefixedLines | None], *, is_function: bool = True
+        self,
+        name: str,
+        rank: int,
+        printers: Mapping[int, PrefixedLines | None],
+        *,
+        is_function: bool = True,
+        route: str = "",
     ) -> None:
-        """Make a worker that runs a function, or a command."""
+        """Make a worker that runs a function, or a command. `route` is how its runner is reached, as in "ssh to a"."""
         self.name, self.rank = name, rank
         self.result = WorkerResult()
         self.exitcode: int | None = None
@@ -28,6 +34,7 @@ class RunnerWorker:
         self.channel: Channel | None = None
         self._printers = printers
         self._is_function = is_function
+        self._route = route
 
     def feed(self, output: Output) -> None:
         """Take what the worker has written."""
@@ -71,5 +78,16 @@ class RunnerWorker:
         code = self.exitcode or 0
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
         if self.lost:
-            how = "was lost: the connection to its runner has ended"
+            how = self._describe_loss()
+            if self.hello is None:
+                return how
         return f"{how} before its function returned" if self._is_function else how
+
+    def _describe_loss(self) -> str:
+        route = self._route or "the connection to its runner"
+        if self.hello is None:  # the runner has not come to the launcher: the launcher has gone to the runner
+            return (
+                f"was not started: {route} ended before Python ran there. Check that it works without a password, and "
+                "that the same Python is there at the same path"
+            )
+        return f"was lost: {route} has ended"

@@ -133,4 +133,6 @@ def _start(
             process.wait()
         raise
     channels = {rank: pipe_channel(process) for rank, process in enumerate(processes)}
-    return RunnerGroup(work, Engine("ssh", processes, channels, address=address), start_timeout=start_timeout)
+    routes = [f"{ssh[0]} to {host}" for host in places]
+    engine = Engine("ssh", processes, channels, routes, address=address)
+    return RunnerGroup(work, engine, start_timeout=start_timeout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,11 +12,20 @@ from telegrad.errors import PayloadError
 
 
 def dump_work(fn: Callable[..., Any], args: Sequence[Any], init_options: Mapping[str, Any] | None) -> bytes:
-    """Return the work as bytes. Raises a PayloadError if it cannot be pickled.
+    """Return the work as bytes. Raises a PayloadError if it cannot be pickled, and a TypeError for other types.
 
     >>> run_work(dump_work(lambda x: x + 1, (41,), None), "worker0", init=False)
     42
     """
+    if not callable(fn):
+        raise TypeError(f"the function of the workers must be callable, but it is of type {type(fn).__name__}")
+    # A tensor or a string can be iterated over, and would become several arguments without a word.
+    if not isinstance(args, Sequence | Iterator) or isinstance(args, str | bytes):
+        kind = type(args).__name__
+        raise TypeError(f"args must be a tuple of the function's arguments, not of type {kind}: write (x,) to pass one")
+    if not isinstance(init_options, Mapping | None):
+        kind = type(init_options).__name__
+        raise TypeError(f"init_options must be a dict of keyword arguments of init_rpc, not of type {kind}")
     try:
         return bytes(cloudpickle.dumps((fn, tuple(args), dict(init_options or {}))))
     except Exception as error:

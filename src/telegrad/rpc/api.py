@@ -29,7 +29,7 @@ from telegrad.observe.service import Observation
 from telegrad.options import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT, Options, given_timeout
 from telegrad.rendezvous_search import IdTaken
 from telegrad.rpc import interrupt_report
-from telegrad.rpc.arguments import keyword, positional
+from telegrad.rpc.arguments import keyword, positional, several
 from telegrad.rpc.dump_signal import DumpOnSignal
 from telegrad.rpc.exposing import default_registry
 from telegrad.rpc.group_rendezvous import Rendezvous, group_keys, report_failure
@@ -362,7 +362,7 @@ def get_rpc_timeout() -> float:
 
 def worker_names(workers: Sequence[Target]) -> list[str]:
     """Return the names of workers. Raises UnknownWorker for one that the group does not have."""
-    return [default_agent().peers.find(_target(worker)).record.name for worker in workers]
+    return [default_agent().peers.find(_target(worker)).record.name for worker in several(workers)]
 
 
 def _names(workers: Sequence[Target] | None) -> list[str] | None:

@@ -1,10 +1,12 @@
-"""Checks the arguments of a call, where the usual mistake is a value instead of a tuple of values."""
+"""Checks arguments of calls, where the usual mistake is one value, or one worker, instead of several."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from telegrad.worker_info import WorkerInfo
 
 
 def positional(args: Any) -> tuple[Any, ...]:
@@ -42,6 +44,20 @@ def keyword(kwargs: Any) -> dict[str, Any]:
     raise TypeError(
         f"kwargs must be a dict of the function's keyword arguments, not {_a(kwargs)}: pass further arguments in args"
     )
+
+
+def several(workers: Any) -> Any:
+    """Return the workers of a group function. Raises a TypeError for the name of one, which is not a list of names.
+
+    >>> several("worker1")
+    Traceback (most recent call last):
+    ...
+    TypeError: workers must be a list of workers, not a str: write ['worker1'] for one
+    """
+    if isinstance(workers, Iterable) and not isinstance(workers, str | WorkerInfo):
+        return workers
+    shown = reprlib.repr(workers) if isinstance(workers, str | int | WorkerInfo) else "x"
+    raise TypeError(f"workers must be a list of workers, not {_a(workers)}: write [{shown}] for one")
 
 
 def _a(value: object) -> str:

@@ -22,6 +22,8 @@ from telegrad.wire.frames import HANDSHAKE_LIMITS, Frame, Limits
 if TYPE_CHECKING:
     from telegrad.transport.sockets import SocketPoller
 
+ENDED = "end of file: the other process has ended, or has closed the connection"
+"""Why a link is closed of which nothing else is known. Users read it as the reason of a loss."""
 _RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: closing waits 0 seconds for what was not delivered
 _DISCARDED_AT_ONCE = 128 * 1024
 _MAX_READ = 16 * 1024 * 1024  # read no more at once, so that the poller gets to look at other links
@@ -77,7 +79,7 @@ class SocketLink(SocketWriter):
         except OSError as error:
             raise self._broken(error) from error
         if count == 0:
-            raise LinkClosed(self._closed or self._failure or "end of file")
+            raise LinkClosed(self._closed or self._failure or ENDED)
         frame = None if self._undecrypted else reader.take_single(count)
         return self._receive(count, len(buffer)) if frame is None else (frame,)
 
@@ -101,7 +103,7 @@ class SocketLink(SocketWriter):
             except OSError as error:
                 raise self._broken(error) from error
             if count == 0:
-                raise LinkClosed(self._closed or self._failure or "end of file")
+                raise LinkClosed(self._closed or self._failure or ENDED)
             yield from reader.advance(count)
 
     def _broken(self, error: OSError) -> OSError:
