@@ -72,8 +72,8 @@ def measure(blocks: int, iterations: int) -> dict[str, dict[str, list[Block]]]:
 def main() -> int:
     """Print a table, and return 0 if the targets are met."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=40)
-    parser.add_argument("--iterations", type=int, default=400, help="calls in a block; a quarter as many hops")
+    parser.add_argument("--blocks", type=int, default=300)
+    parser.add_argument("--iterations", type=int, default=200, help="calls in a block; a quarter as many hops")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = launch.local(measure, [CALLER, CALLEE], (options.blocks, options.iterations))[0]

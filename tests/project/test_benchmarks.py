@@ -83,6 +83,14 @@ def test_the_committed_picture_of_scaling_shows_the_committed_figures(tmp_path: 
     assert "](scaling.svg)" in (BENCHMARKS.parent / "docs" / "scaling.md").read_text()
 
 
+def test_simulated_scaling_runs_at_a_small_size(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    sizes = ["--workers", "--agents", "3", "--rules", "40", "--json", str(figures)]
+    done = run_loaded([sys.executable, str(BENCHMARKS / "scaling.py"), *sizes], timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(figures.read_text())["simulated"]["rules"]["40"]["shutdown, messages"] > 4
+
+
 def test_the_committed_figures_of_scaling_keep_their_bound() -> None:
     simulated = json.loads((BENCHMARKS / "results" / "scaling.json").read_text())["simulated"]
     for table, name, most in (
