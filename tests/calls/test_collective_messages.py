@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from telegrad.calls.collective_messages import Fields, Round, Stage, fields_of, from_plain, round_of, to_plain
+from telegrad.calls.collective_messages import Fields, Round, Stage, fields_of, from_plain, round_of, to_plain, told
 from telegrad.errors import (
+    AuthenticationError,
     CallCancelled,
     DeadlineExceeded,
     GroupsDiffer,
+    PayloadError,
     ProtocolError,
     ResourceExhausted,
     WorkerLost,
@@ -69,3 +71,17 @@ def test_other_errors_keep_their_text() -> None:
     assert (type(unknown), str(unknown)) == (CallCancelled, "no memory")
     for malformed in (None, ("WorkerLost", "text"), ("WorkerLost", "text", 5), ["WorkerLost", "text", ""]):
         assert from_plain(malformed) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (AuthenticationError("no proof"), AuthenticationError),
+        (PayloadError("no pickle"), PayloadError),
+        (ResourceExhausted("no credits"), CallCancelled),
+    ],
+)
+def test_others_are_told_why_a_member_cannot_take_part(error: Exception, kind: type[Exception]) -> None:
+    arrived = from_plain(to_plain(told("b", "barrier()", error)))
+    assert type(arrived) is kind
+    assert str(arrived) == f"worker 'b' cannot take part in barrier(): {error}"

@@ -15,7 +15,8 @@ from telegrad.calls.collective_messages import Arrival, Round
 from telegrad.calls.collective_node import CollectiveNode
 from telegrad.calls.collective_view import KnownView, View, digest_of
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import CallCancelled, DeadlineExceeded, GroupsDiffer, WorkerLost
+from telegrad.errors import AuthenticationError, CallCancelled, DeadlineExceeded, GroupsDiffer, PayloadError, WorkerLost
+from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 
 
@@ -32,6 +33,24 @@ def test_the_root_gets_its_reply_last_because_it_may_leave_then() -> None:
             respond = partial(lambda name, values, error: replies.append(name), name)
             root.arrive(respond, Arrival(key, KnownView(view), name, None, None, whole=True, oldest=1))
         assert replies == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(AuthenticationError("no proof"), AuthenticationError), (RuntimeError("no pickle"), PayloadError)],
+)
+def test_all_below_learn_why_values_cannot_be_passed_on(error: Exception, kind: type[Exception]) -> None:
+    with local_group(["a", "b", "c"], settings=AgentSettings(fan_out=1)) as agents:
+        node, known = agents["b"].collectives.node, KnownView(view_of(agents["b"]))
+        node._call_up = lambda to, arguments, done: done(None, error)
+        key, answers = Round("user", 1, digest_of(known.view)), []
+        for name in ("b", "c"):
+            node.arrive(
+                lambda values, error: answers.append(error),
+                Arrival(key, known, name, None, None, whole=True, oldest=1),
+            )
+        assert [type(answer) for answer in answers] == [kind, kind]
+        assert str(answers[0]) == f"worker 'b' could not pass on the values of a collective: {error}"
 
 
 # -- members that know another group ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from telegrad.calls.collective_view import DIGEST_SIZE, KnownView, View
 from telegrad.errors import (
+    AuthenticationError,
     CallCancelled,
     CallError,
     DeadlineExceeded,
@@ -152,7 +153,7 @@ _CALL_ERRORS: dict[str, type[CallError]] = {
     kind.__name__: kind for kind in (CallCancelled, DeadlineExceeded, WorkerLost)
 }
 _OTHER_ERRORS: dict[str, type[TelegradError]] = {
-    kind.__name__: kind for kind in (GroupsDiffer, PayloadError, ProtocolError)
+    kind.__name__: kind for kind in (AuthenticationError, GroupsDiffer, PayloadError, ProtocolError)
 }
 _OUTCOMES = (CallCancelled, DeadlineExceeded, WorkerLost, GroupsDiffer, ProtocolError)
 
@@ -163,6 +164,14 @@ def may_be_unheard_of(error: BaseException) -> bool:
     It could not be sent, or that member could not decode it, or has refused it.
     """
     return isinstance(error, Exception) and (isinstance(error, LimitExceeded) or not isinstance(error, _OUTCOMES))
+
+
+def told(me: str, what: str, error: BaseException) -> TelegradError:
+    """Return the error for the others if this worker cannot pass its value to the one that collects it."""
+    text = f"worker {me!r} cannot take part in {what}: {error}"
+    if isinstance(error, AuthenticationError):
+        return AuthenticationError(text)
+    return PayloadError(text) if isinstance(error, PayloadError) else CallCancelled(text, worker=me)
 
 
 def to_plain(error: Exception) -> tuple[str, str, str]:

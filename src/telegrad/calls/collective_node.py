@@ -46,7 +46,15 @@ from telegrad.calls.collective_view import KnownView
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_table import Peer
 from telegrad.connection.peers import Peers
-from telegrad.errors import CallCancelled, GroupsDiffer, PayloadError, ProtocolError, TelegradError, WorkerLost
+from telegrad.errors import (
+    AuthenticationError,
+    CallCancelled,
+    GroupsDiffer,
+    PayloadError,
+    ProtocolError,
+    TelegradError,
+    WorkerLost,
+)
 from telegrad.execution.timers import Timer
 from telegrad.protocol.collective_tree import static_children, static_parent, subtree
 from telegrad.waiting_report import workers
@@ -263,7 +271,8 @@ class CollectiveNode:
 
     def _failed_above(self, key: Round, collective: _Collective, error: Exception) -> None:
         if may_be_unheard_of(error):
-            error = PayloadError(f"worker {self.name!r} could not pass on the values of a collective: {error}")
+            kind = AuthenticationError if isinstance(error, AuthenticationError) else PayloadError
+            error = kind(f"worker {self.name!r} could not pass on the values of a collective: {error}")
             self._tell_above(key, collective.known, error)
         self._fail_here(key, collective, error)
 

@@ -32,6 +32,7 @@ from telegrad.calls.collective_messages import (
     fields_of,
     may_be_unheard_of,
     round_of,
+    told,
 )
 from telegrad.calls.collective_node import CollectiveNode
 from telegrad.calls.collective_view import KnownView, KnownViews, View, digest_of
@@ -42,7 +43,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_table import Peer
 from telegrad.connection.peers import Peers
-from telegrad.errors import CallCancelled, DeadlineExceeded, PayloadError, ProtocolError, TelegradError, WorkerLost
+from telegrad.errors import DeadlineExceeded, ProtocolError, TelegradError, WorkerLost
 from telegrad.events import COLLECTIVE
 from telegrad.execution.reported_wait import ReportedWait
 from telegrad.protocol.collective_tree import static_children, static_parent
@@ -123,7 +124,7 @@ class Collectives:
             outcome = type(error).__name__
             name_value(error)
             if may_be_unheard_of(error):
-                _give_up(self._call, self.node, key, known, target, _told(self._local.name, what, error))
+                _give_up(self._call, self.node, key, known, target, told(self._local.name, what, error))
             raise
         finally:
             self._local.waits.leave(waiting)
@@ -318,12 +319,6 @@ def _target(local: LocalWorker, known: KnownView) -> str:
     place, fan_out = known.places[local.name], local.settings.fan_out
     is_leaf = place > 0 and not static_children(place, len(known.view), fan_out)
     return known.name(static_parent(place, fan_out) if is_leaf else place)
-
-
-def _told(me: str, what: str, error: BaseException) -> TelegradError:
-    """Return the error for the others if this worker cannot pass its value to the one that collects it."""
-    text = f"worker {me!r} cannot take part in {what}: {error}"
-    return PayloadError(text) if isinstance(error, PayloadError) else CallCancelled(text, worker=me)
 
 
 def _give_up(
