@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from telegrad.errors import CertificateError
-from telegrad.options import Options
+from telegrad.options import Options, given_timeout
 
 
 def test_shared_memory_is_set_by_the_option_or_the_environment_or_is_a_gibibyte(
@@ -50,6 +50,17 @@ def test_ports_are_set_by_the_option_or_the_environment_or_are_any() -> None:
     assert Options(ports="443").allowed_ports({"TELEGRAD_PORTS": "29600-29602"}) == (443,)
     with pytest.raises(ValueError, match="TELEGRAD_PORTS is 'many': it must list ports"):
         Options().allowed_ports({"TELEGRAD_PORTS": "many"})
+
+
+def test_timeouts_are_numbers_and_those_of_a_lifetime_are_none() -> None:
+    assert [given_timeout(each) for each in (-1, 0, 2.5, float("inf"), 10**400)] == [None, 0, 2.5, 0, 0]
+    wrong: list[Any] = ["5", None]
+    for timeout in wrong:
+        with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+            given_timeout(timeout)
+    for timeout in (-2, float("nan")):
+        with pytest.raises(ValueError, match="timeout must be at least 0 seconds"):
+            given_timeout(timeout)
 
 
 def test_the_repr_of_options_shows_no_token() -> None:

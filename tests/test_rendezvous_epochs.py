@@ -604,6 +604,25 @@ def test_open_and_fixed_groups_do_not_mix(hashed: World) -> None:
     assert len(formed(together(hashed.worker(0), hashed.worker(1)))) == 2
 
 
+def test_a_store_may_be_for_one_kind_of_groups_of_the_processes_of_one_start(
+    hashed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in torch, where a static group that has ended still refuses dynamic members."""
+    history: dict[int, int] = {}
+    formed(together(hashed.worker(0, history=history), hashed.worker(1)))
+    hashed.states.clear()
+    (error,) = together(hashed.worker(2, world_size=0, one_kind=True))
+    assert isinstance(error, MixedGroup)
+    (found,) = together(hashed.worker(0, world_size=0, one_kind=True, history=history))  # it was in that group
+    assert isinstance(found, FoundGroup)
+    hashed.states.clear()
+    formed(together(hashed.worker(0), hashed.worker(1)))
+    hashed.states.clear()
+    monkeypatch.setattr("telegrad.rendezvous_search._STARTED", time.time() + 1)
+    (found,) = together(hashed.worker(2, world_size=0, one_kind=True))  # it was started later
+    assert isinstance(found, FoundGroup)
+
+
 def test_survivors_of_an_open_group_publish_it_in_an_empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
     lost, new = HashStore(), HashStore()
     world = World(lambda: lost, 0)

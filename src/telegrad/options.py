@@ -265,10 +265,15 @@ def _number(name: str, given: int | None, default: int, what: str, environ: Mapp
     return number
 
 
+_LONGEST_TIMEOUT = 1e9  # seconds, about 32 years; longer ones are no timeouts
+
+
 def given_timeout(timeout: float) -> float | None:
     """Convert a timeout of the public API for the agent, where None means the default."""
     if timeout == UNSET_RPC_TIMEOUT:
         return None
-    if timeout < 0:
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not timeout >= 0:  # which is also false for NaN
         raise ValueError(f"timeout must be at least 0 seconds (0: no timeout), or -1 for the default, not {timeout}")
-    return timeout
+    return timeout if timeout < _LONGEST_TIMEOUT else 0.0

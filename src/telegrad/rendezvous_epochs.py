@@ -76,6 +76,7 @@ class GroupFinder:
         restart: int = -1,
         is_host: bool = False,
         any_id: bool = False,
+        one_kind: bool = False,
         reopen: Callable[[float], Store] | None = None,
     ) -> None:
         """`reopen` opens the store again, or one that has taken its place, within seconds. For the rest see `Terms`."""
@@ -88,6 +89,7 @@ class GroupFinder:
             restart,
             is_host,
             any_id,
+            one_kind,
         )
         self._reopen = reopen
         self.registered = False

@@ -65,11 +65,18 @@ class Terms:
     """Whether this process hosts the store."""
     any_id: bool = False
     """Whether the worker may have any id of an open group. Then IdTaken is raised if the one it has is not free."""
+    one_kind: bool = False
+    """Whether the processes of one start must not mix kinds of groups one after the other either, as in torch."""
 
     @property
     def deadline(self) -> float:
         """When the search gives up."""
         return self.start + self.timeout
+
+    def keeps_out_others(self, epoch: Epoch, outcome: Outcome) -> bool:
+        """Return whether a group of another kind is an error even when it is over: this process missed it."""
+        is_of_this_start = outcome.time > _STARTED and epoch.group not in self.history.values()
+        return self.one_kind and outcome.status == "complete" and is_of_this_start
 
     def waits_for_survivors(self) -> bool:
         """Return whether an empty store may be the new store of an open group that exists."""
@@ -158,9 +165,8 @@ class Search:
             # Whoever superseded it may be about to put another epoch in its place.
             pause(time.monotonic() - 1.0, self._terms.deadline)
         elif not self._is_over(current, outcome):
-            self.registered = (
-                True  # as far as telling others goes: the error is theirs, and must not fail the next epoch
-            )
+            # As far as telling others goes: the error is theirs, and must not fail the next epoch.
+            self.registered = True
             self._terms.history[self._mine.record.incarnation] = current.group  # the next attempt begins the next
             raise_outcome(outcome)
         self._advance(text, current)
@@ -273,7 +279,8 @@ class Search:
         if has_outcome(store):
             outcome = read_outcome(store, Records(self._keys, store, epoch.prefix))
             board = self._board(epoch)
-            if outcome.status != "complete" or board.is_over() or not self._lives(board.read_members()):
+            members = [] if outcome.status != "complete" or board.is_over() else board.read_members()
+            if not (self._lives(members) or self._terms.keeps_out_others(epoch, outcome)):
                 return
         raise MixedGroup(
             f"{self._mine} was started without a world size, but there is a group of {epoch.world_size} workers in the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -240,4 +241,59 @@ def test_a_worker_whose_time_is_up_blames_a_root_that_does_not_answer(monkeypatc
             with pytest.raises(DeadlineExceeded, match=r"after 3 s worker 'a' has not called shutdown\(\)"):
                 sim["b"].shutdown(timeout=3)
 
+        sim.run(program)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_worker_that_others_have_lost_ends_so_that_its_launcher_starts_it_again(name: str, seed: int) -> None:
+    """The others wait for its replacement, which the launcher starts when the process has ended."""
+    sim = Simulation(seed, ["a", "b", "c"], settings=AgentSettings(awaited_replacement=60.0))
+    raised: list[str] = []
+
+    def leave(who: str) -> None:
+        try:
+            sim[who].shutdown(graceful=True, timeout=200.0)
+        except WorkerLost as error:
+            raised.append(f"{who}: {error}")
+
+    def program() -> None:
+        for caller in "abc":
+            for callee in "abc":
+                sim[caller].call(callee, abs, (-1,))
+        others = [each for each in "abc" if each != name]
+        leaving = sim.spawn(name, partial(leave, name))
+        sim.sleep(1)
+        for other in others:
+            peers = sim[other].peers
+            peers.lost_workers.peer_lost(peers.find(name), "it was stopped for too long")
+        leaving.join(sim.scheduler.now + 10)
+        assert [text.split(" (")[0] for text in raised] in [
+            [f"{name}: worker {name!r} ends, so that its launcher starts it again: worker {other!r} has lost it"]
+            for other in others
+        ]
+        sim.kill(name)
+        sim.restart(name)
+        for thread in [sim.spawn(each, partial(leave, each)) for each in "abc"]:
+            thread.join(None)
+        assert len(raised) == 1
+
+    with sim:
+        sim.run(program)
+
+
+def test_a_worker_that_another_has_lost_stays_if_nobody_starts_it_again() -> None:
+    sim = Simulation(1, ["a", "b", "c"])
+
+    def program() -> None:
+        for caller in "abc":
+            for callee in "abc":
+                sim[caller].call(callee, abs, (-1,))
+        peers = sim["a"].peers
+        peers.lost_workers.peer_lost(peers.find("b"), "it was stopped for too long")
+        sim.sleep(1)
+        assert sim["b"].local.given_up is None
+        assert sim["c"].call("b", abs, (-1,)) == 1
+
+    with sim:
         sim.run(program)

@@ -206,6 +206,36 @@ def test_one_member_that_lies_about_generations_does_not_use_them_up(claimed: in
     run("abcd", program)
 
 
+def test_a_newcomer_exceeds_a_generation_that_only_one_member_knows() -> None:
+    """A launcher's replacement reached d alone, and died. Those that vote for the next one have not heard of it."""
+
+    def program(sim: Simulation) -> None:
+        call_all(sim, "abcd")
+        before = sim["b"].me
+        sim.kill("b")
+        d = sim["d"].peers
+        d.learn(msgspec.structs.replace(before, generation=7, incarnation=before.incarnation + 1))
+        unknown = d.find("b")
+        d.lost_workers.peer_lost(unknown, "it was killed")
+        sim.restart("b", vouched=False)
+        call_all(sim, "abcd")
+        assert sim["b"].me.generation == 8
+
+    run("abcd", program)
+
+
+def test_a_member_that_always_knows_a_later_generation_keeps_nobody_out() -> None:
+    def program(sim: Simulation) -> None:
+        call_all(sim, "abcd")
+        sim.kill("b")
+        sim["d"].peers.known_generation = lambda hello: hello.generation + 1  # type: ignore[method-assign]
+        sim.restart("b", vouched=False)
+        for name in "acd":
+            assert sim[name].call("b", operator.add, (1, 2)) == 3
+
+    run("abcd", program)
+
+
 @pytest.mark.parametrize(
     ("description", "reason"),
     [

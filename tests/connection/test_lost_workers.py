@@ -210,6 +210,24 @@ def test_a_session_that_its_opener_never_had_is_no_loss() -> None:
         sim.run(program)
 
 
+def test_an_opener_that_has_lost_this_worker_is_lost_even_if_nothing_of_it_arrived() -> None:
+    """Or others would wait here for what it has sent, such as the creation of a value."""
+    with Simulation(1, ["a", "b"]) as sim:
+
+        def program() -> None:
+            a, b = sim["a"], sim["b"]
+            a.peers.connector.channel_to(a.peers.find("b"), None)
+            sim.network.part("a", "b")
+            sim.sleep(40.0)
+            assert "resume limit" in a.peers.find("b").gone
+            assert not b.peers.find("a").gone
+            sim.network.heal()
+            sim.sleep(10.0)
+            assert "this incarnation of worker 'b' was given up" in b.peers.find("a").gone
+
+        sim.run(program)
+
+
 def test_a_session_that_was_used_is_lost_with_its_opener() -> None:
     with Simulation(1, ["a", "b"]) as sim:
 

@@ -36,11 +36,15 @@ def test_a_callback_hears_of_each_loss_until_it_is_removed() -> None:
     assert "memory://b refuses connections" in heard[0][1]
 
 
-def test_a_callback_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, KeyboardInterrupt])
+def test_a_callback_that_fails_is_logged(error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    def fail(member: Member, reason: str) -> None:
+        raise error
+
     with Simulation(1, ["a", "b"]) as sim:
 
         def program() -> None:
-            sim["a"].peers.members.on_lost(lambda member, reason: 1 // 0)
+            sim["a"].peers.members.on_lost(fail)
             sim["a"].call("b", operator.add, (1, 2))
             sim.kill("b")
             sim.sleep(40)

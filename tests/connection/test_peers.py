@@ -13,7 +13,7 @@ from tests.support.channels import FakeAgent, FakeLink, connected_channel
 from telegrad.connection.handshake import NONCE_SIZE, Rejected
 from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import UnknownWorker
+from telegrad.errors import UnknownWorker, WorkerLost
 from telegrad.protocol.membership import MAX_STEP, State
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import LinkClosed
@@ -98,6 +98,12 @@ def test_the_error_for_an_unknown_worker_lists_the_known_ones(peers: Peers, unkn
         UnknownWorker, match=rf"no worker (named|with id) {unknown!r}; the workers are 'a' \(0\), 'b' \(1\)"
     ):
         peers.find(unknown)
+
+
+@pytest.mark.parametrize("wrong", [None, b"b", 1.5, ("b",)])
+def test_what_does_not_name_a_worker_is_refused(peers: Peers, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="a worker is given by its name, its id or its WorkerInfo, not by "):
+        peers.find(wrong)
 
 
 def test_a_known_incarnation_may_connect(peers: Peers, agent: PeersAgent) -> None:
@@ -207,6 +213,14 @@ def test_an_incarnation_that_was_given_up_may_not_return(peers: Peers) -> None:
     with pytest.raises(Rejected, match="this incarnation of worker 'b' was given up: it was silent") as caught:
         peers.check(hello(B))
     assert caught.value.code == "incarnation"
+
+
+def test_a_worker_that_was_given_up_itself_gives_nobody_up(agent: PeersAgent, peers: Peers) -> None:
+    peers.find("b").gone = "it has lost this worker"
+    agent.given_up = WorkerLost("worker 'a' ends", worker="a")
+    with pytest.raises(Rejected, match="it has lost this worker") as caught:
+        peers.check(hello(B))
+    assert caught.value.code == "session"
 
 
 @pytest.mark.parametrize(

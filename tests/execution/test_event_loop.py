@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from typing import Any
 
 import pytest
 import torch
+from tests.support.executors import ExecutorHarness
 
 from telegrad.calls.call import Served
 from telegrad.errors import RemoteError
-from telegrad.execution.event_loop import InGradMode
+from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.testing.group import local_group
 
 
@@ -110,3 +112,28 @@ def test_the_loop_keeps_no_call_that_has_ended() -> None:
         assert group["a"].call("b", abs, (-1,)) == 1  # the reply of the first one has been sent
         gc.collect()
         assert [item.function for item in gc.get_objects() if type(item) is Served and item.function == "@soon"] == []
+
+
+def test_a_coroutine_that_comes_while_the_loop_closes_is_cancelled(
+    harness: ExecutorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = EventLoop(harness.runtime, harness.executor)
+    closing = threading.Thread(target=events.close)
+    started, ended = EventLoop._started, threading.Event()
+    errors: list[BaseException | None] = []
+
+    def started_and_closing(self: EventLoop) -> asyncio.AbstractEventLoop:
+        loop = started(self)
+        closing.start()
+        closing.join(0.2)  # it has to wait for run()
+        return loop
+
+    def done(result: object, error: BaseException | None) -> None:
+        errors.append(error)
+        ended.set()
+
+    monkeypatch.setattr(EventLoop, "_started", started_and_closing)
+    events.run(clean_up([]), done)
+    closing.join(20)
+    assert ended.wait(20)
+    assert [type(error) for error in errors] == [asyncio.CancelledError]

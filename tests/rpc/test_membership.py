@@ -92,6 +92,26 @@ def test_waiting_for_a_worker_that_cannot_come_is_an_error() -> None:
     run(program)
 
 
+@pytest.mark.parametrize(
+    ("name", "timeout", "error", "message"),
+    [
+        (None, 1.0, ValueError, "invalid worker name None"),
+        (1, 1.0, ValueError, "invalid worker name 1"),
+        ("b", "5", TypeError, "timeout must be a number of seconds, or None for no limit, not '5'"),
+        ("b", -1, ValueError, "timeout must be at least 0 seconds, or None for no limit, not -1"),
+        ("b", float("nan"), ValueError, "timeout must be at least 0 seconds, or None for no limit, not nan"),
+    ],
+)
+def test_waiting_for_a_worker_checks_its_arguments(name: Any, timeout: Any, error: type, message: str) -> None:
+    def program(sim: Simulation) -> None:
+        with pytest.raises(error, match=message):
+            rpc.wait_for_worker(name, timeout)
+        with pytest.raises(TypeError, match="must be a function of status and reason, not None"):
+            rpc.on_worker_lost(None)  # type: ignore[arg-type] # the mistake
+
+    run(program)
+
+
 def test_a_callback_hears_of_losses() -> None:
     def program(sim: Simulation) -> None:
         heard: list[tuple[str, str, str]] = []

@@ -7,9 +7,10 @@ from tests.support.rrefs import Counter, Group, add, becomes_true, give_back, no
 
 from telegrad import rpc
 from telegrad.calls.extension import Concern, OutgoingMessage
+from telegrad.calls.service_names import FETCH, METHOD
 from telegrad.errors import ProtocolError, ReferenceGone
 from telegrad.protocol.ownership_effects import ValueUnknown
-from telegrad.rref.handle import FETCH, METHOD, RRef
+from telegrad.rref.handle import RRef
 from telegrad.rref.owner import OwnerValue
 from telegrad.wire.messages import ForkInfo, RRefAccess, RRefChildAccept, RRefForkAccept, RRefUserDelete
 from telegrad.wire.payload import Encoded

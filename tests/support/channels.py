@@ -68,6 +68,7 @@ class FakeAgent:
         self.closed = ""
         self.leaving = False
         self.departing = False
+        self.given_up: Exception | None = None
         self.limits = Limits()
         self.accounts = PeerAccounts(self.name, AgentSettings(), self.runtime)
         self.device_maps: dict[str, DevicePairs] = {}

@@ -49,9 +49,20 @@ def test_the_receiver_does_not_share_memory_with_the_sender(kind: int) -> None:
     here, there = pair(MemoryNetwork())
     body = bytearray(b"before")
     here.send(kind, body, 1, 0, 0)
+    (frame,) = there.receive()
+    body[:] = b"after!"
+    assert bytes(frame.body) == b"before"
+
+
+@pytest.mark.parametrize(("kind", "read"), [(MESSAGE, b"before"), (BULK_CHUNK, b"after!")])
+def test_chunks_are_read_late_as_by_a_slow_socket(kind: int, read: bytes) -> None:
+    """A sender that changes what a chunk refers to is found out."""
+    here, there = pair(MemoryNetwork())
+    body = bytearray(b"before")
+    here.send(kind, body, 1, 0, 0)
     body[:] = b"after!"
     (frame,) = there.receive()
-    assert bytes(frame.body) == b"before"
+    assert bytes(frame.body) == read
 
 
 def test_closing_a_listener_closes_pending_connections() -> None:

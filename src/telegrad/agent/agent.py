@@ -18,7 +18,7 @@ from telegrad.agent.shutdown import Shutdown
 from telegrad.calls.admission import Admission
 from telegrad.calls.call import Access, Call
 from telegrad.calls.client import Client
-from telegrad.calls.collectives import SERVICE, Collectives
+from telegrad.calls.collectives import Collectives
 from telegrad.calls.dispatch import Dispatcher
 from telegrad.calls.incoming_replies import IncomingReplies
 from telegrad.calls.oneway import Handler, OneWay
@@ -26,6 +26,7 @@ from telegrad.calls.pipeline import Pipeline
 from telegrad.calls.plain_exceptions import PLAIN
 from telegrad.calls.registry import Registry
 from telegrad.calls.server import Server
+from telegrad.calls.service_names import GATHER
 from telegrad.calls.tracebacks import short_tracebacks
 from telegrad.calls.undelivered import Undeliverable
 from telegrad.connection import joining
@@ -109,7 +110,7 @@ class Agent:
         self.collectives = Collectives(local, self.peers, self.call, self.call_async, self.result)
         self.peers.lost_workers.observe(dispatcher.peer_lost, lambda: True)
         self.peers.lost_workers.observe(self.collectives.peer_lost, lambda: bool(local.closed))
-        self.register(SERVICE[1:], self.collectives.arrive, deferred=True)
+        self.register(GATHER[1:], self.collectives.arrive, deferred=True)
         self.joining = Joining(local, self.peers, self.call)
         self.register(joining.SERVICE[1:], self.joining.describe)
         self.autograd: Autograd = cast("Autograd", _NotAdded(name, "distributed autograd"))
@@ -121,6 +122,7 @@ class Agent:
         self.listeners: list[Listener] = []
         self.shutdown_protocol = Shutdown(self)
         self.peers.lost_workers.on_goodbye = self.shutdown_protocol.heard
+        self.peers.lost_workers.on_given_up = self.collectives.shutdown_rounds.give_up
         _listen(self, transports)
         self.me = local.me = WorkerRecord(
             name=name,

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from telegrad.calls.collectives import SERVICE
 from telegrad.calls.exit_cause import cause_of, error_in_flight
 from telegrad.calls.observing import OBSERVE
+from telegrad.calls.service_names import GATHER
 from telegrad.connection.channel import Channel
 from telegrad.errors import DeadlineExceeded, ProtocolError, ReferencesHeld, TelegradError
 from telegrad.execution.reported_wait import ReportedWait
@@ -116,10 +116,10 @@ class Shutdown:
         for peer in self._agent.peers.table.used():
             for channel in peer.channels():
                 calls = list(channel.calls.values())
-                lines += [str(call) for call in calls if call.function not in (SERVICE, OBSERVE)]
+                lines += [str(call) for call in calls if call.function not in (GATHER, OBSERVE)]
         lines += filter(None, [retried.suspended() for retried in list(self._agent.client.retried)])
         for served in self._agent.server.unanswered():
-            if served.function != SERVICE:
+            if served.function != GATHER:
                 lines.append(f"{served.function}, called by worker {served.caller!r}, is still running")
         return lines
 
@@ -317,7 +317,7 @@ class Shutdown:
 
 def _is_serving(agent: Agent) -> bool:
     """Return whether a call is being served, as `Shutdown.activity` would say. A busy worker asks after every call."""
-    return any(served.function != SERVICE for served in agent.server.unanswered())
+    return any(served.function != GATHER for served in agent.server.unanswered())
 
 
 def _connect_to_all(agent: Agent) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from telegrad.calls.extension import Context, Extension, OutgoingMessage, PlacedReference
 from telegrad.calls.link_reader import Waiter
+from telegrad.calls.service_names import readable_name
 from telegrad.connection.peer_account import Held
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
 
 Access = RRefAccess | Callable[[], RRefAccess]
 """What a call does with an RRef; for a call on an ordered object, a function that numbers it."""
-
-_READABLE = {
-    "@telegrad.gather": "a collective",
-    "@telegrad.to_here": "to_here()",
-    "@telegrad.method": "a method of a remote object",
-}
 
 
 class Call(msgspec.Struct, eq=False):
@@ -92,17 +87,6 @@ class Call(msgspec.Struct, eq=False):
 
     def __str__(self) -> str:
         return f"call {self.id} of {self.name()} on worker {self.worker!r}"
-
-
-def readable_name(function: str, access: RRefAccess | None = None) -> str:
-    """Return the name of a function of telegrad's own as people know it, and others as they are.
-
-    >>> readable_name("@telegrad.gather"), readable_name("@telegrad.to_here"), readable_name("os:getpid")
-    ('a collective', 'to_here()', 'os:getpid')
-    """
-    if function == "@telegrad.method" and access is not None and isinstance(access.method, str) and access.method:
-        return f"{access.method}() of a remote object"
-    return _READABLE.get(function, function)
 
 
 def _both(one: Callable[[Call], None], other: Callable[[Call], None], call: Call) -> None:

@@ -10,7 +10,6 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from telegrad.calls.call import Access, Call, current_served
-from telegrad.calls.collectives import SERVICE
 from telegrad.calls.completion import Completion
 from telegrad.calls.deadlines import Deadlines
 from telegrad.calls.exceptions import exception_of
@@ -19,6 +18,7 @@ from telegrad.calls.link_reader import LinkReader, Waiter
 from telegrad.calls.observing import Asking
 from telegrad.calls.pipeline import Frames, Pipeline, pack_head
 from telegrad.calls.registry import Registry
+from telegrad.calls.service_names import GATHER
 from telegrad.calls.shared_call import ROOT, SharedCall
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_table import Peer
@@ -154,9 +154,9 @@ class Client:
             elif call.is_reserved:
                 channel.credit_window.extend(call.size)
                 call.charge += call.size
-            elif call.function != SERVICE:
+            elif call.function != GATHER:
                 call.charge = call.size
-            if call.function != SERVICE:
+            if call.function != GATHER:
                 self.made += 1
             channel.calls[call.id] = call
             unwaited = on_done is not None
@@ -234,7 +234,7 @@ class Client:
         if (autocast_is_enabled() and self.carries_autocast) or placement.pairs:
             autocast = current_autocast() if autocast_is_enabled() and self.carries_autocast else None
             kind, rest = RequestWithState, (creation, rref_access, autocast, placement.pairs)
-        make_head = partial(kind, call.id, name, left, call.parent is not None or call.is_reserved or name == SERVICE)
+        make_head = partial(kind, call.id, name, left, call.parent is not None or call.is_reserved or name == GATHER)
         frames, call.outgoing = self._pipeline.pack(
             call.channel, encoded, make_head, rest, context, True, placement, call
         )
@@ -350,7 +350,7 @@ def _report_slow(local: LocalWorker, call: Call, due: float) -> float:
     if now < due:
         return due
     elapsed = now - call.started
-    if call.function != SERVICE:  # collectives say for whom they wait
+    if call.function != GATHER:  # collectives say for whom they wait
         _log.warning("worker %r has waited %s for %s, which is still running", local.name, seconds(elapsed), call)
     return call.started + 2 * elapsed
 

@@ -20,7 +20,6 @@ from telegrad.errors import (
     WorkerLost,
 )
 
-SERVICE = "@telegrad.gather"
 USER = "user"
 """The topic of the collectives of the program."""
 SHUTDOWN = "shutdown"

@@ -19,7 +19,6 @@ from telegrad.calls.call import Call, current_served
 from telegrad.calls.collective_kinds import name_value, tagged, untagged
 from telegrad.calls.collective_messages import (
     DETACHED,
-    SERVICE,
     SHUTDOWN,
     UNKNOWN_VIEW,
     USER,
@@ -38,6 +37,7 @@ from telegrad.calls.collective_node import CollectiveNode
 from telegrad.calls.collective_view import KnownView, KnownViews, View, digest_of
 from telegrad.calls.completion import Explainer
 from telegrad.calls.extension import outside_of_contexts
+from telegrad.calls.service_names import GATHER
 from telegrad.calls.shutdown_rounds import MISSED, PAUSE, ShutdownRounds
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
@@ -48,8 +48,6 @@ from telegrad.events import COLLECTIVE
 from telegrad.execution.reported_wait import ReportedWait
 from telegrad.protocol.collective_tree import static_children, static_parent
 from telegrad.waiting_report import WaitingReport, seconds, workers
-
-__all__ = ["SERVICE", "Collectives"]
 
 _log = logging.getLogger("telegrad")
 
@@ -117,9 +115,9 @@ class Collectives:
         waiting = self._local.waits.enter("barrier", (target,), describe, current_served.get(), key)
         try:
             with self._reported(target, key, what), outside_of_contexts():
-                values = self._call(target, SERVICE, arguments, timeout=deadline)
+                values = self._call(target, GATHER, arguments, timeout=deadline)
                 if values is UNKNOWN_VIEW:
-                    values = self._call(target, SERVICE, (*arguments, known.view), timeout=deadline)
+                    values = self._call(target, GATHER, (*arguments, known.view), timeout=deadline)
         except BaseException as error:
             outcome = type(error).__name__
             name_value(error)
@@ -166,7 +164,7 @@ class Collectives:
             try:
                 with self._reported(target.record.name, key, "shutdown()", schedule):
                     try:
-                        result = self._call(target.record.name, SERVICE, arguments, timeout=left)
+                        result = self._call(target.record.name, GATHER, arguments, timeout=left)
                     except DeadlineExceeded as error:  # of this worker: the others wait on
                         raise _late(error, key, target.record.name, self._awaited, timeout) from None
             except WorkerLost:
@@ -201,7 +199,7 @@ class Collectives:
 
         def send() -> None:
             try:
-                self._begin(to, SERVICE, arguments, timeout=0.0, on_done=ended)
+                self._begin(to, GATHER, arguments, timeout=0.0, on_done=ended)
             except TelegradError as error:
                 done(None, _without_frames(error))
 
@@ -265,7 +263,7 @@ class Collectives:
         return self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
 
     def _ask(self, member: str, key: Round, *, up: bool = True) -> list[str]:
-        missing = self._call(member, SERVICE, (*key, up), timeout=_ASK)
+        missing = self._call(member, GATHER, (*key, up), timeout=_ASK)
         known = {peer.record.name for peer in self._peers.all()}
         if not isinstance(missing, list) or not known.issuperset(map(str, missing)):
             raise ProtocolError(f"worker {member!r} does not say which workers a collective waits for")
@@ -329,8 +327,8 @@ def _give_up(
         node.fail(key, known, error)
         return
     try:  # and wait until it has arrived: the next collective would fail this one with another error
-        if call(target, SERVICE, failure(key, error), timeout=_ASK) is UNKNOWN_VIEW:
-            call(target, SERVICE, (*failure(key, error), known.view), timeout=_ASK)
+        if call(target, GATHER, failure(key, error), timeout=_ASK) is UNKNOWN_VIEW:
+            call(target, GATHER, (*failure(key, error), known.view), timeout=_ASK)
     except TelegradError as unheard:
         _log.debug("worker %r cannot be told that a collective has failed: %s", target, unheard)
 

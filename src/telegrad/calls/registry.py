@@ -19,12 +19,13 @@ from typing import Any
 import msgspec
 import torch
 
+from telegrad.calls.service_names import FETCH, GATHER, METHOD
 from telegrad.errors import FunctionNotFound, PayloadError, ProtocolError
 from telegrad.wire.function_names import function_name
 
 SERVICES = frozenset(
     {
-        *("@telegrad.gather", "@telegrad.members", "@telegrad.to_here", "@telegrad.method"),
+        *(GATHER, FETCH, METHOD, "@telegrad.members"),
         *("@telegrad.pass_profile", "@telegrad.group_profile", "@telegrad.clock"),
     }
 )

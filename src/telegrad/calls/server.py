@@ -22,6 +22,7 @@ from telegrad.calls.pipeline import Pipeline, pack_head
 from telegrad.calls.refusals import Refusals
 from telegrad.calls.registry import Registry, check_arguments
 from telegrad.calls.replier import Replier
+from telegrad.calls.service_names import PREFIX
 from telegrad.connection.channel import Channel
 from telegrad.connection.goodbye import shortened
 from telegrad.connection.local_worker import LocalWorker
@@ -363,7 +364,7 @@ def _unpack_checked(
 
 
 def _unknown(services: Iterable[str], name: str) -> NoReturn:
-    known = ", ".join(sorted(each[1:] for each in list(services) if not each.startswith("@telegrad."))) or "none"
+    known = ", ".join(sorted(each[1:] for each in list(services) if not each.startswith(PREFIX))) or "none"
     raise FunctionNotFound(f"no function is registered as {name[1:]!r}; registered: {known}")
 
 

@@ -54,6 +54,8 @@ class ShutdownTree:
         parent = tree.parent(place)
         if self._local.closed:
             raise NotInitialized(f"worker {self._local.name!r} cannot take part in a shutdown: {self._local.closed}")
+        if self._local.given_up is not None:
+            raise self._local.given_up
         return peers.at(place if parent is None or self.is_inner(place, len(peers)) else parent)
 
     def above(self, target: Peer) -> int:

@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from telegrad.calls.service_names import PREFIX
 from telegrad.errors import TelegradError
 
 FULL_VARIABLE = "TELEGRAD_FULL_TRACEBACKS"
@@ -136,5 +137,5 @@ def note_place(error: Exception, worker: str, function: str, text: str) -> None:
         last = frames[-1]
         place = f" in {last['name']}, {os.path.basename(last['file'])}:{last['line']}"
     else:
-        place = f" in {function}" if function and not function.startswith("@telegrad.") else ""
+        place = f" in {function}" if function and not function.startswith(PREFIX) else ""
     error.add_note(f"{_NOTE}{worker!r}{place})")

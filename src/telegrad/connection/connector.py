@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from telegrad.connection.channel import Channel
 from telegrad.connection.dialer import Dialer
-from telegrad.connection.handshake import AnotherWorker, Refused, Rejected
+from telegrad.connection.handshake import AnotherWorker, GivenUp, Refused, Rejected
 from telegrad.connection.local_worker import LocalWorker, session_settings
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import (
@@ -190,6 +190,10 @@ class Connector:
             channel.attach(link, received)
         except (Refused, Rejected):
             link.close()
+            raise
+        except GivenUp as error:
+            link.close()
+            self._peers.lost_workers.given_up(peer, error.reason)
             raise
         except (LinkClosed, TimeoutError, ProtocolError, AuthenticationError) as error:
             link.close()

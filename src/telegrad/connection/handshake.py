@@ -83,6 +83,14 @@ class Refused(AuthenticationError):
         self.reason = reason
 
 
+class GivenUp(WorkerLost):
+    """The peer, which has proved itself, holds this incarnation of this worker for lost, and will not take it again."""
+
+    def __init__(self, message: str, worker: str, reason: str) -> None:
+        super().__init__(message, worker=worker)
+        self.reason = reason
+
+
 class StaleGeneration(AuthenticationError):
     """The peer, which has proved itself, knows a generation that is not lower than the one that this worker wants."""
 
@@ -252,6 +260,8 @@ class Opener(_Side):
             return self._another(greeting)
         if greeting.code == "incarnation" or greeting.code == "session":
             text = f"worker {target.name!r} cannot resume our session: {reason}"
+            if greeting.code == "incarnation":
+                return GivenUp(text, target.name, reason)
             return WorkerLost(text, worker=target.name)
         return Refused(f"worker {greeting.name!r} refused our connection: {reason}", greeting.code, reason)
 

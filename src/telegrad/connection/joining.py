@@ -100,22 +100,27 @@ class Joining:
         first = max((record.generation for record in records if record.name == me.name), default=-1) + 1
         generation = first
         report, pause, alerted, deserted = WaitingReport(local.runtime.now()), _PAUSE, False, 0
+        heeded: set[str] = set()  # members for whose knowledge another generation was sought, each of them once
         while True:
             candidate = msgspec.structs.replace(me, generation=generation)
             until = min(deadline, local.runtime.now() + _ATTEMPT)
             answers = self._ask_all(candidate, others, until)
             reasons = {name: answer.reason for name, answer in answers.items()}
             voters = [name for name, reason in reasons.items() if not reason]
-            if members.is_quorum(me.name, voters):
+            # A member that does not tell the truth must not use up the generations; see `membership.MAX_STEP`.
+            known = {name: answer.known for name, answer in answers.items() if answer.known < first + MAX_STEP}
+            # One of these would refuse the newcomer for ever: a launcher gave its predecessor a generation by itself,
+            # and the voters have never heard of it.
+            later = {name for name, one in known.items() if one >= generation} - heeded
+            if members.is_quorum(me.name, voters) and not later:
                 return generation, others
+            heeded |= later
             deserted = deserted + 1 if all(answer.gone for answer in answers.values()) else 0
             if deserted == _DESERTED:
                 raise GroupEnded(
                     f"worker {me.name!r} cannot join the group: all {len(others)} other members have left it or died"
                 )
-            # A member that does not tell the truth must not use up the generations; see `membership.MAX_STEP`.
-            known = [answer.known for answer in answers.values() if answer.known < first + MAX_STEP]
-            generation = max([generation, *(one + 1 for one in known)])
+            generation = max([generation, *(one + 1 for one in known.values())])
             now = local.runtime.now()
             if now + pause + _PAUSE >= deadline:  # there would be no time to answer
                 raise NotAMember(

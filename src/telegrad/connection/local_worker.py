@@ -9,6 +9,7 @@ from telegrad.connection.group_keys import GroupKeys
 from telegrad.connection.peer_account import PeerAccounts
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.current_waits import CurrentWaits
+from telegrad.errors import WorkerLost
 from telegrad.events import EventRing
 from telegrad.execution.executor import Executor
 from telegrad.protocol.limits import SessionSettings
@@ -64,6 +65,8 @@ class LocalWorker:
         """Whether the agent is shutting down. It may still serve others, for as long as they want."""
         self.departing = False
         """Whether the agent is about to close: it waits for nobody any more."""
+        self.given_up: WorkerLost | None = None
+        """Why this process has to end, and be started again: another worker holds it for lost, for ever."""
         self.on_idle: Callable[[], None] | None = None
         """Called when a call has ended, while a shutdown waits for that."""
 

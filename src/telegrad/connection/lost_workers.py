@@ -34,6 +34,8 @@ class LostWorkers:
         self._observers: list[tuple[LossObserver, Callable[[], bool]]] = []
         self.on_goodbye: Callable[[str, str], None] | None = None
         """Called with the name of a worker that exited with an error, and the error."""
+        self.on_given_up: Callable[[WorkerLost], None] | None = None
+        """Called if this process has to end, with the reason."""
 
     def observe(self, observer: LossObserver, is_idle: Callable[[], bool] = lambda: False) -> None:
         """Call `observer` for every worker that is gone, after the observers added before.
@@ -46,16 +48,14 @@ class LostWorkers:
         """Declare the peer of a channel lost whose session was given up, unless the peer may never have had it.
 
         An opener whose call has a deadline may give up while the last message of the handshake is on its way to it.
-        Then nobody resumes the session, although both workers are well.
+        Then nobody resumes the session, although both workers are well. But the opener may as well have sent something
+        that did not arrive, and have lost this worker: others may wait here for it. So this worker asks the opener.
         """
         peer = self._peers.of(channel)
         if peer is None or channel.outgoing or not channel.resumable or channel.session.was_used:
             self.channel_lost(channel, reason)
             return
-        with peer.lock:
-            if peer.incoming is channel:
-                peer.incoming = None
-        channel.close(reason)
+        self._peers.drop_unused(channel, reason)
 
     def channel_lost(self, channel: Channel, reason: str) -> None:
         """Declare the peer of a channel lost whose session ended."""
@@ -117,6 +117,23 @@ class LostWorkers:
         local.buffers.trim()  # those that its messages were received in may be hundreds of megabytes
         if not left and not self._remove_traces(peer):
             local.executor.timers.at(peer.dying_until, lambda: self._remove_traces(peer))
+
+    def given_up(self, peer: Peer, reason: str) -> None:
+        """Note that another worker holds this one for lost.
+
+        It was stopped, or cut off, for too long. If a launcher starts dead workers again, the others wait for a
+        replacement, which cannot come while this process lives.
+        """
+        local = self._local
+        if not local.settings.awaited_replacement or local.given_up is not None:
+            return
+        local.given_up = WorkerLost(
+            f"worker {local.name!r} ends, so that its launcher starts it again: worker {peer.record.name!r} has lost "
+            f"it ({reason})",
+            worker=local.name,
+        )
+        if self.on_given_up is not None:
+            self.on_given_up(local.given_up)
 
     def all_left(self, reason: str) -> None:
         """Declare all workers gone, because this one leaves.

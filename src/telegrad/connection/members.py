@@ -225,5 +225,5 @@ class Members:
 def _notify(callback: LossCallback, member: Member, reason: str) -> None:
     try:
         callback(member, reason)
-    except Exception:  # noqa: BLE001 - of the user's function, which nobody waits for
+    except BaseException:  # noqa: BLE001 - of the user's function, which nobody waits for; this thread has other tasks
         _log.exception("a callback for lost workers failed for worker %r", member.identity.name)

@@ -127,6 +127,8 @@ class Peers:
         table = self.table
         peer = table.by_name.get(to) if isinstance(to, str) else table.by_id.get(to)
         if peer is None:
+            if not isinstance(to, (str, int)):
+                raise TypeError(f"a worker is given by its name, its id or its WorkerInfo, not by {to!r}")
             peer = table.get(to)
         if peer is None:
             kind = "named" if isinstance(to, str) else "with id"
@@ -192,7 +194,9 @@ class Peers:
         self._update(_record_of(hello))
         known = self.find(hello.name)
         if known.gone and not known.left:
-            raise Rejected("incarnation", f"this incarnation of worker {hello.name!r} was given up: {known.gone}")
+            # If this worker is the one that was lost, and so has lost the others, they need not end because of it.
+            code = "incarnation" if self._local.given_up is None else "session"
+            raise Rejected(code, f"this incarnation of worker {hello.name!r} was given up: {known.gone}")
 
     def verify(self, name: str) -> None:
         """Connect to a worker that another wants to replace: without a connection, nobody here notices its death."""

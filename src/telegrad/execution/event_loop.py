@@ -86,11 +86,6 @@ class EventLoop:
         """Run `coroutine` in the current context, then call `done(result, error)`. Returns a function that cancels."""
         context = copy_context()
         tasks: list[asyncio.Task[Any]] = []
-        try:
-            loop = self._started()
-        except BaseException:
-            coroutine.close()  # it will never be awaited
-            raise
 
         def ended(task: asyncio.Task[Any]) -> None:
             if task.cancelled():
@@ -106,7 +101,13 @@ class EventLoop:
             tasks.append(task)
             task.add_done_callback(ended)
 
-        loop.call_soon_threadsafe(start)
+        try:
+            with self._lock:
+                loop = self._started()
+                loop.call_soon_threadsafe(start)  # before close() stops the loop, so the task is there to be cancelled
+        except BaseException:
+            coroutine.close()  # it will never be awaited
+            raise
         return lambda: None if loop.is_closed() else _threadsafe(loop, lambda: [task.cancel() for task in tasks])
 
     def runs_here(self, loop: object) -> bool:
@@ -114,29 +115,28 @@ class EventLoop:
         return loop is self._loop
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the agent has been shut down")
-            if self._loop is None:
-                make: Callable[[], asyncio.AbstractEventLoop] = getattr(
-                    self._runtime, "new_event_loop", asyncio.new_event_loop
-                )
-                loop = Context().run(make)  # it keeps its context, which else has the call that is served here
-                try:
-                    self._executor.threads.start("event loop", lambda: _run(loop))
-                except BaseException:
-                    loop.close()
-                    raise
-                self._loop = loop
-            return self._loop
+        """Return the loop. Called with the lock held."""
+        if self._closed:
+            raise RuntimeError("the agent has been shut down")
+        if self._loop is None:
+            make: Callable[[], asyncio.AbstractEventLoop] = getattr(
+                self._runtime, "new_event_loop", asyncio.new_event_loop
+            )
+            loop = Context().run(make)  # it keeps its context, which else has the call that is served here
+            try:
+                self._executor.threads.start("event loop", lambda: _run(loop))
+            except BaseException:
+                loop.close()
+                raise
+            self._loop = loop
+        return self._loop
 
     def close(self) -> None:
         """Cancel all tasks and stop the loop."""
         with self._lock:
             self._closed = True
-            loop = self._loop
-        if loop is not None and not loop.is_closed():
-            _threadsafe(loop, loop.stop)
+            if self._loop is not None and not self._loop.is_closed():
+                _threadsafe(self._loop, self._loop.stop)
 
 
 def _threadsafe(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) -> None:

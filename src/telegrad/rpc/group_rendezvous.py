@@ -45,6 +45,7 @@ class Rendezvous:
         prefix: str = _PREFIX,
         address: tuple[str, int] | None = None,
         is_host: bool = False,
+        one_kind: bool = False,
         reopen: Callable[[float], Store] | None = None,
     ) -> None:
         self.rank = rank
@@ -56,6 +57,7 @@ class Rendezvous:
         self._deadline = time.monotonic() + timeout
         self._prefix = prefix
         self._is_host = is_host
+        self._one_kind = one_kind  # see Terms
         self._reopen = reopen
         self._finder: GroupFinder | None = None
 
@@ -94,6 +96,7 @@ class Rendezvous:
             restart=_restart(),
             is_host=self._is_host,
             any_id=self.rank < 0,
+            one_kind=self._one_kind,
             reopen=None if reopen is None else lambda seconds: Prefixed(prefix, reopen(seconds)),
         )
 

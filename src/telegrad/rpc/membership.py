@@ -38,10 +38,12 @@ def wait_for_worker(name: str, timeout: float | None = None) -> WorkerStatus:
     Raises DeadlineExceeded after `timeout` seconds (None: no limit).
     """
     agent = default_agent()
+    check_name(name)
+    _check_timeout(timeout)
     if not agent.peers.members.is_open:
         agent.peers.find(name)  # raises an error that lists the workers
     begin = agent.runtime.now()
-    there = agent.peers.members.wait_for(check_name(name), None if timeout is None else begin + timeout)
+    there = agent.peers.members.wait_for(name, None if timeout is None else begin + timeout)
     member = agent.peers.members.find(name)
     if not there or member is None:
         if agent.closed:
@@ -55,10 +57,19 @@ def wait_for_worker(name: str, timeout: float | None = None) -> WorkerStatus:
     return _status(agent, member)
 
 
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, or None for no limit, not {timeout!r}")
+    if timeout is not None and not timeout >= 0:  # which is also false for NaN
+        raise ValueError(f"timeout must be at least 0 seconds, or None for no limit, not {timeout}")
+
+
 def on_worker_lost(callback: Callable[[WorkerStatus, str], None]) -> Callable[[], None]:
     """Call ``callback(status, reason)`` on a worker thread whenever a worker is lost. Returns a function to end that.
 
     It is not called for workers that leave in order, nor when this worker itself leaves.
     """
+    if not callable(callback):
+        raise TypeError(f"the callback for lost workers must be a function of status and reason, not {callback!r}")
     agent = default_agent()
     return agent.peers.members.on_lost(lambda member, reason: callback(_status(agent, member), reason))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.calls.call import Call
+from telegrad.calls.service_names import FETCH, METHOD
 from telegrad.calls.tracebacks import hide_frames
 from telegrad.default_agent import default_agent
 from telegrad.errors import CallError, DeadlineExceeded, ReferenceGone, TelegradError, WorkerLost
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from telegrad.rref.manager import RRefManager
 
 T = TypeVar("T")
-
-FETCH = "@telegrad.to_here"
-METHOD = "@telegrad.method"
 
 
 class RRef(Reference, Generic[T]):

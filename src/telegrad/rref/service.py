@@ -13,13 +13,14 @@ import torch
 from telegrad.calls.call import DeferredWait, Served, current_served
 from telegrad.calls.registry import OPERATION
 from telegrad.calls.server import AT_ONCE, DEFERRED
+from telegrad.calls.service_names import FETCH, METHOD
 from telegrad.connection.channel import Channel
 from telegrad.connection.peer_account import Held, PeerAccount
 from telegrad.errors import FunctionNotFound, LimitExceeded, ProtocolError, ReferenceGone, TelegradError
 from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.protocol.rref_ids import RRefId
 from telegrad.rref.context import RRefContext
-from telegrad.rref.handle import FETCH, METHOD, Method, method_name
+from telegrad.rref.handle import Method, method_name
 from telegrad.rref.ids import describe
 from telegrad.rref.owner import OwnerValue
 from telegrad.wire.frames import Message

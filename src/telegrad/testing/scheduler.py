@@ -16,6 +16,7 @@ import selectors
 import sys
 import threading
 import traceback
+import warnings
 from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any
@@ -298,9 +299,11 @@ class Scheduler:
             thread.killed = True
             thread.baton.release()
             thread.thread.join(10)
-        for loop in self.loops:  # of killed workers
-            if not loop.is_closed():
-                loop.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that their worker has not begun
+            for loop in self.loops:  # of killed workers
+                if not loop.is_closed():
+                    loop.close()
 
     def stacks(self) -> str:
         """Return the stack of every thread, for the report of a hang."""

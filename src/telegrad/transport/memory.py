@@ -131,9 +131,10 @@ class MemoryLink(_Pollable, Link):
     ) -> None:
         with self.network.lock:
             if not self._end:
-                # A copy, because the receiver's tensors use it, and must not share memory with the sender.
-                copy: bytes | bytearray = bytes(body) if kind == BULK_CHUNK else bytearray(body)
-                self.network.deliver(self, Frame(kind, sequence, ack_control, ack_bulk, copy))
+                # A copy, because the receiver's tensors use it, and must not share memory with the sender. Chunks are
+                # copied when they are received, as late as by a slow socket: they may refer to the sender's tensors.
+                sent = body if kind == BULK_CHUNK else bytearray(body)
+                self.network.deliver(self, Frame(kind, sequence, ack_control, ack_bulk, sent))
 
     def arrived(self, frame: Frame) -> None:
         """Receive a frame from the network. Called with the lock held."""
@@ -157,7 +158,7 @@ class MemoryLink(_Pollable, Link):
                 frame = self._inbox.popleft()
             if len(frame.body) > self._limits.frame or (self._only_handshake and frame.kind != Kind.HANDSHAKE):
                 raise LinkClosed(f"a frame of kind {frame.kind} and {len(frame.body)} bytes is not allowed yet")
-            yield frame
+            yield frame if frame.kind != BULK_CHUNK else frame._replace(body=bytes(frame.body))
 
     def readable(self) -> bool:
         return bool(self._inbox or self._end)

@@ -146,7 +146,9 @@ def start(
         set_current_agent(cls(agent, store, given, static=bool(world_size)))
 
     address = store_address(rpc_backend_options.init_method)
-    rendezvous = Rendezvous(store, rank, world_size, options.init_timeout, prefix="group", address=address)
+    rendezvous = Rendezvous(
+        store, rank, world_size, options.init_timeout, prefix="group", address=address, one_kind=True
+    )
     try:
         join(name, rank, rendezvous, options, prepare)
         if world_size:

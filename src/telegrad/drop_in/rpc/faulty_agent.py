@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from telegrad.agent.agent import Agent
-from telegrad.calls.collectives import SERVICE
+from telegrad.calls.service_names import FETCH, GATHER, METHOD
 from telegrad.drop_in.rpc.agents import TensorPipeAgent
 from telegrad.drop_in.rpc.options import _TensorPipeRpcBackendOptionsBase
-from telegrad.rref.handle import FETCH, METHOD
 from telegrad.testing.faults import Fate, inject
 from telegrad.wire import function_names
 from telegrad.wire.messages import (
@@ -92,7 +91,7 @@ def _names_of(head: Head) -> tuple[str, ...]:
     if not isinstance(head, Request):
         name = _ONE_WAY.get(type(head))
         return () if name is None else (name,)
-    if head.function == SERVICE:
+    if head.function == GATHER:
         return ()  # telegrad's own collectives, which torch has no messages for
     if head.autograd is not None:
         return ("FORWARD_AUTOGRAD_REQ",)
