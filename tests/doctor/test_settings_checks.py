@@ -62,6 +62,12 @@ def test_a_launcher_that_contradicts_itself_is_a_problem() -> None:
     assert found.remedy
     found, detected = check_launcher({"RANK": "1", "WORLD_SIZE": "2"})
     assert (found.level, detected is not None) == ("ok", True)
+    found, _ = check_launcher({"RANK": "2", "WORLD_SIZE": "2"})
+    assert (found.level, found.text) == (
+        "problem",
+        "the environment says rank 2 of 2 (RANK, WORLD_SIZE), and ranks count from 0",
+    )
+    assert found.remedy == "give each worker a rank from 0 to 1, or correct the number of workers"
 
 
 def test_a_rendezvous_at_loopback_is_a_problem_between_machines() -> None:

@@ -51,3 +51,9 @@ def test_a_group_by_hand_inside_a_task_of_slurm_needs_an_address() -> None:
     assert "RANK and WORLD_SIZE are set, so they count" in said
     assert "says rank 1 of 4" in said
     assert "not as one of its tasks" not in said
+
+
+def test_a_place_by_hand_is_not_asked_for_again() -> None:
+    assert address_advice({}, "x.py").endswith("To start every worker by hand, set them, RANK and WORLD_SIZE")
+    for environ in ({"RANK": "0", "WORLD_SIZE": "2"}, {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "2"}):
+        assert address_advice(environ, "x.py").endswith("To start every worker by hand, set them")

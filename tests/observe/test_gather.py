@@ -47,6 +47,17 @@ def test_a_worker_that_does_not_answer_is_no_failed_call(monkeypatch: pytest.Mon
             release.set()
 
 
+def test_a_replacement_tells_its_events_from_the_first_on() -> None:
+    with local_group(["a", "b"]) as group:
+        group["a"].call("b", operator.add, (1, 2))
+        of_b = group["b"].me.incarnation
+        asked = {"same": (of_b, 10**6), "another": (of_b + 1, 10**6)}
+        views = {who: gather(group["a"], since={"b": at}, only=["b"]).workers[0] for who, at in asked.items()}
+        assert views["same"].events == ()
+        assert views["another"].events[0].number == 0
+        assert views["another"].position() == (of_b, views["another"].events[-1].number + 1)
+
+
 def test_only_the_wanted_workers_are_asked() -> None:
     with local_group(["a", "b", "c"]) as group:
         assert [worker.name for worker in gather(group["a"], only=["b"]).workers] == ["b"]

@@ -38,7 +38,7 @@ def test_nodes_say_what_they_are() -> None:
 
 def test_a_message_node_says_what_was_sent_from_where_to_where() -> None:
     (send,) = (node for node in join(5, pipeline_views(2)).nodes if node.kind == "send")
-    assert send.details == ("SendRpcBackward", "message 0x100", "from w0 to w1", "the request of f", "float32[4]")
+    assert send.details == ("SendRpcBackward", "message 0x100", "from w0 to w1", "float32[4]")
 
 
 def test_the_side_of_a_worker_that_did_not_answer_is_completed() -> None:

@@ -73,15 +73,15 @@ def test_a_group_is_found_and_all_its_workers_are_seen_without_a_token(group: Gr
 def test_events_are_read_once_if_the_observer_says_which_it_has(group: Group, directory: Path) -> None:
     with attach(directory=str(directory)) as attached:
         view = attached.look(AttachRequest(ViewRequest(events_since=0)))
-        since = {worker.name: worker.next_event for worker in view.workers}
+        since = {worker.name: worker.position() for worker in view.workers}
         group["a"].call("b", operator.add, (1, 2))
         served = group["b"].local.events.since
-        wait_until(lambda: any(entry[1] == Kind.SERVE for entry in served(since["b"])[0]))
+        wait_until(lambda: any(entry[1] == Kind.SERVE for entry in served(since["b"][1])[0]))
         view = attached.look(AttachRequest(since=since))
     kinds = {worker.name: [event.kind for event in worker.events] for worker in view.workers}
     assert Kind.CALL in kinds["a"]
     assert kinds["b"].count(Kind.SERVE) == 1
-    assert all(event.number >= since[worker.name] for worker in view.workers for event in worker.events)
+    assert all(event.number >= since[worker.name][1] for worker in view.workers for event in worker.events)
 
 
 def test_two_groups_must_be_told_apart(directory: Path) -> None:

@@ -55,6 +55,14 @@ def test_tables_and_json_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
     assert msgspec.json.decode(out) == {"a": HOSTILE}
 
 
+def test_json_is_valid_where_the_output_has_few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    monkeypatch.setattr("sys.stdout", output)
+    print_json({"function": "größe 🦆"})
+    output.flush()
+    assert msgspec.json.decode(output.buffer.getvalue()) == {"function": "größe 🦆"}  # type: ignore[attr-defined]  # it is a BytesIO
+
+
 def test_names_are_no_markup_for_rich() -> None:
     console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=200)
     console.print(*rich_tables(["a"], [["[/nothing] [bold]list[int][/bold]" + HOSTILE]], 200))

@@ -14,7 +14,7 @@ from tests.support.trace_format import check_trace
 from telegrad.agent.agent import Agent
 from telegrad.backward.contexts import current
 from telegrad.calls.call import current_served
-from telegrad.observe.model import Event, GroupView, Kind, ViewRequest
+from telegrad.observe.model import Event, EventPosition, GroupView, Kind, ViewRequest
 from telegrad.observe.record_trace import EventReader, record_trace
 from telegrad.observe.service import Observation
 from telegrad.observe.timeline import Category, Span, Timeline
@@ -128,9 +128,9 @@ class Script:
 
     def __init__(self, *answers: GroupView) -> None:
         self._answers = list(answers)
-        self.asked: list[Mapping[str, int]] = []
+        self.asked: list[Mapping[str, EventPosition]] = []
 
-    def __call__(self, request: ViewRequest, since: Mapping[str, int], clocks: bool) -> GroupView:
+    def __call__(self, request: ViewRequest, since: Mapping[str, EventPosition], clocks: bool) -> GroupView:
         self.asked.append(dict(since))
         return self._answers.pop(0)
 
@@ -146,7 +146,7 @@ def test_events_from_before_are_not_recorded_and_each_is_asked_for_once() -> Non
     reader = EventReader(script)
     reader.read()
     trace = reader.stop()
-    assert script.asked == [{}, {"a": 8}, {"a": 10}]
+    assert script.asked == [{}, {"a": (100, 8)}, {"a": (100, 10)}]
     assert len(trace.timeline.spans) == 3
     assert trace.gaps() == []
     assert (trace.timeline.began, trace.timeline.ended) == (1.0, 3.0)

@@ -27,7 +27,7 @@ def test_events_that_are_read_twice_are_kept_once() -> None:
     recording.add(group(1, 2, 3))
     (recorded,) = recording.workers.values()
     assert [found.number for found in recorded.events] == [0, 1, 2, 3]
-    assert recording.next_events() == {"a": 4}
+    assert recording.positions() == {"a": (1, 4)}
     assert recorded.view.events == ()
 
 
@@ -77,4 +77,4 @@ def test_a_restarted_worker_is_another_one() -> None:
     recording.add(group(0, 1, incarnation=1))
     recording.add(group(0, incarnation=2))
     assert [len(recorded.events) for recorded in recording.workers.values()] == [2, 1]
-    assert recording.next_events() == {"a": 1}
+    assert recording.positions() == {"a": (2, 1)}

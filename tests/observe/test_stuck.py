@@ -6,10 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.observe.model import Frame, GroupView, LiveCall, Wait, WorkerView
+from telegrad.observe.model import CallKey, Frame, GroupView, LiveCall, Wait, WorkerView
 from telegrad.observe.stuck import analyze, count
 from telegrad.observe.stuck_text import render
-from telegrad.observe.wait_cycles import Key
 
 nodes = st.tuples(st.sampled_from("abc"), st.integers(1, 6))
 
@@ -82,10 +81,28 @@ def test_a_barrier_leads_to_what_the_missing_worker_waits_for() -> None:
     assert "worker 'c' itself waits for the reply to f" in text
 
 
+def test_a_cycle_of_barriers_names_the_lines_of_the_programs() -> None:
+    """Worker a waits for b in one barrier, and b for a in another."""
+
+    def waiting(name: str, other: str, line: int) -> WorkerView:
+        call = LiveCall(1, name, name, "a collective", 40.0, state="deferred", where=f"train.py:{line} in <module>")
+        own = Wait("reply", (name,), 40.0, "the reply to a collective", 5, (name, 1))
+        barrier = Wait("barrier", (other,), 40.0, f"worker {other!r} to join a collective", 0, None, (name, 1))
+        return worker(name, made=(call,), served=(msgspec.structs.replace(call, where=""),), waits=(own, barrier))
+
+    report = analyze(GroupView((waiting("a", "b", 7), waiting("b", "a", 9))))
+    assert [(step.worker, step.function, step.where) for step in report.cycles[0]] == [
+        ("a", "a thread of the program", "train.py:7 in <module>"),
+        ("a", "a collective", "called at train.py:7 in <module>"),
+        ("b", "a thread of the program", "train.py:9 in <module>"),
+        ("b", "a collective", "called at train.py:9 in <module>"),
+    ]
+
+
 def in_shutdown(*callers: str) -> GroupView:
     """The callers are in shutdown(), and wait for a, which runs its program."""
     calls = tuple(LiveCall(1, name, "a", "a collective", 43.0, state="deferred") for name in callers)
-    waits = [Wait("barrier", ("a",), 43.0, "worker 'a' to join shutdown()", 0, None, (name, 1)) for name in callers]
+    waits = [Wait("shutdown", ("a",), 43.0, "worker 'a' to join shutdown()", 0, None, (name, 1)) for name in callers]
     stack = (Frame("train.py", 17, "<module>", "sleep()"),)
     a = worker("a", served=calls, waits=tuple(waits), stacks={100: stack})
     return GroupView((a, *(worker(name, made=(call,)) for name, call in zip(callers, calls, strict=True))))
@@ -99,6 +116,13 @@ def test_workers_that_serve_in_shutdown_are_named_once_and_are_not_stuck() -> No
         "    waits for worker 'a' to join shutdown()",
         "    the main thread of worker 'a' is at train.py:17 in <module>",
     ]
+
+
+def test_a_method_named_shutdown_that_does_not_end_is_stuck() -> None:
+    call = LiveCall(1, "a", "b", "shutdown() of a remote object", 40.0, state="queued")
+    wait = Wait("queue", (), 40.0, "its turn at an ordered object, which runs Actor.shutdown()", 0, None, ("a", 1))
+    (root,) = analyze(GroupView((worker("a", made=(call,)), worker("b", served=(call,), waits=(wait,)))), 1.0).roots
+    assert not root.expected
 
 
 def test_a_wait_of_two_threads_is_shown_once() -> None:
@@ -121,7 +145,7 @@ def test_a_text_is_shortened_to_its_limit() -> None:
 
 
 @given(st.lists(st.tuples(nodes, nodes, st.booleans()), max_size=20))
-def test_every_old_call_is_shown_exactly_once(links: list[tuple[Key, Key, bool]]) -> None:
+def test_every_old_call_is_shown_exactly_once(links: list[tuple[CallKey, CallKey, bool]]) -> None:
     keys = {key for link in links for key in link[:2]}
     views = {
         name: worker(name, made=tuple(LiveCall(key[1], name, "a", "f", 1.0) for key in sorted(keys) if key[0] == name))

@@ -35,7 +35,7 @@ def pipeline_views(workers: int = 3, operations: int = 3, *, leaves: int = 1) ->
 
 
 def _edge(worker: int) -> Edge:
-    return Edge(0x100 + worker, f"w{worker}", f"w{worker + 1}", 1, ("float32[4]",), "the request of f")
+    return Edge(0x100 + worker, f"w{worker}", f"w{worker + 1}", 1, ("float32[4]",))
 
 
 def random_views(seed: int, workers: int, nodes: int) -> dict[str, ContextView]:

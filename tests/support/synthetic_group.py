@@ -6,12 +6,13 @@ Its state is a function of time, so a test chooses the moment that it looks at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from telegrad.observe.model import (
     ContextView,
     Edge,
     Event,
+    EventPosition,
     GroupView,
     Kind,
     LiveCall,
@@ -20,6 +21,7 @@ from telegrad.observe.model import (
 )
 
 STEP = 1.6
+_UNUSED = ("float32[32, 10]",)  # the shape of an output without a gradient
 """Seconds of one training step: forward for the first half, then backward, then the optimizer."""
 OFFSET = 1000.0
 """Each worker's clock is so many seconds behind that of the one before."""
@@ -33,10 +35,10 @@ class SyntheticGroup:
         self.began, self.stuck_since = began, stuck_since
         self.steps_told = 0
 
-    def view(self, now: float, since: dict[str, int] | None = None) -> GroupView:
+    def view(self, now: float, since: Mapping[str, EventPosition] | None = None) -> GroupView:
         """Return the group as it is at `now`, on the observer's clock, with events from these numbers on."""
         offsets = {name: OFFSET * index for index, name in enumerate(self.names)}
-        workers = tuple(self._worker(name, now, (since or {}).get(name, 0)) for name in self.names)
+        workers = tuple(self._worker(name, now, (since or {}).get(name, (0, 0))[1]) for name in self.names)
         return GroupView(workers, {}, offsets, dict.fromkeys(self.names, 2e-5), now)
 
     def _worker(self, name: str, now: float, since: int) -> WorkerView:
@@ -82,6 +84,7 @@ class SyntheticGroup:
             served=tuple(self._served(name, now)),
             passes=tuple(self._passes(name, busy)),
             contexts=(self._context(name, steps, busy),),
+            contexts_alive=1,
             events=tuple(numbered),
             next_event=steps * 100,
         )
@@ -137,15 +140,12 @@ class SyntheticGroup:
         pairs = [*there, *((callee, caller) for caller, callee in reversed(there))]
         counts: dict[str, int] = {}
         edges = []
-        for index, (source, target) in enumerate(pairs):
+        for source, target in pairs:
             counts[source] = counts.get(source, 0) + 1
             number = (self.names.index(source) << 48) + step * 100 + counts[source]
-            with_what = "request" if index < len(there) else "reply"
-            edges.append(Edge(number, source, target, 1, ("float32[32, 512]",), f"{with_what} of Stage.forward"))
+            edges.append(Edge(number, source, target, 1, ("float32[32, 512]",)))
         # A second output that nothing uses: no gradient comes back for it.
-        edges.append(
-            Edge((1 << 48) + step * 100 + 50, "stage0", "trainer", 1, ("float32[32, 10]",), "reply of auxiliary")
-        )
+        edges.append(Edge((1 << 48) + step * 100 + 50, "stage0", "trainer", 1, _UNUSED))
         return edges
 
     def _context(self, name: str, step: int, now: float) -> ContextView:
@@ -196,7 +196,7 @@ class SyntheticGroup:
                 context,
             )
         back, duration = start + STEP / 2, STEP * 0.4
-        edges = [edge for edge in self._edges(step) if "auxiliary" not in edge.what][::-1]
+        edges = [edge for edge in self._edges(step) if edge.shapes != _UNUSED][::-1]
         for place, edge in enumerate(edges):
             at = back + (place + 0.5) * duration / len(edges)
             if edge.target == name:

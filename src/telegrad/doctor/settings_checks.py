@@ -74,7 +74,11 @@ def check_launcher(environ: Mapping[str, str]) -> tuple[Finding, Detected | None
     if detected.ambiguity():
         text, _, remedy = detected.ambiguity().partition(". ")
         return Finding("launcher", "warning", text, remedy), detected
-    return ok("launcher", detected.place.describe()), detected
+    place = detected.place
+    if place.rank is not None and place.size is not None and not 0 <= place.rank < place.size:
+        remedy = f"give each worker a rank from 0 to {place.size - 1}, or correct the number of workers"
+        return Finding("launcher", "problem", f"{place.describe()}, and ranks count from 0", remedy), detected
+    return ok("launcher", place.describe()), detected
 
 
 def check_rendezvous(environ: Mapping[str, str], *, several_hosts: bool) -> list[Finding]:

@@ -59,4 +59,5 @@ def address_advice(environ: Mapping[str, str], program: str = "") -> str:
         if program
         else "telegrad.launch.workers(2) starts two workers and makes this prompt a member of their group"
     )
-    return f"no launcher has started this process: {alone}. To start every worker by hand, set RANK and WORLD_SIZE, too"
+    by_hand = ", RANK and WORLD_SIZE" if detected is None or None in (detected.place.rank, detected.place.size) else ""
+    return f"no launcher has started this process: {alone}. To start every worker by hand, set them{by_hand}"

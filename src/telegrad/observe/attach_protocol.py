@@ -13,7 +13,7 @@ import struct
 import msgspec
 
 from telegrad.errors import LimitExceeded
-from telegrad.observe.model import GroupView, ViewRequest
+from telegrad.observe.model import EventPosition, GroupView, ViewRequest
 
 MOST_REQUEST = 1 << 20
 """Bytes of a request."""
@@ -30,7 +30,7 @@ class AttachRequest(msgspec.Struct, frozen=True):
     """What an observer wants to know."""
 
     view: ViewRequest = ViewRequest()
-    since: dict[str, int] = {}
+    since: dict[str, EventPosition] = {}
     """The first events wanted, by worker."""
     timeout: float = 3.0
     clocks: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from telegrad.observe.model import Event, Kind
+from telegrad.observe.model import CallKey, Event, Kind
 
 Message = tuple[str, float, str, float]
 """Sender and its time, which is not later than the sending; receiver and its time, not earlier than the arrival."""
@@ -29,8 +29,8 @@ class Side(NamedTuple):
 
 def messages_of(sides: Iterable[Side]) -> list[Message]:
     """Return the messages of which both the sending and the arrival are known: requests, replies and gradients."""
-    calls: dict[tuple[str, int], Side] = {}  # by caller and number
-    serves: dict[tuple[str, int], Side] = {}
+    calls: dict[CallKey, Side] = {}  # by caller and number
+    serves: dict[CallKey, Side] = {}
     sent: dict[tuple[str, str, int, int], Side] = {}
     arrived: list[Side] = []
     for side in sides:

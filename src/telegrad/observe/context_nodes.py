@@ -164,4 +164,13 @@ def describe_leaf(tensor: torch.Tensor) -> str:
     'float32[3, 4]'
     """
     with no_torch_function():  # a subclass of the user's must not notice
-        return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        return type_and_shape(tensor.dtype, tensor.shape)
+
+
+def type_and_shape(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """Return the type and shape of a tensor for people.
+
+    >>> type_and_shape(torch.int64, (2,))
+    'int64[2]'
+    """
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

@@ -14,15 +14,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from telegrad.agent.agent import Agent
-from telegrad.calls.call import Call, Served, readable_name
+from telegrad.calls.call import Call, Served
 from telegrad.calls.observing import OBSERVE
 from telegrad.calls.server import Server
+from telegrad.calls.service_names import readable_name
 from telegrad.connection.peer_table import Peer
 from telegrad.errors import NotInitialized
 from telegrad.events import Entry
 from telegrad.observe.describe_autograd import context_views, pass_views
 from telegrad.observe.describe_waits import Running, waits_of
-from telegrad.observe.model import Event, Kind, LiveCall, ViewRequest, WorkerView
+from telegrad.observe.model import CallKey, Event, Kind, LiveCall, ViewRequest, WorkerView
 from telegrad.observe.stacks import Function, Stacks
 from telegrad.rref.service import RRefService
 
@@ -83,6 +84,7 @@ def describe(agent: Agent, request: ViewRequest) -> WorkerView:
         served=tuple(_served(agent, served, running, stacks)),
         passes=pass_views(agent, stacks) if _has_autograd(agent) else (),
         contexts=context_views(agent, request) if _has_autograd(agent) and request.contexts else (),
+        contexts_alive=len(agent.autograd.contexts.all()) if _has_autograd(agent) else 0,
         waits=waits_of(agent, peers, served, running, stacks),
         stacks=stacks.all() if request.stacks else {},
         events=events,
@@ -136,7 +138,7 @@ def _connections(peers: Iterable[Peer]) -> Iterable[tuple[str, str]]:
                 yield peer.record.name, kind
 
 
-def parent_of(call: Call) -> tuple[str, int] | None:
+def parent_of(call: Call) -> CallKey | None:
     """Return caller and number of the served call that made a call."""
     parent = call.parent
     return None if parent is None else (parent.caller, parent.id)
@@ -209,7 +211,8 @@ def _state(call: Served, runs: bool) -> str:
 def _events(agent: Agent, request: ViewRequest, stacks: Stacks) -> tuple[tuple[Event, ...], int, int]:
     if request.events_since < 0:
         return (), 0, 0
-    entries, following, dropped = agent.local.events.since(request.events_since)
+    first = request.events_since if request.events_of in (0, agent.me.incarnation) else 0
+    entries, following, dropped = agent.local.events.since(first)
     entries = [entry for entry in entries if entry[6] != OBSERVE]
     left_out = max(0, len(entries) - request.most_events)
     events = tuple(_event(entry, stacks) for entry in entries[left_out:])

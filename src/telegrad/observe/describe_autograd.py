@@ -8,7 +8,7 @@ from typing import Any
 from telegrad.agent.agent import Agent
 from telegrad.backward.contexts import DistAutogradContext
 from telegrad.backward.pass_run import PassRun
-from telegrad.observe.context_nodes import nodes_of
+from telegrad.observe.context_nodes import nodes_of, type_and_shape
 from telegrad.observe.model import ContextView, Edge, PassView, ViewRequest
 from telegrad.observe.stacks import Stacks
 
@@ -53,10 +53,13 @@ def _pass_view(agent: Agent, context: DistAutogradContext, run: PassRun, stacks:
 
 
 def context_views(agent: Agent, request: ViewRequest) -> tuple[ContextView, ...]:
-    """Return the contexts of a worker, with the nodes of those that are asked for."""
+    """Return the latest contexts of a worker, and the one whose nodes are asked for, with its nodes."""
+    alive = agent.autograd.contexts.all()
+    latest = max(0, len(alive) - _MOST_CONTEXTS)
     return tuple(
         _context_view(agent, context, with_nodes=request.nodes in (-1, context.id))
-        for context in agent.autograd.contexts.all()[:_MOST_CONTEXTS]
+        for number, context in enumerate(alive)
+        if number >= latest or context.id == request.nodes
     )
 
 
@@ -79,5 +82,5 @@ def _context_view(agent: Agent, context: DistAutogradContext, *, with_nodes: boo
 
 
 def _shapes(expected: Iterable[tuple[Any, Any, Any]]) -> tuple[str, ...]:
-    shapes = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype, _ in expected]
+    shapes = [type_and_shape(dtype, shape) for shape, dtype, _ in expected]
     return tuple(shapes[:_MOST_SHAPES])

@@ -9,9 +9,10 @@ from telegrad.agent.agent import Agent
 from telegrad.calls.call import Served
 from telegrad.calls.collective_messages import SHUTDOWN, Respond
 from telegrad.calls.observing import OBSERVE
+from telegrad.calls.service_names import COLLECTIVE
 from telegrad.connection.peer_table import Peer
 from telegrad.errors import NotInitialized
-from telegrad.observe.model import Wait
+from telegrad.observe.model import CallKey, Wait
 from telegrad.observe.stacks import Stacks
 from telegrad.rref.handle import RRef
 from telegrad.rref.ids import describe as describe_rref
@@ -19,11 +20,9 @@ from telegrad.waiting_report import workers as named
 
 Running = dict[int, list[Served]]
 """The calls that threads run now, outermost first, by thread."""
-Key = tuple[str, int]
-"""Caller and number of a call."""
 
 
-def key_of(served: Any) -> Key | None:
+def key_of(served: Any) -> CallKey | None:
     """Return what identifies a served call in the group."""
     return (served.caller, served.id) if isinstance(served, Served) else None
 
@@ -42,7 +41,7 @@ def waits_of(
     )
 
 
-def _innermost(running: Running, thread: int) -> Key | None:
+def _innermost(running: Running, thread: int) -> CallKey | None:
     calls = running.get(thread)
     return key_of(calls[-1]) if calls else None
 
@@ -77,7 +76,7 @@ def _deferred(served: Iterable[Served], creators: dict[Any, Served]) -> Iterable
         wait = waiting.waits
         if wait is None:
             continue
-        call: Key | None = None
+        call: CallKey | None = None
         workers: tuple[str, ...] = ()
         if wait.kind == "queue":
             current = getattr(wait.about, "running_call", None)
@@ -104,11 +103,11 @@ def _collectives(agent: Agent) -> Iterable[Wait]:
     for key, began, missing, answers in agent.collectives.pending():
         if not missing:
             continue
-        what = "shutdown()" if key.topic == SHUTDOWN else "a collective"
+        kind, what = ("shutdown", "shutdown()") if key.topic == SHUTDOWN else ("barrier", COLLECTIVE)
         text = f"{named(missing)} to join {what} (number {key.number})"
         for answer in answers:
             for_call = key_of(_served_of(answer))
-            yield Wait("barrier", tuple(missing), began, text, 0, None, for_call)
+            yield Wait(kind, tuple(missing), began, text, 0, None, for_call)
 
 
 def _served_of(answer: Respond) -> Any:

@@ -18,7 +18,7 @@ from telegrad.agent.agent import Agent
 from telegrad.calls.call import Call
 from telegrad.errors import TelegradError
 from telegrad.observe.describe import describe
-from telegrad.observe.model import GroupView, ViewRequest, WorkerView, decode_view
+from telegrad.observe.model import EventPosition, GroupView, ViewRequest, WorkerView, decode_view
 from telegrad.protocol.membership import State
 from telegrad.wire.messages import ObserveResp
 
@@ -56,9 +56,12 @@ def best(samples: Sequence[Sample]) -> Sample:
     return min(samples, key=lambda sample: sample.error)
 
 
-def request_for(name: str, request: ViewRequest, since: Mapping[str, int]) -> ViewRequest:
+def request_for(name: str, request: ViewRequest, since: Mapping[str, EventPosition]) -> ViewRequest:
     """Return the request for one worker."""
-    return msgspec.structs.replace(request, events_since=since[name]) if name in since else request
+    if name not in since:
+        return request
+    incarnation, number = since[name]
+    return msgspec.structs.replace(request, events_of=incarnation, events_since=number)
 
 
 class _Round:
@@ -73,7 +76,7 @@ class _Round:
         self.silent: dict[str, str] = {}
         self._done = agent.runtime.event()
 
-    def run(self, request: ViewRequest, since: Mapping[str, int] = {}) -> None:
+    def run(self, request: ViewRequest, since: Mapping[str, EventPosition] = {}) -> None:
         """Ask all, and wait until each has answered or the deadline has passed."""
         agent, names = self._agent, sorted(self._missing)
         if not names:
@@ -131,7 +134,7 @@ def gather(
     agent: Agent,
     request: ViewRequest = _ALL,
     *,
-    since: Mapping[str, int] = {},
+    since: Mapping[str, EventPosition] = {},
     timeout: float = TIMEOUT,
     clocks: bool = False,
     only: Sequence[str] | None = None,

@@ -61,7 +61,8 @@ def join(context: int, views: Mapping[str, ContextView], silent: Mapping[str, st
     for view in views.values():
         for edge in (*view.sends, *view.receives):
             lines = texts.setdefault(edge.message, [f"from {edge.source} to {edge.target}"])
-            lines += [line for line in (edge.what, ", ".join(edge.shapes)) if line and line not in lines]
+            shown = ", ".join(edge.shapes)
+            lines += [shown] if shown and shown not in lines else []
     nodes: dict[str, GraphNode] = {}
     edges: list[GraphEdge] = []
     ends: dict[tuple[str, int], str] = {}  # "send" or "recv" and a message: the key of its node

@@ -85,7 +85,7 @@ TABLE = (
     ),
     Row("telegrad_oldest_call_seconds", "gauge", "Age of the oldest call that the worker waits for.", _one(_oldest)),
     Row("telegrad_running_passes", "gauge", "Backward passes that run.", _one(lambda v: len(v.passes))),
-    Row("telegrad_contexts", "gauge", "Autograd contexts that exist.", _one(lambda v: len(v.contexts))),
+    Row("telegrad_contexts", "gauge", "Autograd contexts that exist.", _one(lambda v: v.contexts_alive)),
     Row(
         "telegrad_references",
         "gauge",

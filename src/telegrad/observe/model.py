@@ -12,6 +12,12 @@ import enum
 
 import msgspec
 
+CallKey = tuple[str, int]
+"""What identifies a call in the group: its caller and its number."""
+EventPosition = tuple[int, int]
+"""Where a reader is in the events of a worker: the worker's incarnation, and the number of the next event. The numbers
+of a replacement begin with 0."""
+
 
 class Kind(enum.StrEnum):
     """What an event tells. Events with a duration are recorded when they end; until then they are in the view."""
@@ -65,7 +71,7 @@ class Event(msgspec.Struct, frozen=True):
     """The autograd context; 0 for none."""
     pass_id: int = 0
     """The backward pass; 0 for none."""
-    parent: tuple[str, int] | None = None
+    parent: CallKey | None = None
     """Of a call: caller and number of the call that was being served when this one was made."""
     outcome: str = ""
     """The name of the exception's class; empty if it went well."""
@@ -87,6 +93,8 @@ class ViewRequest(msgspec.Struct, frozen=True):
     stacks: bool = False
     events_since: int = -1
     """Events from this number on; -1: none."""
+    events_of: int = 0
+    """The incarnation that has this number: a replacement tells its events from the first on. 0: any."""
     most_events: int = 100_000
     """So many of the latest, at most."""
     contexts: bool = True
@@ -110,17 +118,18 @@ class Wait(msgspec.Struct, frozen=True):
     """Something that a thread of a worker waits for now."""
 
     kind: str
-    """"reply", "pass", "gate", "slot", "barrier", "member", "queue", "value", "reference", "credit" or "connection"."""
+    """"reply", "pass", "gate", "slot", "barrier" (or another collective), "shutdown", "member", "queue", "value",
+    "reference", "credit" or "connection"."""
     workers: tuple[str, ...]
     """For whom it waits. Empty if it is for this worker itself."""
     since: float
     text: str
     """One clause that a person understands: "the reply to call 7 of f on worker 'b'"."""
     thread: int = 0
-    call: tuple[str, int] | None = None
-    """For which call: its caller and number."""
-    for_call: tuple[str, int] | None = None
-    """On behalf of which served call: its caller and number."""
+    call: CallKey | None = None
+    """For which call."""
+    for_call: CallKey | None = None
+    """On behalf of which served call."""
 
 
 class LiveCall(msgspec.Struct, frozen=True):
@@ -132,7 +141,7 @@ class LiveCall(msgspec.Struct, frozen=True):
     function: str
     began: float
     deadline: float | None = None
-    parent: tuple[str, int] | None = None
+    parent: CallKey | None = None
     """Of a made one: the served call that made it."""
     context: int = 0
     state: str = ""
@@ -172,8 +181,6 @@ class Edge(msgspec.Struct, frozen=True):
     tensors: int
     shapes: tuple[str, ...] = ()
     """Such as "float32[3, 4]"."""
-    what: str = ""
-    """The call that sent them, and whether with its request or its reply."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -243,15 +250,22 @@ class WorkerView(msgspec.Struct, frozen=True):
     served: tuple[LiveCall, ...] = ()
     passes: tuple[PassView, ...] = ()
     contexts: tuple[ContextView, ...] = ()
+    """The latest 500."""
+    contexts_alive: int = 0
+    """All of them."""
     waits: tuple[Wait, ...] = ()
     stacks: dict[int, tuple[Frame, ...]] = {}
     """By native thread id, innermost last. Only if they were asked for."""
     events: tuple[Event, ...] = ()
     """Those since the number that was asked for."""
     next_event: int = 0
-    """What to ask for next time."""
+    """What to ask for next time, see `position`."""
     dropped: int = 0
     """Events since then that the ring has dropped before they could be read."""
+
+    def position(self) -> EventPosition:
+        """Return where a reader is that has read these events."""
+        return self.incarnation, self.next_event
 
 
 class GroupView(msgspec.Struct, frozen=True):

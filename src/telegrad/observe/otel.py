@@ -19,10 +19,10 @@ from telegrad.agent.agent import Agent
 from telegrad.backward.failure import name_of
 from telegrad.calls.call import Call, Served
 from telegrad.calls.extension import Concern, Extension, OutgoingMessage
+from telegrad.calls.service_names import METHOD, PREFIX
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.events import PASS, Entry
-from telegrad.rref.handle import METHOD
 from telegrad.wire.messages import Failure, Request
 from telegrad.wire.tracing_messages import with_trace
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("telegrad")
 
-_INTERNAL = "@telegrad."
 _MOST_CONTEXTS = 1024
 """Autograd contexts whose spans are remembered, for their passes."""
 
@@ -228,7 +227,7 @@ class Tracing(Extension):
 
 
 def _is_internal(function: str) -> bool:
-    return function.startswith(_INTERNAL) and function != METHOD
+    return function.startswith(PREFIX) and function != METHOD
 
 
 def _name(function: str, access: Any) -> str:

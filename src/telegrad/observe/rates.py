@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from telegrad.calls.service_names import COLLECTIVE
 from telegrad.observe.model import GroupView, LiveCall, WorkerView
 
 RESTARTS = 65536
@@ -57,7 +58,7 @@ def rows(now: GroupView, before: GroupView | None = None) -> list[WorkerRow]:
 
 def live_calls(view: WorkerView) -> list[LiveCall]:
     """Return the calls of a worker that have not ended, without collectives: who only serves is always in one."""
-    return [call for call in (*view.made, *view.served) if call.function != "a collective"]
+    return [call for call in (*view.made, *view.served) if call.function != COLLECTIVE]
 
 
 def _row(view: WorkerView, before: WorkerView | None) -> WorkerRow:
@@ -89,7 +90,7 @@ def _row(view: WorkerView, before: WorkerView | None) -> WorkerRow:
         view.memory,
         view.shared_memory,
         rate("cpu_seconds"),
-        len(view.contexts),
+        view.contexts_alive,
         len(view.passes),
         view.passes_run,
         view.references_owned,

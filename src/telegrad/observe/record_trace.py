@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from telegrad.observe.model import GroupView, ViewRequest
+from telegrad.observe.model import EventPosition, GroupView, ViewRequest
 from telegrad.observe.recording import MOST_EVENTS, Recording
 from telegrad.observe.render_trace import render_trace
 from telegrad.observe.timeline import Timeline
@@ -20,7 +20,7 @@ from telegrad.observe.trace_summary import Share, summarize, table
 if TYPE_CHECKING:
     from telegrad.agent.agent import Agent
 
-Look = Callable[[ViewRequest, Mapping[str, int], bool], GroupView]
+Look = Callable[[ViewRequest, Mapping[str, EventPosition], bool], GroupView]
 """Returns what can be seen of a group: what is wanted, the first event of each worker, whether to compare clocks."""
 
 INTERVAL = 0.25
@@ -80,11 +80,11 @@ class EventReader:
 
     def read(self) -> None:
         """Read the events since the last time."""
-        self.recording.add(self._look(_NEXT, self.recording.next_events(), False))
+        self.recording.add(self._look(_NEXT, self.recording.positions(), False))
 
     def stop(self) -> Trace:
         """Read for the last time, also what has not ended, and return the trace."""
-        self.recording.add(self._look(_LAST, self.recording.next_events(), True))
+        self.recording.add(self._look(_LAST, self.recording.positions(), True))
         return self.trace()
 
     def trace(self) -> Trace:
@@ -132,7 +132,7 @@ def record_trace(path: str | PathLike[str] | None = None, *, agent: Agent | None
 
     member = agent if agent is not None else default_agent()
 
-    def look(request: ViewRequest, since: Mapping[str, int], clocks: bool) -> GroupView:
+    def look(request: ViewRequest, since: Mapping[str, EventPosition], clocks: bool) -> GroupView:
         return gather(member, request, since=since, clocks=clocks)
 
     reader, result = EventReader(look), TraceInProgram()

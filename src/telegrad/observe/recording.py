@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from telegrad.observe.model import Event, GroupView, WorkerView
+from telegrad.observe.model import Event, EventPosition, GroupView, WorkerView
 
 MOST_EVENTS = 200_000
 """Events of all workers together, about 100 MB."""
@@ -51,9 +51,9 @@ class Recording:
         """Whether there is no space for more events."""
         return self._space <= 0
 
-    def next_events(self) -> dict[str, int]:
+    def positions(self) -> dict[str, EventPosition]:
         """Return from which event on each worker is to be asked."""
-        return {name: recorded.next_event for (name, _), recorded in self.workers.items()}
+        return {name: (incarnation, recorded.next_event) for (name, incarnation), recorded in self.workers.items()}
 
     def add(self, group: GroupView) -> None:
         """Add what a group answered. Events that are known already are ignored."""

@@ -10,14 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from telegrad.calls.service_names import GATHER, readable_name
 from telegrad.observe.clocks import Side, align, messages_of
-from telegrad.observe.model import Event, GroupView, Kind, LiveCall, WorkerView
+from telegrad.observe.model import CallKey, Event, GroupView, Kind, LiveCall, WorkerView
 from telegrad.observe.printable import one_line
-
-Key = tuple[str, int]
-"""Caller and number of a call."""
-
-_COLLECTIVE = "@telegrad.gather"
 
 
 class StoryLine(msgspec.Struct, frozen=True, order=True):
@@ -54,7 +50,7 @@ def story_of_context(group: GroupView, context: int) -> list[StoryLine]:
     return _in_order(lines)
 
 
-def story_of_call(group: GroupView, call: Key) -> list[StoryLine]:
+def story_of_call(group: GroupView, call: CallKey) -> list[StoryLine]:
     """Return what happened to a call and to all calls that were made because of it."""
     keys, before = {call}, 0
     while len(keys) > before:
@@ -89,7 +85,7 @@ def latest(group: GroupView, most: int = 10) -> list[StoryLine]:
             line = StoryLine(began + shift, 0, view.name, text, "", number, Kind.CONTEXT)
             contexts[number] = min(line, contexts.get(number, line))  # the worker that entered it first
         for event in view.events:
-            if event.kind is Kind.CALL and event.parent is None and event.what != _COLLECTIVE:
+            if event.kind is Kind.CALL and event.parent is None and event.what != GATHER:
                 what = names.get((view.name, event.id), event.what) or "a function by value"
                 text = f"call {view.name}:{event.id} of {what} on {event.peer!r}"
                 calls.append(StoryLine(event.began + shift, 1, view.name, text, event.peer, event.id, event.kind))
@@ -109,10 +105,10 @@ def _offsets(group: GroupView) -> dict[str, float]:
     )
 
 
-def _function_names(group: GroupView) -> dict[Key, str]:
+def _function_names(group: GroupView) -> dict[CallKey, str]:
     """Return the functions of calls as their callees know them: callers know no method, and no function by value."""
     events = ((event.peer, event.id, event.what) for view in group.workers for event in view.events if _is_serve(event))
-    return {(caller, number): what for caller, number, what in events if what != _COLLECTIVE}
+    return {(caller, number): what for caller, number, what in events if what != GATHER}
 
 
 def _is_serve(event: Event) -> bool:
@@ -128,7 +124,7 @@ def _of_live(view: WorkerView, call: LiveCall, shift: float) -> StoryLine:
     return StoryLine(call.began + shift, 1, view.name, text, call.caller, call.id, Kind.SERVE)
 
 
-def _of_event(worker: str, event: Event, shift: float, names: Mapping[Key, str]) -> Iterable[StoryLine]:
+def _of_event(worker: str, event: Event, shift: float, names: Mapping[CallKey, str]) -> Iterable[StoryLine]:
     def line(time: float, rank: int, text: str) -> StoryLine:
         return StoryLine(time + shift, rank, worker, text, event.peer, event.id, event.kind)
 
@@ -136,7 +132,7 @@ def _of_event(worker: str, event: Event, shift: float, names: Mapping[Key, str])
     failed = f" with {event.outcome}" if event.outcome else ""
     caller = worker if event.kind is Kind.CALL else event.peer
     what = names.get((caller, event.id), event.what) or "a function by value"
-    what = "a collective" if what == _COLLECTIVE else what
+    what = readable_name(what)
     match event.kind:
         case Kind.CALL:
             because = f", for call {event.parent[1]} of {event.parent[0]!r}" if event.parent is not None else ""

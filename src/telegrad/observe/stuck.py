@@ -15,12 +15,16 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from telegrad.observe.model import Frame, GroupView, LiveCall, PassView, Wait, WorkerView
-from telegrad.observe.wait_cycles import Key, find_cycles
+from telegrad.observe.model import CallKey, Frame, GroupView, LiveCall, PassView, Wait, WorkerView
+from telegrad.observe.wait_cycles import find_cycles
 
 _DEEPEST = 100
 """Calls below each other in one tree. What is below is a tree of its own: functions that call each other without end
 make thousands, and whoever walks a tree has a stack."""
+
+_SHUTDOWN = "shutdown"
+_COLLECTIVES = ("barrier", _SHUTDOWN)
+"""Kinds of waits for workers that have not come."""
 
 
 class StuckNode(msgspec.Struct, frozen=True):
@@ -32,7 +36,7 @@ class StuckNode(msgspec.Struct, frozen=True):
     worker: str
     """Where it runs."""
     age: float
-    key: Key | None = None
+    key: CallKey | None = None
     function: str = ""
     state: str = ""
     where: str = ""
@@ -43,17 +47,14 @@ class StuckNode(msgspec.Struct, frozen=True):
     """The calls that it waits for."""
     repeated: bool = False
     """Whether it is shown above, in full."""
-
-    @property
-    def expected(self) -> bool:
-        """Whether it is what workers do that only serve, or whose program is over: they wait in ``shutdown()``."""
-        return any("shutdown()" in text for text in (self.title, *self.waits))
+    expected: bool = False
+    """Whether it is what workers do that only serve, or whose program is over: they wait in ``shutdown()``."""
 
 
 class CycleStep(msgspec.Struct, frozen=True):
     """One call of a cycle, and how it waits for the next."""
 
-    key: Key
+    key: CallKey
     worker: str
     function: str
     age: float
@@ -75,11 +76,11 @@ class _Index:
 
     def __init__(self, group: GroupView) -> None:
         self.workers = {view.name: view for view in group.workers}
-        self.made: dict[Key, LiveCall] = {}
-        self.served: dict[Key, tuple[WorkerView, LiveCall]] = {}
-        self.waits: dict[Key, list[tuple[WorkerView, Wait]]] = {}
+        self.made: dict[CallKey, LiveCall] = {}
+        self.served: dict[CallKey, tuple[WorkerView, LiveCall]] = {}
+        self.waits: dict[CallKey, list[Wait]] = {}
         self.own_waits: dict[str, list[Wait]] = {}
-        self.cut: list[Key] = []
+        self.cut: list[CallKey] = []
         """Calls that are not shown below those that wait for them."""
         for view in group.workers:
             for call in view.made:
@@ -88,11 +89,11 @@ class _Index:
                 self.served[call.caller, call.id] = view, call
             for wait in view.waits:
                 if wait.for_call is not None:
-                    self.waits.setdefault(wait.for_call, []).append((view, wait))
+                    self.waits.setdefault(wait.for_call, []).append(wait)
                 else:
                     self.own_waits.setdefault(view.name, []).append(wait)
 
-    def began(self, key: Key) -> float:
+    def age(self, key: CallKey) -> float:
         """Return the age of a call: since it was made, or else since it arrived."""
         made = self.made.get(key)
         if made is not None:
@@ -100,7 +101,7 @@ class _Index:
         view, call = self.served[key]
         return view.now - call.began
 
-    def knows(self, key: Key) -> bool:
+    def knows(self, key: CallKey) -> bool:
         return key in self.made or key in self.served
 
     def text(self, wait: Wait) -> str:
@@ -110,25 +111,25 @@ class _Index:
             return wait.text
         return f"the reply to {served[1].function} on worker {served[0].name!r} (call {wait.call[1]})"
 
-    def distinct_waits(self, key: Key) -> list[Wait]:
+    def distinct_waits(self, key: CallKey) -> list[Wait]:
         """Return what a call waits for. Several threads may wait for the same, as while a deadline is explained."""
-        return list({self.text(wait): wait for _, wait in self.waits.get(key, ())}.values())
+        return list({self.text(wait): wait for wait in self.waits.get(key, ())}.values())
 
-    def following(self, key: Key) -> list[tuple[Key, str]]:
+    def following(self, key: CallKey) -> list[tuple[CallKey, str]]:
         """Return the calls that a call waits for, and how. Number 0 stands for a worker's own threads."""
         if key[1] == 0:
             waits = [wait for wait in self.own_waits.get(key[0], ()) if wait.call is not None]
             return [(wait.call, wait.text) for wait in waits if wait.call is not None]
-        found: list[tuple[Key, str]] = []
-        for _, wait in self.waits.get(key, ()):
+        found: list[tuple[CallKey, str]] = []
+        for wait in self.waits.get(key, ()):
             if wait.call is not None:
                 found.append((wait.call, self.text(wait)))
-            elif wait.kind == "barrier":
+            elif wait.kind in _COLLECTIVES:
                 found += [((name, 0), wait.text) for name in wait.workers if name in self.workers]
         return found
 
 
-def analyze(group: GroupView, older: float = 0.0, focus: Key | None = None) -> StuckReport:
+def analyze(group: GroupView, older: float = 0.0, focus: CallKey | None = None) -> StuckReport:
     """Return what is older than so many seconds, as trees, and all cycles. `focus` names the only call to show."""
     index = _Index(group)
     keys = {*index.made, *index.served}
@@ -136,16 +137,16 @@ def analyze(group: GroupView, older: float = 0.0, focus: Key | None = None) -> S
     described = tuple(_describe_cycle(index, cycle) for cycle in cycles)
     if focus is not None and index.knows(focus):
         return StuckReport(older, (_call_node(index, focus, set()),), described, group.silent)
-    old = [key for key in keys if index.began(key) >= older]
+    old = [key for key in keys if index.age(key) >= older]
     awaited = {to for key in old for to, _ in index.following(key) if to != key}
-    roots = sorted((key for key in old if key not in awaited), key=lambda key: -index.began(key))
-    seen: set[Key] = set()
+    roots = sorted((key for key in old if key not in awaited), key=lambda key: -index.age(key))
+    seen: set[CallKey] = set()
     nodes = [_call_node(index, key, seen) for key in roots]
     while index.cut:
         key = index.cut.pop()
         nodes += [_call_node(index, key, seen)] if key not in seen else []
     # Calls in cycles await each other, so none of them need be a root.
-    nodes += [_call_node(index, key, seen) for key in sorted(old, key=index.began, reverse=True) if key not in seen]
+    nodes += [_call_node(index, key, seen) for key in sorted(old, key=index.age, reverse=True) if key not in seen]
     for view in group.workers:
         nodes += [_pass_node(view, each) for each in view.passes if view.now - each.began >= older]
         nodes += [
@@ -156,25 +157,26 @@ def analyze(group: GroupView, older: float = 0.0, focus: Key | None = None) -> S
     return StuckReport(older, tuple(nodes), described, group.silent)
 
 
-def _threads(index: _Index) -> set[Key]:
+def _threads(index: _Index) -> set[CallKey]:
     return {(name, 0) for name in index.workers}
 
 
-def _describe_cycle(index: _Index, cycle: Sequence[Key]) -> tuple[CycleStep, ...]:
+def _describe_cycle(index: _Index, cycle: Sequence[CallKey]) -> tuple[CycleStep, ...]:
     steps = []
     for number, key in enumerate(cycle):
         to = cycle[(number + 1) % len(cycle)]
         how = next(text for other, text in index.following(key) if other == to)
         if key[1] == 0:
-            where = next((_where(index, call) for call, _ in index.following(key) if call == to), "")
-            steps.append(CycleStep(key, key[0], "its own thread", 0.0, where, how))
+            made = index.made.get(to)
+            where = made.where if made is not None else ""
+            steps.append(CycleStep(key, key[0], "a thread of the program", 0.0, where, how))
             continue
         worker, function = _place(index, key)
-        steps.append(CycleStep(key, worker, function, index.began(key), _where(index, key), how))
+        steps.append(CycleStep(key, worker, function, index.age(key), _where(index, key), how))
     return tuple(steps)
 
 
-def _place(index: _Index, key: Key) -> tuple[str, str]:
+def _place(index: _Index, key: CallKey) -> tuple[str, str]:
     """Return where a call runs, and its function."""
     served = index.served.get(key)
     if served is not None:
@@ -183,7 +185,7 @@ def _place(index: _Index, key: Key) -> tuple[str, str]:
     return made.callee, made.function or "a function by value"
 
 
-def _where(index: _Index, key: Key) -> str:
+def _where(index: _Index, key: CallKey) -> str:
     """Return the line that a call is in; for one that does not run, the line that made it."""
     served, made = index.served.get(key), index.made.get(key)
     if served is not None and served[1].where:
@@ -191,7 +193,7 @@ def _where(index: _Index, key: Key) -> str:
     return f"called at {made.where}" if made is not None and made.where else ""
 
 
-def _call_node(index: _Index, key: Key, seen: set[Key], depth: int = 0) -> StuckNode:
+def _call_node(index: _Index, key: CallKey, seen: set[CallKey], depth: int = 0) -> StuckNode:
     worker, function = _place(index, key)
     served, made = index.served.get(key), index.made.get(key)
     state = _state(index, key, worker)
@@ -202,7 +204,7 @@ def _call_node(index: _Index, key: Key, seen: set[Key], depth: int = 0) -> Stuck
     if made is not None and made.deadline is not None:
         left = made.deadline - index.workers[made.caller].now
         deadline = f", deadline in {left:.1f} s" if left >= 0.05 else ", its deadline has passed"
-    title = f"call {key[1]}: {key[0]!r} -> {worker!r}: {function}, {state}, {index.began(key):.1f} s old{deadline}"
+    title = f"call {key[1]}: {key[0]!r} -> {worker!r}: {function}, {state}, {index.age(key):.1f} s old{deadline}"
     repeated = key in seen
     seen.add(key)
     children: list[StuckNode] = []
@@ -215,13 +217,13 @@ def _call_node(index: _Index, key: Key, seen: set[Key], depth: int = 0) -> Stuck
                     children.append(_call_node(index, wait.call, seen, depth + 1))
                 else:
                     index.cut.append(wait.call)
-            elif wait.kind == "barrier":
+            elif wait.kind in _COLLECTIVES:
                 texts += [_absent(index, name) for name in wait.workers]
     return StuckNode(
         "call",
         title,
         worker,
-        index.began(key),
+        index.age(key),
         key,
         function,
         state,
@@ -230,6 +232,7 @@ def _call_node(index: _Index, key: Key, seen: set[Key], depth: int = 0) -> Stuck
         tuple(texts),
         tuple(children),
         repeated,
+        any(wait.kind == _SHUTDOWN for wait in index.waits.get(key, ())),
     )
 
 
@@ -250,7 +253,7 @@ def _absent(index: _Index, name: str) -> str:
     return f"worker {name!r} waits for nothing of telegrad's"
 
 
-def _state(index: _Index, key: Key, worker: str) -> str:
+def _state(index: _Index, key: CallKey, worker: str) -> str:
     served = index.served.get(key)
     if served is not None:
         cancelled = f" (cancelled: {served[1].cancelled})" if served[1].cancelled else ""
@@ -276,7 +279,8 @@ def _pass_node(view: WorkerView, run: PassView) -> StuckNode:
 def _wait_node(view: WorkerView, wait: Wait) -> StuckNode:
     age = view.now - wait.since
     title = f"a thread of worker {view.name!r} waits for {wait.text}, for {age:.1f} s"
-    return StuckNode("wait", title, view.name, age, state=wait.kind, stack=view.stacks.get(wait.thread, ()))
+    stack = view.stacks.get(wait.thread, ())
+    return StuckNode("wait", title, view.name, age, state=wait.kind, stack=stack, expected=wait.kind == _SHUTDOWN)
 
 
 def count(nodes: Iterable[StuckNode]) -> int:

@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from telegrad.calls.service_names import GATHER, PREFIX
 from telegrad.observe.clocks import Side, align, gradient, messages_of
 from telegrad.observe.island_spans import IslandSpans
-from telegrad.observe.model import Event, Kind, LiveCall, WorkerView
+from telegrad.observe.model import CallKey, Event, Kind, LiveCall, WorkerView
 from telegrad.observe.recording import Recording
 from telegrad.observe.timeline import Arrow, Category, Instant, Part, Span, Timeline
 
@@ -38,8 +39,8 @@ class _Builder:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._recorded = list(recording.workers.values())
-        self._calls: dict[tuple[str, int], _Side] = {}  # by caller and number
-        self._serves: dict[tuple[str, int], _Side] = {}
+        self._calls: dict[CallKey, _Side] = {}  # by caller and number
+        self._serves: dict[CallKey, _Side] = {}
         self._others: list[_Side] = []
         self._collect()
         self._offsets = self._align()
@@ -111,7 +112,7 @@ class _Builder:
         event, offset = call.event, self._offsets[call.worker]
         began, ended = event.began + offset, event.ended + offset
         sent = _clamp(event.marks[0] + offset if event.marks else began, began, ended)
-        named = event if serve is None or not event.what.startswith(_INTERNAL) else serve.event
+        named = event if serve is None or not event.what.startswith(PREFIX) else serve.event
         span = self._span(call, f"call {_function(named)}", Category.CALL, began, ended)
         span.details = {"callee": event.peer, "call": event.id, **span.details}
         served = self._add_serve(serve) if serve is not None else None
@@ -141,9 +142,9 @@ class _Builder:
         span = self._span(serve, f"serve {_function(event)}", Category.SERVE, started, ended)
         span.details = {"caller": event.peer, "call": event.id, **span.details}
         span.parts = _parts((Category.COMPUTE, started, computed), (Category.SERIALISE, computed, ended))
-        if serve.state in ("queued", "held back", "deferred") or event.what == _GATHER:  # then no thread works on it
+        if serve.state in ("queued", "held back", "deferred") or event.what == GATHER:  # then no thread works on it
             span.parts = _parts((Category.WAIT, started, ended))
-            if serve.state == "deferred" or event.what == _GATHER:  # the caller waits, and not this worker
+            if serve.state == "deferred" or event.what == GATHER:  # the caller waits, and not this worker
                 span.details["deferred"] = True
         return span
 
@@ -230,7 +231,6 @@ class _Builder:
         return span
 
 
-_INTERNAL, _GATHER = "@telegrad.", "@telegrad.gather"
 _ROWS = {Kind.CALL: "calls", Kind.SERVE: "serving", Kind.ISLAND: "islands"}
 _THREADLESS = {"queue", "passes", "contexts", "gradients"}
 _INSTANTS = {Kind.REFERENCE, Kind.CONNECTION, Kind.MEMBER}
@@ -276,7 +276,7 @@ def _event(kind: Kind, call: LiveCall, peer: str, now: float) -> Event:
 
 def _function(event: Event) -> str:
     """Return the name of the function of a call. The program's own have no module that tells anything."""
-    return event.what.removeprefix("__main__:").removeprefix(_INTERNAL)
+    return event.what.removeprefix("__main__:").removeprefix(PREFIX)
 
 
 def _details(event: Event) -> dict[str, Any]:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-Key = tuple[str, int]
-"""Caller and number of a call; for a worker's own threads, its name and 0."""
+from telegrad.observe.model import CallKey
 
 _MOST_STARTS = 50
 """Calls of one knot from which a circle is looked for."""
 
 
-def find_cycles(edges: Mapping[Key, Sequence[Key]]) -> list[list[Key]]:
+def find_cycles(edges: Mapping[CallKey, Sequence[CallKey]]) -> list[list[CallKey]]:
     """Return shortest cycles that have no call in common, at least one through each set of calls that wait for each
     other.
 
@@ -23,7 +22,7 @@ def find_cycles(edges: Mapping[Key, Sequence[Key]]) -> list[list[Key]]:
     """
     cycles = []
     for knot in sorted(map(sorted, _knots(edges))):
-        done: set[Key] = set()
+        done: set[CallKey] = set()
         inside = set(knot)
         within = {key: [to for to in edges[key] if to in inside] for key in knot}
         for start in knot[:_MOST_STARTS]:
@@ -35,18 +34,18 @@ def find_cycles(edges: Mapping[Key, Sequence[Key]]) -> list[list[Key]]:
     return sorted(cycles)
 
 
-def _knots(edges: Mapping[Key, Sequence[Key]]) -> list[list[Key]]:
+def _knots(edges: Mapping[CallKey, Sequence[CallKey]]) -> list[list[CallKey]]:
     """Return the strongly connected sets of more than one call, and calls that wait for themselves."""
-    numbers: dict[Key, int] = {}
-    lowest: dict[Key, int] = {}
-    path: list[Key] = []
-    on_path: set[Key] = set()
-    knots: list[list[Key]] = []
+    numbers: dict[CallKey, int] = {}
+    lowest: dict[CallKey, int] = {}
+    path: list[CallKey] = []
+    on_path: set[CallKey] = set()
+    knots: list[list[CallKey]] = []
     for root in edges:
         if root in numbers:
             continue
-        work: list[tuple[Key, Iterator[Key]]] = []
-        following: Key | None = root
+        work: list[tuple[CallKey, Iterator[CallKey]]] = []
+        following: CallKey | None = root
         while following is not None or work:
             if following is not None:  # go down
                 key = following
@@ -78,12 +77,12 @@ def _knots(edges: Mapping[Key, Sequence[Key]]) -> list[list[Key]]:
     return knots
 
 
-def _shortest_cycle(edges: Mapping[Key, Sequence[Key]], start: Key) -> list[Key]:
+def _shortest_cycle(edges: Mapping[CallKey, Sequence[CallKey]], start: CallKey) -> list[CallKey]:
     """Return a shortest cycle through a call of a knot."""
-    before: dict[Key, Key] = {}
+    before: dict[CallKey, CallKey] = {}
     level = [start]
     while True:  # ends: from every call of a knot there is a way back
-        following: list[Key] = []
+        following: list[CallKey] = []
         for key in level:
             for to in edges[key]:
                 if to == start:

@@ -9,7 +9,7 @@ import msgspec
 from tests.support.synthetic_group import SyntheticGroup
 
 from telegrad.observe.dashboard.feed import BACKLOG, Feed
-from telegrad.observe.model import GroupView
+from telegrad.observe.model import EventPosition, GroupView
 
 
 class Group:
@@ -17,9 +17,9 @@ class Group:
 
     def __init__(self) -> None:
         self.group, self.looks = SyntheticGroup(stages=1), 0
-        self.asked: list[dict[str, int]] = []
+        self.asked: list[dict[str, EventPosition]] = []
 
-    def gather(self, since: dict[str, int]) -> GroupView:
+    def gather(self, since: dict[str, EventPosition]) -> GroupView:
         self.asked.append(since)
         self.looks += 1
         return self.group.view(100_600.0 + self.looks, since)
@@ -35,27 +35,26 @@ def test_events_are_asked_for_once() -> None:
     for _ in range(3):
         feed.look()
     assert group.asked[0] == {}
-    assert 0 < group.asked[1]["trainer"] <= group.asked[2]["trainer"]
+    assert 0 < group.asked[1]["trainer"][1] <= group.asked[2]["trainer"][1]
     spans = [(span["worker"], span["began"], span["kind"], span.get("id")) for span in state(feed)["spans"]]
     assert len(spans) == len(set(spans))
 
 
-def test_the_events_of_a_replaced_worker_are_read_from_its_first() -> None:
+def test_the_events_of_a_replaced_worker_are_asked_for_by_its_incarnation() -> None:
     group = Group()
     feed = Feed(group.gather)
-    feed.look()
     before = group.gather
 
-    def replaced(since: dict[str, int]) -> GroupView:
+    def replaced(since: dict[str, EventPosition]) -> GroupView:
         view = before(since)
-        worker = msgspec.structs.replace(view.workers[0], incarnation=1, events=(), next_event=since.get("trainer", 0))
+        worker = msgspec.structs.replace(view.workers[0], incarnation=99, events=(), next_event=0)
         return msgspec.structs.replace(view, workers=(worker, *view.workers[1:]))
 
     feed._gather = replaced
     feed.look()
     feed.look()
-    assert group.asked[-1]["trainer"] == 0
-    assert group.asked[-1]["stage0"] > 0
+    assert group.asked[-1]["trainer"] == (99, 0)
+    assert group.asked[-1]["stage0"][1] > 0
 
 
 def test_a_browser_that_does_not_keep_up_gets_the_whole_state_and_no_backlog() -> None:
@@ -80,7 +79,7 @@ def test_a_group_that_cannot_be_seen_is_an_error_on_the_page_until_it_can() -> N
     group, failing = Group(), threading.Event()
     failing.set()
 
-    def gather(since: dict[str, int]) -> GroupView:
+    def gather(since: dict[str, EventPosition]) -> GroupView:
         if failing.is_set():
             raise ConnectionError("nobody <there>")
         return group.gather(since)

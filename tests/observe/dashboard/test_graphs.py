@@ -19,7 +19,7 @@ def arrived(message: int, peer: str) -> Event:
 
 
 def test_what_both_ends_tell_of_an_edge_is_put_together() -> None:
-    edge = Edge(7, "a", "b", 2, ("float32[3]",), "request of f")
+    edge = Edge(7, "a", "b", 2, ("float32[3]",))
     context = ContextView(5, 1.0, ("b",), sends=(edge,))
     other = ContextView(5, 1.0, ("a",), receives=(Edge(7, "a", "b", 2),))
     view = GroupView(
@@ -28,7 +28,7 @@ def test_what_both_ends_tell_of_an_edge_is_put_together() -> None:
     (graph,) = Graphs().add(view)
     assert graph.workers == ["a", "b"]
     found = graph.edges["7"]
-    assert (found.source, found.target, found.what) == ("a", "b", "request of f")
+    assert (found.source, found.target, found.shapes) == ("a", "b", ("float32[3]",))
     assert (found.flows["1"].sent, found.flows["1"].arrived, found.flows["1"].size) == (3.0, 4.0, 8)
 
 
@@ -43,9 +43,9 @@ def test_an_edge_without_gradient_stays_without_when_the_pass_is_over() -> None:
     for look in range(8):
         graphs.add(group.view(group.began + 10 * STEP + look * STEP / 4))
     graph = next(graph for graph in graphs.all() if graph.context == str(group.context(10)))
-    flows = {edge.what: len(edge.flows) for edge in graph.edges.values()}
-    assert flows["reply of auxiliary"] == 0
-    assert flows["reply of Stage.forward"] == 1
+    flows = {(edge.source, edge.target, *edge.shapes): len(edge.flows) for edge in graph.edges.values()}
+    assert flows["stage0", "trainer", "float32[32, 10]"] == 0
+    assert flows["stage0", "trainer", "float32[32, 512]"] == 1
     assert graph.passes["11"].driver == "trainer"
 
 

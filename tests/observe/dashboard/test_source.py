@@ -7,7 +7,7 @@ import pytest
 
 from telegrad.errors import TelegradError
 from telegrad.observe.dashboard.source import KEPT, AttachedSource, Source
-from telegrad.observe.model import GroupView, LiveCall, ViewRequest, WorkerView
+from telegrad.observe.model import EventPosition, GroupView, LiveCall, ViewRequest, WorkerView
 
 
 def worker(name: str, host: str = "", **fields: Any) -> WorkerView:
@@ -19,9 +19,9 @@ class Looks:
 
     def __init__(self, *views: GroupView) -> None:
         self.views = list(views)
-        self.asked: list[tuple[ViewRequest, Mapping[str, int], bool]] = []
+        self.asked: list[tuple[ViewRequest, Mapping[str, EventPosition], bool]] = []
 
-    def __call__(self, request: ViewRequest, *, since: Mapping[str, int], clocks: bool) -> GroupView:
+    def __call__(self, request: ViewRequest, *, since: Mapping[str, EventPosition], clocks: bool) -> GroupView:
         self.asked.append((request, since, clocks))
         return self.views.pop(0)
 
@@ -53,10 +53,10 @@ def test_clocks_are_compared_carefully_once_and_stacks_asked_for_while_something
     looks = Looks(stuck, stuck)
     source = Source(looks, 5.0)
     assert source.stuck(source.look({})).roots
-    source.look({"a": 7})
+    source.look({"a": (1, 7)})
     assert [(request.stacks, since, careful) for request, since, careful in looks.asked] == [
         (False, {}, True),
-        (True, {"a": 7}, False),
+        (True, {"a": (1, 7)}, False),
     ]
 
 

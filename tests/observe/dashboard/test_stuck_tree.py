@@ -46,9 +46,7 @@ def test_ages_are_not_part_of_titles() -> None:
 
 
 def test_workers_in_shutdown_come_last_and_are_expected() -> None:
-    waiting = StuckNode(
-        "call", "t", "a", 9.0, ("b", 1), "a collective", waits=("worker 'c' to join shutdown() (number 1)",)
-    )
+    waiting = StuckNode("call", "t", "a", 9.0, ("b", 1), "a collective", expected=True)
     tree = stuck_tree(StuckReport(1.0, (waiting, StuckNode("call", "t", "a", 5.0, ("b", 2), "f"))))
     assert [(node.title, node.expected) for node in tree.roots] == [("f", False), ("a collective", True)]
 

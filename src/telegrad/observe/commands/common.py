@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -40,8 +41,8 @@ def look(options: argparse.Namespace, use: Callable[[Attached], int]) -> int:
     try:
         with attach(options.address, options.group, options.runtime_dir) as attached:
             return use(attached)
-    except BrokenPipeError:
-        return 141
+    except BrokenPipeError:  # of the output: the command ends without a message
+        raise
     except (TelegradError, OSError) as error:
         print(f"telegrad {options.command}: {printable(str(error))}", file=sys.stderr)
         return 1
@@ -52,7 +53,12 @@ def look(options: argparse.Namespace, use: Callable[[Attached], int]) -> int:
 def print_json(value: Any) -> None:
     """Print a view, or anything made of plain data."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    print(_C1.sub(lambda found: f"\\u{ord(found[0]):04x}", text))  # the other control characters are escaped already
+    text = _C1.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # the other control characters are escaped already
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # then with escapes
+        text = json.dumps(json.loads(text), indent=2)
+    print(text)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

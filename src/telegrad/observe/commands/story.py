@@ -8,7 +8,7 @@ import sys
 from telegrad.observe.attach import Attached
 from telegrad.observe.attach_protocol import AttachRequest
 from telegrad.observe.commands.common import add_group_options, look, print_json
-from telegrad.observe.model import ViewRequest
+from telegrad.observe.model import CallKey, ViewRequest
 from telegrad.observe.story import latest, render, story_of_call, story_of_context
 
 
@@ -28,7 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     return add_group_options(parser)
 
 
-def parse(text: str) -> int | tuple[str, int]:
+def parse(text: str) -> int | CallKey:
     """Return the context, or the caller and number of the call.
 
     >>> parse("0x1f"), parse("worker0:7")

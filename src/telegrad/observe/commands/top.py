@@ -20,7 +20,7 @@ from telegrad.observe.commands.common import (
     size,
     table,
 )
-from telegrad.observe.model import GroupView
+from telegrad.observe.model import CallKey, GroupView
 from telegrad.observe.printable import one_line
 from telegrad.observe.rates import WorkerRow, live_calls, rows
 
@@ -141,7 +141,7 @@ def cells(row: WorkerRow) -> list[str]:
 
 def calls(group: GroupView) -> list[list[str]]:
     """Return rows of the oldest calls, as their callees see them, or else their callers."""
-    found: dict[tuple[str, int], tuple[float, list[str]]] = {}
+    found: dict[CallKey, tuple[float, list[str]]] = {}
     for view in group.workers:
         for call in live_calls(view):
             age = view.now - call.began

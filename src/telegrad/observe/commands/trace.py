@@ -11,7 +11,7 @@ from pathlib import Path
 from telegrad.observe.attach import Attached, GroupEnded
 from telegrad.observe.attach_protocol import AttachRequest
 from telegrad.observe.commands.common import add_group_options, look, print_json
-from telegrad.observe.model import GroupView, ViewRequest
+from telegrad.observe.model import EventPosition, GroupView, ViewRequest
 from telegrad.observe.printable import printable
 from telegrad.observe.record_trace import INTERVAL, EventReader, Trace
 
@@ -70,7 +70,7 @@ def _how_to_open(path: Path) -> str:
 
 
 def _record(attached: Attached, seconds: float, timeout: float) -> Trace:
-    def ask(request: ViewRequest, since: Mapping[str, int], clocks: bool) -> GroupView:
+    def ask(request: ViewRequest, since: Mapping[str, EventPosition], clocks: bool) -> GroupView:
         return attached.look(AttachRequest(request, dict(since), timeout, clocks))
 
     reader = EventReader(ask)

@@ -19,11 +19,11 @@ from telegrad.observe.dashboard.graphs import Graph, Graphs
 from telegrad.observe.dashboard.history import SPAN, History, Point
 from telegrad.observe.dashboard.snapshot import Snapshot, snapshot
 from telegrad.observe.dashboard.spans import SECONDS, Span, Spans
-from telegrad.observe.model import GroupView
+from telegrad.observe.model import EventPosition, GroupView
 
 _log = logging.getLogger("telegrad")
 
-Gather = Callable[[dict[str, int]], GroupView]
+Gather = Callable[[dict[str, EventPosition]], GroupView]
 """Returns a view of the group, with the events of each worker from the number that is given for it."""
 Analyse = Callable[[GroupView], Any]
 """Returns what is stuck in a view, see `telegrad.observe.dashboard.stuck_tree`."""
@@ -96,8 +96,7 @@ class Feed:
         self._gather, self._analyse, self._on_view = gather, analyse, on_view
         self._interval = max(FASTEST, interval)
         self._history, self._spans, self._graphs = History(), Spans(), Graphs()
-        self._next_events: dict[str, int] = {}
-        self._incarnations: dict[str, int] = {}
+        self._positions: dict[str, EventPosition] = {}
         self._error = ""
         self._lock = threading.Lock()  # protects the fields below, and all of the above while they are changed or read
         self._view: GroupView | None = None
@@ -160,18 +159,14 @@ class Feed:
 
     def look(self) -> None:
         """Look at the group once, and tell all browsers."""
-        view = self._gather(dict(self._next_events))
+        view = self._gather(dict(self._positions))
         stuck = self._analyse(view) if self._analyse is not None else None
         if self._on_view is not None:
             self._on_view(view)
         with self._lock:
             self._error = ""
             self._view = view
-            for worker in view.workers:
-                replaced = self._incarnations.get(worker.name, worker.incarnation) != worker.incarnation
-                self._incarnations[worker.name] = worker.incarnation
-                # The one that was replaced had told more than this one has. Its events are still to be read.
-                self._next_events[worker.name] = 0 if replaced and not worker.events else worker.next_event
+            self._positions.update({worker.name: worker.position() for worker in view.workers})
             point = self._history.add(view)
             spans = self._spans.add(view)
             graphs = self._graphs.add(view)

@@ -37,7 +37,6 @@ class GraphEdge(msgspec.Struct):
     """Its place in the order in which this dashboard learned of the edges."""
     tensors: int = 0
     shapes: tuple[str, ...] = ()
-    what: str = ""
     flows: dict[str, Flow] = {}
     """By pass."""
 
@@ -181,9 +180,9 @@ def _add_edge(graph: Graph, edge: Edge) -> GraphEdge | None:
         found = graph.edges[message] = GraphEdge(message, edge.source, edge.target, len(graph.edges))
         graph.version += 1
     if edge.tensors and not (found.tensors and found.shapes):  # only the sender knows shapes
-        told = (edge.tensors, edge.shapes or found.shapes, edge.what or found.what)
-        if told != (found.tensors, found.shapes, found.what):
-            found.tensors, found.shapes, found.what = told
+        told = (edge.tensors, edge.shapes or found.shapes)
+        if told != (found.tensors, found.shapes):
+            found.tensors, found.shapes = told
             graph.version += 1
     return found
 

@@ -11,7 +11,7 @@ import msgspec
 
 from telegrad.observe.dashboard.history import Rates
 from telegrad.observe.dashboard.spans import identifier
-from telegrad.observe.model import GroupView, LiveCall, WorkerView
+from telegrad.observe.model import CallKey, GroupView, LiveCall, WorkerView
 from telegrad.observe.rates import live_calls
 
 MOST_CALLS = 300
@@ -162,7 +162,7 @@ def _answered(worker: WorkerView, view: GroupView, rates: Rates) -> WorkerRow:
         optimizer_steps=worker.optimizer_steps,
         references_owned=worker.references_owned,
         references_held=worker.references_held,
-        contexts=len(worker.contexts),
+        contexts=worker.contexts_alive,
         live_calls=len(live_calls(worker)),
         offset=view.offsets.get(worker.name, 0.0),
         offset_error=view.errors.get(worker.name, 0.0),
@@ -172,8 +172,8 @@ def _answered(worker: WorkerView, view: GroupView, rates: Rates) -> WorkerRow:
 
 def _calls(view: GroupView) -> list[CallRow]:
     """Return all live calls, the oldest first, each once, without collectives: who only serves is always in one."""
-    made: dict[tuple[str, int], tuple[LiveCall, float]] = {}
-    served: dict[tuple[str, int], tuple[LiveCall, float]] = {}
+    made: dict[CallKey, tuple[LiveCall, float]] = {}
+    served: dict[CallKey, tuple[LiveCall, float]] = {}
     for worker in view.workers:
         offset = view.offsets.get(worker.name, 0.0)
         calls = live_calls(worker)

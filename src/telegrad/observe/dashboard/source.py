@@ -16,7 +16,7 @@ from telegrad.errors import TelegradError
 from telegrad.observe.attach import Attached
 from telegrad.observe.attach_protocol import AttachRequest
 from telegrad.observe.dashboard.stuck_tree import StuckTree, stuck_tree
-from telegrad.observe.model import GroupView, ViewRequest
+from telegrad.observe.model import EventPosition, GroupView, ViewRequest
 from telegrad.observe.stuck import analyze
 
 MOST_EVENTS = 10_000
@@ -37,7 +37,7 @@ class Source:
         self._stacks = False
         self._clocks: dict[str, tuple[float, float, float]] = {}  # error, when, offset
 
-    def look(self, since: Mapping[str, int]) -> GroupView:
+    def look(self, since: Mapping[str, EventPosition]) -> GroupView:
         """Return a view with the events from these numbers on. Stacks are asked for while something is stuck."""
         options: dict[str, Any] = {"clocks": not self._clocks}
         request = ViewRequest(stacks=self._stacks, events_since=0, most_events=MOST_EVENTS)
@@ -87,7 +87,7 @@ class AttachedSource(Source):
         self._timeout = timeout
         self._attached: Attached | None = attach()  # at once, so that a mistake in the options is an error
 
-    def _ask(self, request: ViewRequest, *, since: Mapping[str, int], clocks: bool) -> GroupView:
+    def _ask(self, request: ViewRequest, *, since: Mapping[str, EventPosition], clocks: bool) -> GroupView:
         attached = self._attached
         if attached is None:
             attached = self._attached = self._attach()

@@ -10,17 +10,13 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from telegrad.observe.model import Event, GroupView, Kind
+from telegrad.calls.service_names import GATHER, METHOD, readable_name
+from telegrad.observe.model import CallKey, Event, GroupView, Kind
 
 SECONDS = 60.0
 MOST = 20_000
 MOST_AT_ONCE = 4_000
 """Spans that one update carries. Of more than that, the longest are kept: short ones could not be seen anyway."""
-
-SERVICE = "@telegrad.gather"
-METHOD = "@telegrad.method"
-_READABLE = {SERVICE: "a collective", METHOD: "a method of a remote object", "@telegrad.to_here": "to_here()"}
-"""The function that calls of collectives name."""
 
 _DRAWN = frozenset(
     {
@@ -63,7 +59,7 @@ class Spans:
 
     def __init__(self) -> None:
         self.kept: deque[Span] = deque(maxlen=MOST)
-        self._names: dict[tuple[str, int], str] = {}  # functions that were served before the last look, by call
+        self._names: dict[CallKey, str] = {}  # functions that were served before the last look, by call
         self.left_out = 0
         """Spans that were too many for one update."""
 
@@ -82,13 +78,13 @@ class Spans:
         return new
 
 
-def _served_functions(view: GroupView) -> dict[tuple[str, int], str]:
+def _served_functions(view: GroupView) -> dict[CallKey, str]:
     """Return the functions of calls: callees know the names of methods, and of functions that were sent by value."""
     events = [event for worker in view.workers for event in worker.events if event.kind is Kind.SERVE and event.what]
     return {(event.peer, event.id): event.what for event in events}
 
 
-def _spans_of(view: GroupView, names: Mapping[tuple[str, int], str]) -> Iterator[Span]:
+def _spans_of(view: GroupView, names: Mapping[CallKey, str]) -> Iterator[Span]:
     for worker in view.workers:
         offset = view.offsets.get(worker.name, 0.0)
         for event in worker.events:
@@ -101,7 +97,7 @@ def _span(worker: str, event: Event, offset: float, name: str) -> Span:
     parent = event.parent
     return Span(
         worker,
-        str(Kind.COLLECTIVE if event.what == SERVICE else event.kind),
+        str(Kind.COLLECTIVE if event.what == GATHER else event.kind),
         round(event.began + offset, 6),
         round(event.ended + offset, 6),
         str(event.id),
@@ -124,7 +120,7 @@ def _what(event: Event, name: str) -> str:
         return "backward"
     if name and event.what in ("", METHOD):
         return name
-    return _READABLE.get(event.what, event.what)
+    return readable_name(event.what)
 
 
 def identifier(number: int) -> str:

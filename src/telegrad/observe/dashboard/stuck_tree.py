@@ -6,9 +6,8 @@ import re
 
 import msgspec
 
-from telegrad.observe.model import Frame
+from telegrad.observe.model import CallKey, Frame
 from telegrad.observe.stuck import CycleStep, StuckNode, StuckReport
-from telegrad.observe.wait_cycles import Key
 
 MOST_NODES = 300
 _AGE = re.compile(r",? (for )?[0-9.]+ s( old)?$")
@@ -72,7 +71,7 @@ def _step(step: CycleStep) -> Step:
     return Step(step.worker, step.function, f"waits for {step.waits_for}", step.where)
 
 
-def _node(node: StuckNode, cycle: set[Key]) -> TreeNode:
+def _node(node: StuckNode, cycle: set[CallKey]) -> TreeNode:
     title, texts = _AGE.sub("", node.title), list(node.waits)
     if node.kind == "call" and node.key is not None:
         title = node.function

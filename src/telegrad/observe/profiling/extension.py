@@ -15,17 +15,15 @@ from telegrad.agent.agent import Agent
 from telegrad.calls.call import Call, Served
 from telegrad.calls.extension import Concern, Extension, OutgoingMessage
 from telegrad.calls.pipeline import Pipeline
+from telegrad.calls.service_names import METHOD, PREFIX
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import UnknownWorker
 from telegrad.observe.profiling import sessions
 from telegrad.observe.profiling.recording import Recording
 from telegrad.observe.profiling.served import ServedProfile, profiled
 from telegrad.observe.profiling.sessions import CallRecord, NameOf, RemoteProfile, Session
-from telegrad.rref.handle import METHOD
 from telegrad.wire.messages import Request
 from telegrad.wire.profiling_messages import with_profiling
-
-_INTERNAL = "@telegrad."
 
 
 class CallProfiling(Extension):
@@ -50,7 +48,7 @@ class CallProfiling(Extension):
         if call is None or not isinstance(head, Request):
             return head
         session = sessions.sessions.current()
-        if session is None or (head.function.startswith(_INTERNAL) and head.function != METHOD):
+        if session is None or (head.function.startswith(PREFIX) and head.function != METHOD):
             return head
         name = sessions.take_name()
         is_async = head.creation is not None or call.on_done is not None

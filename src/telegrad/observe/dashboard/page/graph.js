@@ -139,7 +139,7 @@ export class GraphView {
   describe(edge) {
     const pass = Object.values(this.graph.passes).at(-1);
     const flow = pass ? edge.flows[pass.id] : null;
-    const lines = [`${edge.source} → ${edge.target}`, edge.what, edge.shapes.join(", ") || (edge.tensors ? `${edge.tensors} tensors` : "")];
+    const lines = [`${edge.source} → ${edge.target}`, edge.shapes.join(", ") || (edge.tensors ? `${edge.tensors} tensors` : "")];
     if (flow && flow.sent !== null && pass.began !== null) lines.push(`gradient left ${edge.target} ${duration(flow.sent - pass.began)} after the pass began`);
     if (flow && flow.arrived !== null && flow.sent !== null) lines.push(`and took ${duration(Math.max(0, flow.arrived - flow.sent))}${flow.size ? ` for ${bytes(flow.size)}` : ""}`);
     if (!flow && pass && !this.live) lines.push("no gradient: what it carried was not used");

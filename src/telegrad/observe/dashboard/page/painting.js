@@ -20,14 +20,16 @@ function ruler(context, view, width, height, x) {
   context.font = `11px ${css("--sans")}`;
   context.textBaseline = "middle";
   context.textAlign = "center";
-  for (let tick = Math.ceil(view.begin / step) * step; tick <= view.end; tick += step) {
+  // Counted from the right edge, so that the labels are round numbers.
+  for (let count = Math.floor(view.span / step); count > 0; count -= 1) {
+    const tick = view.end - count * step;
     context.strokeStyle = css("--grid");
     context.beginPath();
     context.moveTo(Math.round(x(tick)) + 0.5, 24);
     context.lineTo(Math.round(x(tick)) + 0.5, height);
     context.stroke();
     context.fillStyle = css("--muted");
-    const text = `−${duration(Math.max(0, view.end - tick))}`;
+    const text = `−${duration(count * step)}`;
     if (x(tick) > view.left + 30 && x(tick) < width - 30) context.fillText(text, x(tick), 14);
   }
 }

@@ -47,7 +47,7 @@ export function passes(main) {
   const empty = h("p", { class: "empty" }, "No autograd context has been seen. One appears when a worker enters telegrad.autograd.context().");
   const body = h("tbody");
   const table = h("section", { class: "panel" }, h("div", { class: "panel-head" }, h("h2", {}, "Messages of this context")),
-    h("div", { class: "scroll" }, h("table", { class: "grid" }, h("thead", {}, h("tr", {}, ...["Message", "Tensors", "Sent with", "Gradient", "Left", "Took", "Size"].map((name) =>
+    h("div", { class: "scroll" }, h("table", { class: "grid" }, h("thead", {}, h("tr", {}, ...["Message", "Tensors", "Gradient", "Left", "Took", "Size"].map((name) =>
       h("th", { scope: "col" }, name)))), body)));
   put(main, h("aside", { class: "panel side" }, h("div", { class: "panel-head" }, h("h2", {}, "Contexts"), newest), list),
     h("div", { class: "column" }, h("section", { class: "panel stage" },
@@ -99,8 +99,7 @@ export function passes(main) {
     pill.className = `pill ${kind}`;
     setText(note, summary(graph) + (graph.left_out ? `; ${graph.left_out} edges are not drawn` : ""));
     view.show(graph, runs(graph));
-    table.classList.toggle("nameless", Object.values(graph.edges).every((edge) => !edge.what));
-    keyed(body, view.rows(), ({ edge }) => edge.message, () => h("tr", {}, ...Array.from({ length: 7 }, () => h("td"))), fillMessage);
+    keyed(body, view.rows(), ({ edge }) => edge.message, () => h("tr", {}, ...Array.from({ length: 6 }, () => h("td"))), fillMessage);
     const row = store.snapshot.passes.find((each) => each.context === selected);
     put(parts, row ? row.parts.map(part) : []);
   }
@@ -109,9 +108,8 @@ export function passes(main) {
     const cells = row.children;
     put(cells[0], workerTag(edge.source), h("span", { class: "arrow", "aria-label": "to" }, "→"), workerTag(edge.target));
     setText(cells[1], edge.shapes.join(", ") || edge.tensors || "");
-    setText(cells[2], edge.what);
-    put(cells[3], h("span", { class: `pill ${state === "arrived" ? "good" : state === "waits" ? "wait" : ""}` }, state));
-    [left, took, size].forEach((text, index) => setText(cells[4 + index], text));
+    put(cells[2], h("span", { class: `pill ${state === "arrived" ? "good" : state === "waits" ? "wait" : ""}` }, state));
+    [left, took, size].forEach((text, index) => setText(cells[3 + index], text));
   }
 
   function part(each) {
