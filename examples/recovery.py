@@ -135,10 +135,8 @@ if __name__ == "__main__":
         sys.exit("FAILED: the training was not recovered; the error of the trainer is above")
     parameters, again, recoveries = outcome
     for each in recoveries:
-        print(
-            f"{' and '.join(each.workers)} was lost in step {each.step}: went on with step {each.resumed} after "
-            f"{each.seconds:.1f} s"
-        )
+        lost = f"{' and '.join(each.workers)} {'was' if len(each.workers) == 1 else 'were'} lost in step {each.step}"
+        print(f"{lost}: went on with step {each.resumed} after {each.seconds:.1f} s")
     same = all(torch.equal(one, other) for one, other in zip(parameters, expected, strict=True)) and again == losses
     if not same:
         sys.exit(f"FAILED: after {len(recoveries)} losses the parameters or losses differ")

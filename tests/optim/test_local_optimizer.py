@@ -98,3 +98,29 @@ def first_weight() -> torch.Tensor:
 
 def times_weight(factor: int) -> torch.Tensor:
     return (layers[0][0] * factor).sum()
+
+
+def test_exact_state_keeps_the_types_that_torch_casts(group: Group) -> None:
+    remote = Remote()
+    optimizer = DistributedOptimizer(optim.NAdam, remote.rrefs, lr=0.05)
+    remote.train(optimizer, STEPS)
+    parts = [part.rpc_sync() for part in optimizer.parts()]
+    assert len(parts) == len({part.owner_name() for part in optimizer.parts()})
+    for part in parts:
+        before = flat(part.state(None))
+        part.load(part.state(None), 0, exact=True)
+        assert all(equal(*pair) for pair in zip(flat(part.state(None)), before, strict=True))
+        part.load(part.state(None), 0)
+        assert not all(equal(*pair) for pair in zip(flat(part.state(None)), before, strict=True))
+
+
+def flat(state: object) -> list[object]:
+    if isinstance(state, dict):
+        return [each for value in state.values() for each in flat(value)]
+    return [each for value in state for each in flat(value)] if isinstance(state, list | tuple) else [state]
+
+
+def equal(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one == other

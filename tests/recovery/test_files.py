@@ -61,6 +61,13 @@ def test_a_commit_removes_older_snapshots_and_nothing_else(tmp_path: Path) -> No
     ]
 
 
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RecoveryFailed, match=f"the directory {path} for snapshots cannot be created"):
+            files.create(path)
+
+
 def test_a_share_that_the_driver_does_not_see_is_no_complete_snapshot(tmp_path: Path) -> None:
     files.write(files.folder_of(tmp_path, 1, "aa"), "a", {})
     with pytest.raises(RecoveryFailed, match=r"worker 'b' has written .* must be on a file system that all workers"):

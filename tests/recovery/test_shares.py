@@ -70,6 +70,44 @@ def test_a_kept_object_of_a_replaced_worker_gets_its_state_when_it_is_there() ->
     assert recoveries[0].resumed in (4, 8), "or a new counter would be as good as the saved one"
 
 
+def test_a_kept_object_of_a_worker_that_is_replaced_between_two_steps_gets_its_state() -> None:
+    with Simulation(1, ["driver", "b", "c"]) as sim, torch.random.fork_rng(devices=[]):
+
+        def program() -> Any:
+            serve(sim, "c")
+            counts: dict[int, int] = {}
+            with acting_as(sim["driver"]):
+                training = recovery.Training(lambda: None, every=2)
+                for step in training.steps(10):
+                    if step == 5 and not training.recoveries:
+                        sim.sleep(1.0)
+                        sim.kill("c")
+                        sim.sleep(3.0)
+                        sim.restart("c")
+                        serve(sim, "c")
+                        sim.sleep(3.0)  # no call fails: the replacement is there before the next one
+                    with training:
+                        counts[step] = telegrad.rpc_sync("c", "@add")
+            return counts, training.recoveries
+
+        counts, recoveries = sim.run(program)
+    assert counts == {step: step + 1 for step in range(10)}
+    assert [(each.workers, each.step, each.resumed) for each in recoveries] == [(("c",), 5, 4)]
+
+
+def test_a_replacement_takes_no_part_in_a_snapshot_of_the_one_before_it() -> None:
+    with Simulation(1, ["driver", "b"]) as sim:
+
+        def program() -> None:
+            with (
+                acting_as(sim["b"]),
+                pytest.raises(RecoveryFailed, match="worker 'b' was replaced while the training took a snapshot"),
+            ):
+                shares.take(SnapshotId(Run("driver", 1, "aa"), 1), sim["b"].me.incarnation - 1, {}, 0)
+
+        sim.run(program)
+
+
 def test_an_object_that_is_kept_after_a_snapshot_goes_back_to_what_it_was() -> None:
     with Simulation(1, ["driver", "b"]) as sim, torch.random.fork_rng(devices=[]):
 
@@ -115,11 +153,11 @@ def test_the_shares_of_a_driver_that_was_replaced_are_dropped() -> None:
         def program() -> None:
             with acting_as(sim["b"]):
                 before, other = SnapshotId(Run("driver", 1, "aa"), 7), SnapshotId(Run("another", 1, "cc"), 1)
-                now = SnapshotId(Run("driver", 2, "bb"), 1)
+                now, me = SnapshotId(Run("driver", 2, "bb"), 1), sim["b"].me.incarnation
                 for snapshot in (before, other):
-                    shares.take(snapshot, {}, 0)
+                    shares.take(snapshot, me, {}, 0)
                     shares.hold(snapshot, "driver", ({}, {}, {}))
-                shares.take(now, {}, 0)
+                shares.take(now, me, {}, 0)
                 vault = shares._vault()
                 assert set(vault.own) == {other, now}
                 assert set(vault.held) == {(other, "driver")}

@@ -13,7 +13,8 @@ import torch
 import telegrad
 from telegrad import recovery
 from telegrad.default_agent import acting_as
-from telegrad.errors import RecoveryFailed, TelegradError
+from telegrad.errors import RecoveryFailed, TelegradError, WorkerLost
+from telegrad.settings import AgentSettings
 from telegrad.testing.simulation import Simulation
 
 NAMES = ["driver", "b", "c", "d"]
@@ -189,10 +190,31 @@ def test_a_worker_that_is_not_replaced_ends_the_training() -> None:
             if number == 5:
                 sim.kill("c")
 
-        with pytest.raises(RecoveryFailed, match="worker 'c' was lost and not replaced within 20 s: start the workers"):
+        with pytest.raises(
+            RecoveryFailed, match=r"worker 'c' was lost \(.*refuses .*\) and not replaced within 20 s: "
+        ):
             train(sim, disturb, replacement_timeout=20.0)
 
     simulate(program)
+
+
+def test_a_driver_that_the_others_have_lost_ends_to_be_started_again() -> None:
+    def program(sim: Simulation) -> None:
+        def disturb(number: int) -> None:
+            if number == 5:
+                for name in "bcd":
+                    peers = sim[name].peers
+                    peers.lost_workers.peer_lost(peers.find("driver"), "it was stopped for too long")
+
+        began = sim.scheduler.now
+        with pytest.raises(
+            WorkerLost, match=r"worker 'driver' ends, so that its launcher starts it again: worker '[bcd]'"
+        ):
+            train(sim, disturb)
+        assert sim.scheduler.now - began < 60
+
+    with Simulation(1, NAMES, settings=AgentSettings(awaited_replacement=60.0)) as sim:
+        sim.run(lambda: program(sim))
 
 
 def test_an_error_that_is_no_loss_ends_the_training() -> None:
@@ -205,6 +227,27 @@ def test_an_error_that_is_no_loss_ends_the_training() -> None:
             train(sim, disturb)
 
     simulate(program)
+
+
+def test_an_error_that_was_raised_for_a_loss_is_a_loss(undisturbed: Any) -> None:
+    def program(sim: Simulation) -> Any:
+        replace = replace_at(sim, {5: "c"})
+        killed: list[int] = []
+
+        def disturb(number: int) -> None:
+            replace(number)
+            if number == 5 and not killed:
+                killed.append(number)
+                try:
+                    raise WorkerLost("worker 'c' is lost, as another worker says before this one has noticed")
+                except WorkerLost as error:
+                    raise ValueError("the step failed") from error
+
+        return train(sim, disturb)
+
+    _, losses, training = simulate(program)
+    assert losses == undisturbed[1]
+    assert [(each.workers, each.step) for each in training.recoveries] == [(("c",), 5)]
 
 
 def test_nothing_is_kept_when_the_training_is_over() -> None:
@@ -345,6 +388,22 @@ def test_the_directory_of_another_training_is_refused(tmp_path: Path) -> None:
     simulate(lambda sim: program(sim, wider, r"state of state.head on worker 'driver' cannot be loaded: weight: a ten"))
 
 
+@pytest.mark.parametrize("options", [{"every": 2.5}, {"copies": 1.5}, {"replacement_timeout": float("nan")}], ids=str)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"at least 1|at least 0"):
+        recovery.Training(lambda: None, **options)
+
+
+def test_a_reference_to_what_cannot_be_saved_is_named() -> None:
+    def program(sim: Simulation) -> None:
+        with acting_as(sim["driver"]):
+            training = recovery.Training(lambda: {"total": telegrad.remote("b", int)}, every=4)
+            with pytest.raises(TypeError, match=r"^state\['total'\] on worker 'b': no snapshot can be taken of a int"):
+                next(training.steps(1))
+
+    simulate(program)
+
+
 def test_a_with_statement_outside_of_the_loop_is_refused() -> None:
     def program(sim: Simulation) -> None:
         with acting_as(sim["driver"]):
@@ -429,3 +488,61 @@ def test_workers_that_never_find_each_other_are_named() -> None:
             train(sim, lose, replacement_timeout=30.0)
 
     simulate(program)
+
+
+@pytest.mark.parametrize("restart", [True, False], ids=["with a copy", "all copies lost"])
+def test_what_is_built_again_before_the_first_snapshot_is_built_with_the_same_random_numbers(restart: bool) -> None:
+    def program(sim: Simulation, kills: str) -> Any:
+        remaining = list(kills)
+
+        def build_without_seed() -> torch.nn.Linear:
+            layer = torch.nn.Linear(4, 4)
+            if remaining:
+                names, remaining[:] = list(remaining), []
+                for name in names:
+                    sim.kill(name)
+                for name in names:
+                    sim.restart(name)
+                telegrad.rpc_sync(names[0], max, (1, 2))
+            return layer
+
+        with acting_as(sim["driver"]):
+            torch.manual_seed(5)
+            training = recovery.Training(build_without_seed, every=4, copies=1)
+            for _ in training.steps(1):
+                with training:
+                    pass
+            return training.state.weight.detach().clone(), [(each.step, each.resumed) for each in training.recoveries]
+
+    expected, _ = simulate(lambda sim: program(sim, ""))
+    weight, recoveries = simulate(lambda sim: program(sim, "b" if restart else "bc"))
+    assert recoveries == [(0, 0)]
+    assert torch.equal(weight, expected)
+
+
+def test_a_loop_that_is_left_after_a_step_goes_on_with_the_next() -> None:
+    def spoil(state: None, number: int) -> None:
+        raise ValueError("spoiled")
+
+    def program(sim: Simulation) -> list[int]:
+        seen: list[int] = []
+        with acting_as(sim["driver"]):
+            training = recovery.Training(lambda: None, every=4)
+            for number in training.steps(9):
+                with training:
+                    seen.append(number)
+                    if number == 2:
+                        break
+            for number in training.steps(6):
+                with training:
+                    seen.append(number)
+                if number == 4:
+                    break
+            with pytest.raises(ValueError, match="spoiled"):
+                training.run(spoil, 6)
+            for number in training.steps(6):
+                with training:
+                    seen.append(number)
+        return seen
+
+    assert simulate(program) == [0, 1, 2, 3, 4, 5]

@@ -89,6 +89,23 @@ def to_cpu(value: Any, *, copy: bool = False) -> Any:
     return [to_cpu(item, copy=copy) for item in value] if type(value) is list else value
 
 
+def restore_types(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> None:
+    """Give the tensors of an optimizer that has loaded `state` the types that they were saved with.
+
+    Torch casts them to the types of the parameters. With this, an optimizer that keeps more digits than its parameters
+    have goes on with all of them.
+    """
+    params = enumerate(chain(*(group["params"] for group in optimizer.param_groups)))
+    for index, param in params:
+        loaded, saved = optimizer.state.get(param), state.get(index)
+        if not isinstance(loaded, dict) or not isinstance(saved, Mapping):
+            continue
+        for key, value in saved.items():
+            now = loaded.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                loaded[key] = value.to(now.device, copy=True)
+
+
 def _check(
     saved: Mapping[str, Any], lengths: Sequence[int], shapes: Sequence[tuple[int, ...]], owners: Sequence[OwnerLayout]
 ) -> None:

@@ -17,7 +17,7 @@ from telegrad.default_agent import default_agent
 from telegrad.errors import ProtocolError
 from telegrad.events import STEP
 from telegrad.optim import optimizer_classes
-from telegrad.optim.checkpoint import to_cpu
+from telegrad.optim.checkpoint import restore_types, to_cpu
 from telegrad.optim.hyperparameters import (
     Hyperparameters,
     hyperparameters_of,
@@ -232,8 +232,8 @@ class LocalOptimizer:
                         others[key] = to_cpu(value, copy=True)
             return OptimizerState(params, others, self.hyperparameters()).plain()
 
-    def load(self, received: Plain, update_number: int) -> None:
-        """Replace the state and the hyperparameters."""
+    def load(self, received: Plain, update_number: int, *, exact: bool = False) -> None:
+        """Replace the state and the hyperparameters. With `exact`, tensors keep the types that they were saved with."""
         state = OptimizerState.parse(received)
         if type(update_number) is not int or len(state.groups) != len(self._groups):
             raise ProtocolError("a peer sent malformed state of an optimizer")
@@ -256,6 +256,8 @@ class LocalOptimizer:
                 others = state.others if part is self._optimizers[0] else {}
                 loaded = to_cpu({**own, **others}, copy=True)  # torch moves it to the devices of the parameters
                 part.optimizer.load_state_dict({"state": loaded, "param_groups": groups})
+                if exact:
+                    restore_types(part.optimizer, loaded)
 
     # -- steps inside backward passes -------------------------------------------------------------------------------
 

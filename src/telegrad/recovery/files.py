@@ -44,6 +44,17 @@ def folder_of(directory: Path, number: int, run: str) -> Path:
     return directory / f"snapshot-{number}-{run}"
 
 
+def create(directory: Path) -> None:
+    """Create the directory of a training, if it does not exist."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecoveryFailed(
+            f"the directory {directory} for snapshots cannot be created: {error}. Pass another one, or check the "
+            "permissions"
+        ) from error
+
+
 def write(folder: Path, worker: str, share: Any) -> None:
     """Write a worker's share. It is there completely or not at all, also after a crash."""
     path = folder / f"{worker}.pt"

@@ -88,8 +88,14 @@ def keep(name: str, value: Any) -> None:
 # -- called by the driver -----------------------------------------------------------------------------------------
 
 
-def take(snapshot: SnapshotId, references: dict[str, RRef[Any]], oldest: int) -> None:
-    """Copy the state of this worker's objects, and drop the snapshots before the one with the number `oldest`."""
+def take(snapshot: SnapshotId, incarnation: int, references: dict[str, RRef[Any]], oldest: int) -> None:
+    """Copy the state of this worker's objects, and drop the snapshots before the one with the number `oldest`.
+
+    `incarnation` is that of the worker on which the steps so far have run: its replacement has not done them.
+    """
+    me = default_agent().me
+    if me.incarnation != incarnation:
+        raise RecoveryFailed(f"worker {me.name!r} was replaced while the training took a snapshot")
     take_values(snapshot, {key: reference.local_value() for key, reference in references.items()}, oldest)
 
 
@@ -99,13 +105,20 @@ def take_values(snapshot: SnapshotId, values: dict[str, Any], oldest: int) -> No
     with vault.lock:
         kept = dict(vault.kept)
     share: Share = (
-        {key: stateful.save(value) for key, value in values.items()},
-        {name: stateful.save(value) for name, value in kept.items()},
+        {key: _save_value(key, value) for key, value in values.items()},
+        {name: _save_value(name, value) for name, value in kept.items()},
         randomness.save(),
     )
     drop(snapshot.run, oldest)
     with vault.lock:
         vault.own[snapshot] = share
+
+
+def _save_value(key: str, value: Any) -> Any:
+    try:
+        return stateful.save(value)
+    except TypeError as error:
+        raise TypeError(f"{key} on worker {default_agent().me.name!r}: {error}") from error
 
 
 def push(snapshot: SnapshotId, holders: list[str], folder: str | None) -> None:

@@ -30,6 +30,8 @@ class _Snapshot(NamedTuple):
     step: int
     holders: dict[str, list[str]]
     incarnations: Incarnations
+    is_built: bool
+    """Whether it was taken after the state was built; if not, it has only what each worker had before."""
 
 
 class Snapshots:
@@ -44,8 +46,23 @@ class Snapshots:
         self._complete: _Snapshot | None = None
         self._pushing: tuple[_Snapshot, list[Future[None]]] | None = None
 
+    def go_to_beginning(self, workers: Incarnations) -> None:
+        """Before the state is built, remember the random generators and kept objects of all workers.
+
+        If a worker is lost before the first snapshot, set them to what they were, so that the same is built again.
+        """
+        self._finish_or_drop()
+        if self._complete is not None and not self._complete.is_built:
+            self._load_complete(self._complete, Found({}, {}), workers)
+        elif self._complete is None and (self._directory is None or files.latest(self._directory) is None):
+            self._begin(Found({}, {}), workers, 0, is_built=False)
+            self.finish()
+
     def begin(self, found: Found, workers: Incarnations, step: int) -> None:
         """Copy the state of all objects, and begin to send the copies to their holders."""
+        self._begin(found, workers, step, is_built=True)
+
+    def _begin(self, found: Found, workers: Incarnations, step: int, *, is_built: bool) -> None:
         self.finish()
         for optimizer in found.optimizers():
             optimizer.send_hyperparameters()
@@ -54,13 +71,13 @@ class Snapshots:
         ring = names * 2
         copies = min(self._copies, len(names) - 1)
         holders = {name: ring[place + 1 : place + 1 + copies] for place, name in enumerate(names)}
-        snapshot = _Snapshot(SnapshotId(self._run, self._number), step, holders, dict(workers))
+        snapshot = _Snapshot(SnapshotId(self._run, self._number), step, holders, dict(workers), is_built)
         oldest = self._complete.id.number if self._complete is not None else 0
         shares.take_values(snapshot.id, found.local, oldest)
         others = [name for name in names if name != self._driver]
         _on_all(
             "taking a snapshot",
-            {name: (shares.take, (snapshot.id, found.remote.get(name, {}), oldest)) for name in others},
+            {name: (shares.take, (snapshot.id, workers[name], found.remote.get(name, {}), oldest)) for name in others},
         )
         folder = self._folder(snapshot)
         pushes = [rpc_async(name, shares.push, (snapshot.id, holders[name], folder), timeout=0) for name in names]
@@ -71,6 +88,12 @@ class Snapshots:
         if self._pushing is not None and all(push.done() for push in self._pushing[1]):
             self.finish()
 
+    def _finish_or_drop(self) -> None:
+        """Complete the snapshot that is being sent, if all of it has arrived. If not, somebody lost may have it."""
+        if self._pushing is not None and not all(push.done() and _succeeded(push) for push in self._pushing[1]):
+            self._pushing = None
+        self.finish()
+
     def finish(self) -> None:
         """Wait until the snapshot that is being sent is complete."""
         if self._pushing is None:
@@ -80,14 +103,14 @@ class Snapshots:
             push.wait()
         self._pushing = None
         self._complete = snapshot
-        if self._directory is not None:
+        if self._directory is not None and snapshot.is_built:
             latest = files.Latest(snapshot.id.number, snapshot.step, self._run.token)
             files.commit(self._directory, latest, snapshot.incarnations)
 
     def load(self, found: Found, workers: Incarnations) -> int:
         """Give all objects the state that they had in the last complete snapshot, and return its step; 0: none."""
-        self._pushing = None
-        if self._complete is not None:
+        self._finish_or_drop()
+        if self._complete is not None and self._complete.is_built:
             return self._load_complete(self._complete, found, workers)
         if self._directory is not None:
             return self._load_from_disk(self._directory, found, workers)
@@ -101,20 +124,26 @@ class Snapshots:
                 continue  # it has its share, or has joined the group since then and has none
             holders = snapshot.holders[name]
             there = [each for each in holders if workers.get(each) == snapshot.incarnations[each]]
+            if not there and not snapshot.is_built:
+                continue  # nobody knows what the one before it had, and nothing depends on that yet
             if not there and self._directory is None:
                 raise RecoveryFailed(
                     f"worker {name!r} was lost together with {' and '.join(map(repr, holders)) or 'nobody else'}, "
                     "which held its snapshot: pass more copies or a directory to Training, and start it again"
                 )
             fetches[name] = shares.fetch, (snapshot.id, there[0] if there else None, self._folder(snapshot))
-        having = [name for name in workers if name in snapshot.incarnations]
+        having = [
+            name
+            for name, incarnation in workers.items()
+            if name in fetches or snapshot.incarnations.get(name) == incarnation
+        ]
         self._load_all(snapshot.id, found, having, fetches)
         return snapshot.step
 
     def _load_from_disk(self, directory: Path, found: Found, workers: Incarnations) -> int:
         latest = files.latest(directory)
         if latest is None:
-            directory.mkdir(parents=True, exist_ok=True)
+            files.create(directory)
             return 0
         self._number = latest.number
         snapshot = SnapshotId(self._run, latest.number)
@@ -157,9 +186,19 @@ class Snapshots:
                 _log.debug("worker %r cannot be told to drop snapshots: %s", name, error)
 
     def _folder(self, snapshot: _Snapshot) -> str | None:
-        if self._directory is None:
+        if self._directory is None or not snapshot.is_built:
             return None
         return str(files.folder_of(self._directory, snapshot.id.number, self._run.token))
+
+
+def _succeeded(call: Future[None]) -> bool:
+    """Return whether a call that is over has raised no error."""
+    try:
+        call.wait()
+    except Exception as error:  # noqa: BLE001 - of a worker that was lost, or had lost another one
+        _log.debug("a snapshot is not complete: %s", error)
+        return False
+    return True
 
 
 def _on_all(what: str, calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:

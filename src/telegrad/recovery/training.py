@@ -7,7 +7,8 @@ One worker, the *driver*, runs the loop. The rules:
 2. When a step fails because a worker was lost, the driver waits for its replacement, which the launcher starts, and
    until all workers know all others. It builds everything anew on all workers, and all load the last complete snapshot:
    those that were there then from their own memory, replacements from a holder of their predecessors, or from disk.
-3. Before it goes on with the step after the snapshot, it takes the snapshot again, because replacements hold nothing.
+3. What was lost before the first snapshot is built again with the random numbers that it was built with at first.
+4. Before it goes on with the step after the snapshot, it takes the snapshot again, because replacements hold nothing.
    The one before is dropped only when this one is complete.
 
 So any number of workers may be lost, one after the other, and at the same time if of each one a holder remains. All
@@ -25,11 +26,10 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from telegrad.default_agent import default_agent
 from telegrad.errors import DeadlineExceeded, RecoveryFailed, TelegradError
 from telegrad.protocol.membership import State
-from telegrad.recovery.agreement import unknown_to_others
+from telegrad.recovery.agreement import all_agree
 from telegrad.recovery.snapshots import Snapshots
 from telegrad.recovery.stateful import Found, find
 from telegrad.rpc.membership import wait_for_worker
-from telegrad.waiting_report import WaitingReport
 from telegrad.waiting_report import workers as named
 
 _log = logging.getLogger("telegrad")
@@ -37,7 +37,6 @@ _log = logging.getLogger("telegrad")
 T = TypeVar("T")
 _GRACE = 5.0  # seconds within which a loss that an error speaks of is noticed here
 _POLL = 0.05
-_ROUND = 2.0  # seconds that each worker waits to hear of others, before the driver looks again who is lost
 
 
 class Recovery(NamedTuple):
@@ -78,10 +77,12 @@ class Training(Generic[T]):
         directory: str | Path | None = None,
         replacement_timeout: float = 300.0,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"a snapshot is taken every {every} steps, but it must be at least 1")
-        if copies < 0 or (not copies and directory is None):
-            raise ValueError(f"{copies} workers cannot hold a snapshot: at least 1, or 0 with a directory")
+        if type(every) is not int or every < 1:
+            raise ValueError(f"a snapshot is taken every {every!r} steps, but it must be an integer, at least 1")
+        if not replacement_timeout >= 0:
+            raise ValueError(f"replacement_timeout must be at least 0 seconds, not {replacement_timeout!r}")
+        if type(copies) is not int or copies < 0 or (not copies and directory is None):
+            raise ValueError(f"{copies!r} workers cannot hold a snapshot: at least 1, or 0 with a directory")
         self._build = build
         self._every = every
         self._timeout = replacement_timeout
@@ -99,6 +100,7 @@ class Training(Generic[T]):
         self._incarnations: dict[str, int] = {}  # of all workers, when the state was built
         self._failed = False
         self._entered = False
+        self._completed = False
         self._looping = False
         self.recoveries: list[Recovery] = []
         """The recoveries so far."""
@@ -127,8 +129,12 @@ class Training(Generic[T]):
             self._begin()
             while self._step < count or self._is_spoiled():
                 if self._step < count:
-                    self._entered = self._failed = False
-                    yield self._step
+                    self._entered = self._completed = self._failed = False
+                    try:
+                        yield self._step
+                    except GeneratorExit:  # the caller leaves the loop, after the step or in it
+                        self._step += self._completed and not self._failed
+                        raise
                     if not self._entered:
                         raise TelegradError("write `with training:` around the body of the loop over steps()")
                     if not self._failed:
@@ -173,6 +179,11 @@ class Training(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if error is None:
+            # What a worker did may be lost with it although no call failed: its replacement may have taken them.
+            self._failed = self._failed or bool(self._lost())
+            self._completed = True
+            return False
         if not isinstance(error, Exception) or not self._is_loss(error):
             return False
         self._failed = True
@@ -227,7 +238,7 @@ class Training(Generic[T]):
         runtime = self._agent.runtime
         deadline = runtime.now() + _GRACE
         while not self._lost():
-            if not isinstance(error, TelegradError | ConnectionError) or runtime.now() >= deadline:
+            if not _may_be_a_loss(error) or runtime.now() >= deadline:
                 return False
             self._agent.executor.wait(runtime.event(), runtime.now() + _POLL)
         return True
@@ -241,9 +252,11 @@ class Training(Generic[T]):
             workers.update(lost)
             if lost:
                 _log.warning("the training lost %s in step %d, and waits for a replacement", named(lost), failed_at)
+            if (given_up := self._agent.local.given_up) is not None:
+                raise given_up  # those who seem lost to this worker wait for its replacement
             self._incarnations = self._wait_for_all()
             try:
-                if self._all_agree():
+                if all_agree(self._staying, self._lost, self._timeout):
                     self._rebuild()
                     break
             except Exception as error:
@@ -257,28 +270,10 @@ class Training(Generic[T]):
                 "the training goes on with step %d, %.1f s after the loss of %s", self._step, seconds, named(workers)
             )
 
-    def _all_agree(self) -> bool:
-        """Wait until all workers know the same group; False if another one is lost meanwhile."""
-        runtime = self._agent.runtime
-        deadline, report = runtime.now() + self._timeout, WaitingReport(runtime.now())
-        while not self._lost():
-            missing = unknown_to_others(self._staying(), _ROUND)
-            if not missing:
-                return True
-            who, whom = next(iter(missing.items()))
-            now = runtime.now()
-            if now >= deadline:
-                raise RecoveryFailed(
-                    f"worker {who!r} has lost {named(whom)}, which worker {self._agent.me.name!r} has not, and did not "
-                    f"find it again within {self._timeout:g} s: see that all workers can reach each other"
-                )
-            if report.is_due(now):
-                _log.warning("the training waits until worker %r knows %s", who, named(whom))
-        return False
-
     def _rebuild(self) -> None:
         self._built.clear()  # the old objects are released before there are new ones
         self._found = Found({}, {})
+        self._snapshots.go_to_beginning(self._incarnations)
         state = self._build()
         self._found = find(state)
         self._step = self._snapshots.load(self._found, self._incarnations)
@@ -291,8 +286,21 @@ class Training(Generic[T]):
             try:
                 wait_for_worker(missing[0], self._timeout)
             except DeadlineExceeded as error:
+                reason = self._agent.peers.find(missing[0]).gone
                 raise RecoveryFailed(
-                    f"worker {missing[0]!r} was lost and not replaced within {self._timeout:g} s: start the workers "
-                    "with `telegrad run --restart N`, or start it again by hand"
+                    f"worker {missing[0]!r} was lost ({reason}) and not replaced within {self._timeout:g} s: start the "
+                    "workers with `telegrad run --restart N`, or start it again by hand. If its process still runs, "
+                    "end it first"
                 ) from error
         return self._current()
+
+
+def _may_be_a_loss(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it was raised for, may speak of a loss."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, TelegradError | ConnectionError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
