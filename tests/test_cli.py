@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +54,7 @@ def test_help_of_run_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
         (["--names", "a,b", "-n", "3", __file__], "-n requests 3 workers, but --names has 2 names"),
         (["-n", "2", "--grace", "-1", __file__], "--grace must be a number of seconds"),
         (["-n", "2", "--devices-per-worker", "0", __file__], "devices per worker must be at least 1, not 0"),
-        (["-n", "2", "--restart", "-1", __file__], "the number of restarts must be at least 0, not -1"),
+        (["-n", "2", "--restart", "-1", __file__], "the number of restarts must be an integer, at least 0, not -1"),
         (["-n", "2", "--restart-window", "0", __file__], "must be a number of seconds above 0, not 0"),
         (["-n", "2", "--attach", "b", __file__], "--attach names 'b', but the workers are worker0, worker1"),
         (["-n", "2", "--log-dir", "x", "--no-prefix", __file__], "--log-dir needs the output of the workers"),
@@ -109,6 +112,37 @@ def test_the_module_can_be_run_as_the_command() -> None:
         [sys.executable, "-m", "telegrad.cli", "token"], capture_output=True, text=True, timeout=20, check=True
     )
     assert len(done.stdout) == 65
+
+
+@pytest.mark.parametrize(("command", "unbuffered"), [("token", ""), ("token", "1"), ("--help", "")])
+def test_a_reader_that_leaves_ends_a_command_without_a_message(command: str, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "telegrad.cli", command],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=20,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_command_runs_with_a_closed_output() -> None:
+    command = f"{shlex.quote(sys.executable)} -m telegrad.cli token >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, timeout=20)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_characters_that_the_output_does_not_have_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "größe")
+    assert main(["token"]) == 0
+    assert output.buffer.getvalue() == b"gr\\xf6\\xdfe\n"  # type: ignore[attr-defined]  # it is a BytesIO
 
 
 @pytest.mark.usefixtures("sim")

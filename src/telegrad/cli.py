@@ -6,8 +6,10 @@ Torch takes seconds to load, so only the commands that need it import it.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import secrets
+import select
 import sys
 from collections.abc import Sequence
 
@@ -37,7 +39,31 @@ seconds, then after twice as long each time, up to 10 seconds. When it dies afte
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line and return the exit code: 141 if whoever reads the output has left, as `head` does."""
+    if sys.stdout is None:  # closed by the shell
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of functions may have any characters
+    try:
+        try:
+            return _run_command(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        # Exit without a message, and leave Python nothing that it could fail to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _reader_has_left() -> bool:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(state & select.POLLERR for _, state in poll.poll(0))
+
+
+def _run_command(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     if "run" in options:
         code: int = options.run(options)
@@ -254,11 +280,6 @@ def _run(options: argparse.Namespace) -> int:
     except TelegradError as error:
         print(f"telegrad run: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        # The reader of our output is gone, as in `telegrad run ... | head`. The workers have been stopped. Exit without
-        # a message, and leave Python nothing that it could fail to flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _names(options: argparse.Namespace) -> list[str]:

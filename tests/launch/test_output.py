@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from telegrad.launch import output
-from telegrad.launch.output import LoggedOutput, PrefixedLines, prefixes
+from telegrad.launch.output import LoggedOutput, PrefixedLines, UnchangedOutput, prefixes
 
 
 class Terminal(io.StringIO):
@@ -61,6 +61,25 @@ def test_a_text_stream_gets_text() -> None:
     stream = io.StringIO()
     PrefixedLines(b"a | ", stream).feed(b"ok \xff\n")
     assert stream.getvalue() == "a | ok \\xff\n"
+
+
+def test_unchanged_output_keeps_characters_that_come_in_pieces() -> None:
+    stream, raw = io.StringIO(), io.BytesIO()
+    for target in (stream, io.TextIOWrapper(raw, encoding="ascii", write_through=True)):
+        consumer = UnchangedOutput(target)
+        for piece in (b"caf\xc3", b"\xa9 \xff", b"!\n"):
+            consumer.feed(piece)
+        consumer.close()
+    assert stream.getvalue() == "caf\N{LATIN SMALL LETTER E WITH ACUTE} \\xff!\n"
+    assert raw.getvalue() == b"caf\xc3\xa9 \xff!\n"
+
+
+def test_output_for_nobody_is_dropped() -> None:
+    (prefix,) = prefixes(["a"], None)
+    assert prefix == b"a | "
+    lines = PrefixedLines(prefix, None)
+    lines.feed(b"one\ntwo")
+    lines.close()
 
 
 def test_prefixes_have_the_same_width() -> None:

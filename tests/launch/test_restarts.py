@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -43,3 +44,9 @@ def test_by_default_nothing_is_started_again() -> None:
 def test_a_window_must_be_a_time(window: float) -> None:
     with pytest.raises(ValueError, match="the window of restarts must be a number of seconds above 0"):
         RestartPolicy(1, window)
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, "2", True])
+def test_the_number_of_restarts_must_be_an_integer(limit: Any) -> None:
+    with pytest.raises(ValueError, match=f"the number of restarts must be an integer, at least 0, not {limit!r}"):
+        RestartPolicy(limit)

@@ -7,6 +7,7 @@ import select
 import socket
 import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,9 +15,10 @@ import pytest
 from tests.support.processes import wait_until
 
 from telegrad.errors import TelegradError
+from telegrad.launch import runner_channel
 from telegrad.launch.runner_channel import ChannelClosed, Invitation, PipeChannel, TlsChannel
 from telegrad.launch.runner_listener import RunnerListener
-from telegrad.launch.runner_messages import Hello, Output
+from telegrad.launch.runner_messages import Hello, Output, Signal
 from telegrad.transport.certificates import client_context
 
 
@@ -76,6 +78,20 @@ def test_what_is_no_tls_is_refused(listener: RunnerListener, caplog: pytest.LogC
         wait_until(lambda: "the launcher has refused a connection" in caplog.text)
 
 
+def test_a_stranger_that_sends_one_byte_at_a_time_is_refused(
+    listener: RunnerListener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_channel, "_CONNECT_TIMEOUT", 0.5)
+    begin = b"\x16\x03\x01\x40\x00\x01"  # a handshake of 16 KB
+    with socket.create_connection(("127.0.0.1", listener.invitation.port)) as stranger:
+        sent = 0
+        while not select.select([stranger], [], [], 0.1)[0]:
+            stranger.send(begin[sent : sent + 1] or b"x")
+            sent += 1
+            assert sent < 500
+    wait_until(lambda: "it has not finished the handshake of TLS within 0.5 s" in caplog.text)
+
+
 def test_a_runner_does_not_show_its_key_to_another_program(listener: RunnerListener) -> None:
     wrong = replace(listener.invitation, fingerprint="0" * 64)
     with pytest.raises(TelegradError, match=r"cannot reach its launcher .* another program answers there"):
@@ -103,6 +119,85 @@ def test_only_tls_1_3_is_offered(listener: RunnerListener) -> None:
     with socket.create_connection(("127.0.0.1", listener.invitation.port)) as plain, context.wrap_socket(plain) as sock:
         assert isinstance(sock, ssl.SSLSocket)
         assert sock.version() == "TLSv1.3"
+
+
+class Pipes:
+    """A channel to write to, and one to read what arrives."""
+
+    def __init__(self) -> None:
+        (read_end, self._write_end), (self._read_end, write_end) = os.pipe(), os.pipe()
+        self.launcher, self.runner = PipeChannel(read_end, write_end), PipeChannel(self._read_end, self._write_end)
+
+    def close(self) -> None:
+        self.launcher.close()
+        self.runner.close()
+
+
+def test_a_launcher_does_not_wait_for_a_runner_that_takes_nothing() -> None:
+    messages = [Output(1, bytes([number]) * 100_000) for number in range(10)]
+    asked: list[int] = []
+    with closing(Pipes()) as pipes:
+        pipes.launcher.post(asked.append(number) or message for number, message in enumerate(messages))  # type: ignore[func-returns-value]  # counts
+        assert pipes.launcher.unsent
+        assert asked == [0], "only the message that is being sent is in memory"
+        pipes.launcher.post([Signal(9)])
+        found: list[object] = []
+        while pipes.launcher.unsent:
+            found += pipes.runner.receive()
+            pipes.launcher.flush()
+        found += pipes.runner.receive()
+    assert found == [*messages, Signal(9)]
+
+
+def test_tls_does_not_wait_for_a_runner_that_takes_nothing(listener: RunnerListener) -> None:
+    with closing(listener.invitation.connect()) as runner:
+        runner.send(Hello(0, "host", key=listener.invitation.key))
+        connected: list[tuple[TlsChannel, Hello]] = []
+        wait_until(lambda: bool(connected.extend(listener.connected()) or connected))
+        with closing(connected[0][0]) as launcher:
+            message = Output(1, b"x" * 30_000_000)  # more than the buffers of both sockets hold
+            launcher.post([message])
+            assert launcher.unsent
+            found: list[object] = []
+            while not found:
+                launcher.flush()
+                found += runner.receive()
+            assert found == [message]
+
+
+def test_a_runner_waits_until_its_launcher_reads() -> None:
+    message = Output(1, b"x" * 1_000_000)
+    found: list[object] = []
+    with closing(Pipes()) as pipes:
+        with ThreadPoolExecutor(1) as thread:
+            sent = thread.submit(pipes.runner.send, message)
+            wait_until(lambda: pipes.runner.unsent)
+            while not found:
+                found += pipes.launcher.receive()
+            sent.result(60)
+    assert found == [message]
+
+
+def test_what_was_not_sent_is_dropped_with_the_connection() -> None:
+    (other_end, write_end), (read_end, unused) = os.pipe(), os.pipe()
+    with closing(PipeChannel(read_end, write_end)) as channel:
+        channel.post([Output(1, b"x" * 1_000_000)])
+        assert channel.unsent
+        os.close(other_end)
+        with pytest.raises(ChannelClosed, match="the pipe is closed"):
+            channel.flush()
+        assert not channel.unsent
+    os.close(unused)
+
+
+def test_a_host_that_vanishes_is_noticed(listener: RunnerListener) -> None:
+    with closing(listener.invitation.connect()) as runner, socket.socket(fileno=os.dup(runner.fileno())) as sock:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, interval, count = (
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + interval * count <= 120
 
 
 def test_a_forked_child_does_not_keep_the_channels_of_the_launcher() -> None:

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from telegrad.errors import ProtocolError
-from telegrad.launch.runner_messages import Exited, Frames, Hello, Message, Output, Start, pack
+from telegrad.launch.runner_messages import (
+    MARK,
+    Exited,
+    Frames,
+    Hello,
+    Message,
+    Output,
+    Parts,
+    Start,
+    WorkPart,
+    in_parts,
+    pack,
+)
 
 MESSAGES: list[Message] = [
     Hello(1, "host", "10.0.0.1", 2, "key"),
@@ -21,6 +33,32 @@ def test_frames_arrive_in_pieces(size: int) -> None:
     frames = Frames()
     found = [message for start in range(0, len(data), size) for message in frames.feed(data[start : start + size])]
     assert found == MESSAGES
+
+
+@pytest.mark.parametrize("noise", [b"", b"Welcome!\n", MARK[:-1], b"\0" * 100])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_what_a_login_shell_writes_before_the_frames_is_output(noise: bytes, size: int) -> None:
+    data = noise + MARK + b"".join(map(pack, MESSAGES))
+    frames = Frames(mark=MARK)
+    found = [message for start in range(0, len(data), size) for message in frames.feed(data[start : start + size])]
+    first = [message.data for message in found[: -len(MESSAGES)] if isinstance(message, Output)]
+    assert b"".join(first) == noise
+    assert len(first) == len(found) - len(MESSAGES)
+    assert found[-len(MESSAGES) :] == MESSAGES
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, 3_000_000])
+def test_work_is_sent_in_parts(size: int) -> None:
+    start = Start("a", 0, [], {}, "secret", "/", [], bytes(range(256)) * (size // 256) + b"x" * (size % 256))
+    *sent, last = in_parts(start)
+    parts = Parts()
+    for part in sent:
+        assert isinstance(part, WorkPart)
+        assert len(pack(part)) < 1_100_000
+        parts.add(part)
+    assert isinstance(last, Start)
+    assert len(pack(last)) < 1000
+    assert parts.complete(last) == start
 
 
 def test_a_frame_above_the_limit_is_refused_before_it_arrives() -> None:

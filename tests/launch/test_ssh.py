@@ -56,9 +56,13 @@ def test_the_engines_are_loaded_when_they_are_used() -> None:
 
 def test_hosts_have_places() -> None:
     assert ssh.parse_hosts("a:2, root@b:1,c") == {"a": 2, "root@b": 1, "c": 1}
-    for text in ("", "a:0", "a:x", "a,a", ":2", "-oProxyCommand=x:1"):
+    assert ssh.parse_hosts("[::1]:2,root@[fe80::1%eth0],b.c:3") == {"::1": 2, "root@fe80::1%eth0": 1, "b.c": 3}
+    for text in ("", "a:0", "a:x", "a,a", ":2", "-oProxyCommand=x:1", "fd00::1", "::1:2", "a:-1", "a b:1", "-l@a"):
         with pytest.raises(ValueError, match="hosts must be given as in a:2,b:2"):
             ssh.parse_hosts(text)
+    for hosts in ({"a": -1}, {"-oProxyCommand=x": 1}, {"": 1}):
+        with pytest.raises(ValueError, match="hosts must have names and numbers of workers"):
+            ssh.start(os.getpid, hosts=hosts, ssh=SHELL)
     with pytest.raises(ValueError, match="there are 3 workers, but the hosts have places for 2"):
         ssh.start(os.getpid, 3, hosts="a:2", ssh=SHELL)
 
@@ -68,6 +72,25 @@ def test_a_host_out_of_reach_is_an_error() -> None:
         said = "worker0 was not started: sh to a ended before Python ran there|ssh ended with exit code 255"
         with pytest.raises(launch.WorkerFailed, match=said):
             group.join(60)
+
+
+def test_what_a_login_shell_prints_is_output(capsys: pytest.CaptureFixture[str]) -> None:
+    with ssh.start(os.getpid, hosts="a:1", init=False, ssh=("sh", "-c", 'echo "Welcome!"; eval "$2"', "ssh")) as group:
+        assert len(group.join(60)) == 1
+    assert capsys.readouterr().out == "worker0 | Welcome!\n"
+
+
+def test_output_without_a_prefix_is_unchanged(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    text = ("\N{EURO SIGN}" * 99_999 + "\n").encode() + b"\xff\0\n"
+
+    def work() -> None:
+        rest = text
+        while rest:
+            rest = rest[os.write(1, rest[:1000]) :]  # 1,000 is no multiple of the length of a character
+
+    with ssh.start(work, hosts="a:1", init=False, ssh=SHELL, prefix=False) as group:
+        group.join(60)
+    assert capfdbinary.readouterr().out == text
 
 
 def test_settings_of_the_group_reach_its_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

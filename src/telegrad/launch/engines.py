@@ -25,6 +25,11 @@ _PLACE = (
     *("PMI_RANK", "PMI_SIZE", "PMI_JOBID", "PMI_FD", "JOB_COMPLETION_INDEX"),
 )
 _PLACE_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
+_OPEN_MPI_JOB = (
+    *("OMPI_APP_CTX_", "OMPI_ARGV", "OMPI_COMMAND", "OMPI_FILE_LOCATION", "OMPI_FIRST_RANKS", "OMPI_NUM_APP_CTX"),
+    *("OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_initial_wdir", "OMPI_MCA_orte_", "OMPI_MCA_pmix", "PMIX_"),
+)
+"""How variables begin that mpirun sets for its processes. With them, another mpirun refuses to start."""
 _GROUP_SETTINGS = (
     *("TELEGRAD_ACCEPT", "TELEGRAD_PORTS", "TELEGRAD_SHARED_MEMORY", "TELEGRAD_SPIN"),
     *("TELEGRAD_TLS", "TELEGRAD_TRANSPORTS"),
@@ -127,10 +132,11 @@ def without_place(environ: Mapping[str, str]) -> dict[str, str]:
     {'SLURM_JOB_ID': '7', 'HOME': '/root'}
     """
     place = {*_PLACE, *(["TELEGRAD_RUNTIME_DIR"] if environ.get("TELEGRAD_INIT_METHOD") else [])}
+    prefixes = (*_PLACE_PREFIXES, *(_OPEN_MPI_JOB if "OMPI_COMM_WORLD_RANK" in environ else ()))
     return {
         name: value
         for name, value in without_tokens(environ).items()
-        if name not in place and not name.startswith(_PLACE_PREFIXES)
+        if name not in place and not name.startswith(prefixes)
     }
 
 

@@ -20,6 +20,7 @@ from multiprocessing import forkserver
 
 from telegrad.connection.token_source import DESCRIPTOR_VARIABLE, TOKEN_VARIABLE
 from telegrad.launch import worker_result
+from telegrad.launch.standard_descriptors import open_missing
 from telegrad.launch.work import run_work, without_frames_of
 from telegrad.launch.worker import PipeConsumer, Worker, kill_with_launcher, launcher_is_gone, signal_name
 from telegrad.launch.worker_result import WorkerResult, write_all
@@ -101,6 +102,7 @@ class Startup:
 
 def start_server() -> None:
     """Start the server if it is not running, without waiting for it: it loads torch while this process does."""
+    open_missing()
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     # The server and all its workers would show a token of this process in /proc/PID/environ.
     token = os.environ.pop(TOKEN_VARIABLE, None)

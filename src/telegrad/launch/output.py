@@ -10,6 +10,7 @@ changes, and when it is complete.
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 import time
@@ -23,11 +24,11 @@ PROGRESS = 2.0
 _COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
 
 
-def prefixes(names: Sequence[str], target: TextIO) -> list[bytes]:
+def prefixes(names: Sequence[str], target: TextIO | None) -> list[bytes]:
     """Return the line prefix of each worker, all of the same width, in colour if `target` is a terminal."""
     width = max(map(len, names))
     plain = [f"{name:<{width}} | " for name in names]
-    if not target.isatty() or os.environ.get("NO_COLOR"):
+    if target is None or not target.isatty() or os.environ.get("NO_COLOR"):
         return [text.encode() for text in plain]
     return [f"\x1b[{_COLOURS[i % len(_COLOURS)]}m{text}\x1b[0m".encode() for i, text in enumerate(plain)]
 
@@ -55,12 +56,36 @@ class LoggedOutput:
         self._consumer.close()
 
 
+class UnchangedOutput:
+    """Writes one worker's output to `target` as it comes. Without a target (``python >&-``), nobody wants it."""
+
+    def __init__(self, target: TextIO | None) -> None:
+        self._target = target
+        # For a stream that accepts text only: a character may be split between two pieces.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def feed(self, piece: bytes) -> None:
+        """Write the bytes."""
+        if self._target is None:
+            return
+        buffer = getattr(self._target, "buffer", None)
+        if buffer is None:  # A notebook's stream or a StringIO, which accepts text only.
+            self._target.write(self._decoder.decode(piece))
+        else:
+            self._target.flush()
+            _write_all(cast("BinaryIO", buffer), piece)
+        self._target.flush()
+
+    def close(self) -> None:
+        """Do nothing: everything is written."""
+
+
 class PrefixedLines:
     """Prints one worker's output to `target` in whole lines, each prefixed with `prefix`."""
 
-    def __init__(self, prefix: bytes, target: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, prefix: bytes, target: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._prefix = prefix
-        self._target = target
+        self._output = UnchangedOutput(target)
         self._clock = clock
         self._partial: list[bytes] = []
         self._partial_size = 0
@@ -101,14 +126,7 @@ class PrefixedLines:
                 shown = shown[1:]  # it is complete, and was printed while it was not
             self._progress = b""
         # A single write, so that lines of other processes with the same target do not interleave with these.
-        text = b"".join(self._prefix + line + b"\n" for line in shown)
-        buffer = getattr(self._target, "buffer", None)
-        if buffer is None:  # A notebook's stream or a StringIO, which accepts text only.
-            self._target.write(text.decode(errors="backslashreplace"))
-        else:
-            self._target.flush()
-            _write_all(cast("BinaryIO", buffer), text)
-        self._target.flush()
+        self._output.feed(b"".join(self._prefix + line + b"\n" for line in shown))
 
 
 def _visible(line: bytes) -> bytes:

@@ -23,7 +23,7 @@ class RestartPolicy:
     >>> RestartPolicy(-1)
     Traceback (most recent call last):
     ...
-    ValueError: the number of restarts must be at least 0, not -1
+    ValueError: the number of restarts must be an integer, at least 0, not -1
     """
 
     limit: int = 0
@@ -34,8 +34,8 @@ class RestartPolicy:
     healthy_after: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.limit < 0:
-            raise ValueError(f"the number of restarts must be at least 0, not {self.limit}")
+        if type(self.limit) is not int or self.limit < 0:
+            raise ValueError(f"the number of restarts must be an integer, at least 0, not {self.limit!r}")
         if not (math.isfinite(self.window) and self.window > 0):
             raise ValueError(f"the window of restarts must be a number of seconds above 0, not {self.window:g}")
 

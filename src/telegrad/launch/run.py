@@ -22,6 +22,7 @@ from telegrad.errors import TelegradError
 from telegrad.launch.local_rendezvous import LocalRendezvous
 from telegrad.launch.output import LoggedOutput, PrefixedLines, prefixes
 from telegrad.launch.restarts import RestartPolicy
+from telegrad.launch.standard_descriptors import open_missing
 from telegrad.launch.supervisor import GRACE, Failure, StopRequests, Supervisor
 from telegrad.launch.worker import ChildWorker, PipeConsumer, kill_with_launcher
 
@@ -62,6 +63,7 @@ def run(
     Must be called in the main thread, because it handles signals while it runs. Raises a ValueError if there are too
     few devices for `devices_per_worker`, and a TelegradError if the group cannot be started.
     """
+    open_missing()
     requests = StopRequests()
     restarted = restarts is not None and restarts.limit > 0
     try:
@@ -154,7 +156,7 @@ def _open_logs(files: contextlib.ExitStack, names: Sequence[str], log_dir: str |
         ) from error
 
 
-def _printers(names: Sequence[str], prefix: bool, target: TextIO) -> list[PipeConsumer]:
+def _printers(names: Sequence[str], prefix: bool, target: TextIO | None) -> list[PipeConsumer]:
     """Return one printer for each worker, or none if the workers write to the terminal themselves."""
     return [PrefixedLines(text, target) for text in prefixes(names, target)] if prefix else []
 

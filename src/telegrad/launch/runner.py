@@ -27,6 +27,7 @@ from telegrad.errors import TelegradError
 from telegrad.launch.listening import listen
 from telegrad.launch.runner_channel import Channel, ChannelClosed, Invitation, PipeChannel
 from telegrad.launch.runner_messages import (
+    MARK,
     RESULT,
     STDERR,
     STDOUT,
@@ -34,13 +35,15 @@ from telegrad.launch.runner_messages import (
     Hello,
     HostStore,
     Output,
+    Parts,
     Signal,
     Start,
     StoreHosted,
+    WorkPart,
 )
 from telegrad.launch.supervisor import StopRequests, Supervisor
 from telegrad.launch.worker import ChildWorker, PipeConsumer, Worker, kill_with_launcher
-from telegrad.launch.worker_result import WorkerResult
+from telegrad.launch.worker_result import WorkerResult, write_all
 from telegrad.transport.ports import PORTS_VARIABLE
 
 RESULT_VARIABLE = "TELEGRAD_RESULT_FD"
@@ -52,10 +55,11 @@ _CHILD = ["-m", "telegrad.launch.runner_child"]
 def main(arguments: Sequence[str]) -> int:
     """Run one worker and return the exit code of this process."""
     with ExitStack() as stack:
-        rank, restart = _place(arguments)
+        rank, restart, size = _place(arguments)
         host, address = _host(), ""
         if "--stdio" in arguments:
-            # What else writes to stdout must not get between the frames.
+            # What else writes to stdout must not get between the frames. What has done so before ends with the mark.
+            write_all(1, MARK)
             channel: Channel = PipeChannel(os.dup(0), os.dup(1))
             os.dup2(2, 1)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -64,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
             invitation = Invitation.take(os.environ)
             channel, key = invitation.connect(), invitation.key
         stack.callback(channel.close)
-        channel.send(Hello(rank, host, address, restart, key))
+        channel.send(Hello(rank, host, address, restart, key, size))
         start = _wait_for_start(channel, stack)
         if start is None:
             return 1
@@ -78,33 +82,38 @@ def _host() -> str:
     return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/net').st_ino}"
 
 
-def _place(arguments: Sequence[str]) -> tuple[int, int]:
+def _place(arguments: Sequence[str]) -> tuple[int, int, int]:
+    """Return the rank, the number of starts before, and how many workers the engine has started; 0: unknown."""
     for argument in arguments:
         if argument.startswith("--rank="):
-            return int(argument.removeprefix("--rank=")), 0
+            return int(argument.removeprefix("--rank=")), 0, 0
     detected = detect(os.environ)
     if detected is None or detected.place.rank is None:
         raise TelegradError(
             "no launcher says which worker this is: srun, mpirun or torchrun must set the rank of the processes that "
             "they start, as docs/clusters.md lists it"
         )
-    return detected.place.rank, detected.place.restart or 0
+    return detected.place.rank, detected.place.restart or 0, detected.place.size or 0
 
 
 def _wait_for_start(channel: Channel, stack: ExitStack) -> Start | None:
-    """Return the work, or None if the launcher is gone. Hosts the store meanwhile if the launcher asks for it."""
+    """Return the work, or None if it is not wanted any more. Hosts the store meanwhile if the launcher asks for it."""
     requests = _Requests(channel)
+    parts, start = Parts(), None
     try:
-        while True:
+        while start is None:
             for message in requests.wait():
                 if isinstance(message, HostStore):
                     channel.send(_host_store(message, stack))
+                elif isinstance(message, WorkPart):
+                    parts.add(message)
                 elif isinstance(message, Start):
-                    return message
-                elif isinstance(message, Signal):
+                    start = parts.complete(message)
+                elif isinstance(message, Signal):  # It may have come together with the work.
                     return None
     except ChannelClosed:
         return None
+    return start
 
 
 def _host_store(message: HostStore, stack: ExitStack) -> StoreHosted:

@@ -1,5 +1,9 @@
 """The connection between a launcher and a runner: TLS, or the pipes of ssh. One thread at a time may use it.
 
+A launcher never waits for a runner that takes nothing: it `post`s, and what does not fit is sent when it can be. A
+runner waits for its launcher as long as that lives (`send`), and so does its worker, as a program does whose output
+goes to a terminal that was stopped.
+
 Under TLS, the launcher has a certificate made for this group. It hands its SHA-256 and a key to the runners that it
 starts (`Invitation`). A runner checks the certificate before it sends the key, and the launcher checks the key before
 it believes anything.
@@ -16,7 +20,8 @@ import ssl
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from telegrad.errors import AuthenticationError, TelegradError
@@ -26,8 +31,8 @@ VARIABLE = "TELEGRAD_LAUNCHER"
 KEY_VARIABLE = "TELEGRAD_LAUNCHER_KEY"
 _READ_SIZE = 256 * 1024
 _CONNECT_TIMEOUT = 10.0
-SEND_TIMEOUT = 60.0
-"""Seconds after which a peer that takes nothing is given up."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Seconds, and probes: a host that vanishes without a word is noticed within two minutes."""
 
 
 class ChannelClosed(TelegradError):
@@ -39,14 +44,52 @@ class Channel(ABC):
 
     def __init__(self, frames: Frames | None = None) -> None:
         self._frames = frames or Frames()
+        self._unsent: deque[Iterator[Message]] = deque()
+        self._begun = memoryview(b"")  # the rest of the frame of which some bytes may have been sent
 
     @abstractmethod
     def fileno(self) -> int:
         """Return the descriptor that is readable when messages may have arrived."""
 
-    @abstractmethod
+    def post(self, messages: Iterable[Message]) -> None:
+        """Send what fits now, and the rest with `flush`. Each message is asked for when those before it are sent.
+
+        Raises ChannelClosed if the other side is gone.
+        """
+        self._unsent.append(iter(messages))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what fits now. Raises ChannelClosed if the other side is gone."""
+        try:
+            while self._begin() and (sent := self._write(self._begun)):
+                self._begun = self._begun[sent:]
+        except ChannelClosed:
+            self._unsent.clear()
+            self._begun = memoryview(b"")
+            raise
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something that was posted is not sent yet."""
+        return bool(self._begun or self._unsent)
+
     def send(self, message: Message) -> None:
-        """Send a message. Raises ChannelClosed if the other side is gone, or takes nothing for a minute."""
+        """Send a message, and wait until the other side takes it. Raises ChannelClosed if that is gone."""
+        self.post([message])
+        while self.unsent:
+            poll = select.poll()
+            poll.register(*self.writable())
+            poll.poll()  # ends at the latest when the other side is gone
+            self.flush()
+
+    @abstractmethod
+    def _write(self, data: memoryview) -> int:
+        """Write some bytes, and return how many; 0: none fit. Raises ChannelClosed."""
+
+    @abstractmethod
+    def writable(self) -> tuple[int, int]:
+        """Return a descriptor, and the event of `select.poll` after which `flush` may send more."""
 
     @abstractmethod
     def _read(self) -> bytes | None:
@@ -62,6 +105,16 @@ class Channel(ABC):
             if not piece:
                 raise ChannelClosed("the connection to the launcher or to a runner has ended")
             yield from self._frames.feed(piece)
+
+    def _begin(self) -> bool:
+        """Make the next frame, unless one has begun. Return whether there is one."""
+        while not self._begun and self._unsent:
+            message = next(self._unsent[0], None)
+            if message is None:
+                self._unsent.popleft()
+            else:
+                self._begun = memoryview(pack(message))
+        return bool(self._begun)
 
 
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -80,8 +133,8 @@ os.register_at_fork(after_in_child=_close_channels_in_child)
 class PipeChannel(Channel):
     """Two pipes."""
 
-    def __init__(self, read_end: int, write_end: int) -> None:
-        super().__init__()
+    def __init__(self, read_end: int, write_end: int, frames: Frames | None = None) -> None:
+        super().__init__(frames)
         self._read_end, self._write_end = read_end, write_end
         os.set_blocking(read_end, False)
         os.set_blocking(write_end, False)
@@ -91,16 +144,17 @@ class PipeChannel(Channel):
         """Return the end to read from."""
         return self._read_end
 
-    def send(self, message: Message) -> None:
-        """Write the message to the pipe."""
-        rest = memoryview(pack(message))
-        while rest:
-            try:
-                rest = rest[os.write(self._write_end, rest) :]
-            except BlockingIOError:
-                _wait(self._write_end, select.POLLOUT)
-            except OSError as error:
-                raise ChannelClosed(f"the pipe is closed: {error}") from error
+    def _write(self, data: memoryview) -> int:
+        try:
+            return os.write(self._write_end, data[:_READ_SIZE])
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise ChannelClosed(f"the pipe is closed: {error}") from error
+
+    def writable(self) -> tuple[int, int]:
+        """Return the end to write to."""
+        return self._write_end, select.POLLOUT
 
     def _read(self) -> bytes | None:
         try:
@@ -123,7 +177,11 @@ class TlsChannel(Channel):
     def __init__(self, sock: ssl.SSLSocket, frames: Frames | None = None) -> None:
         super().__init__(frames)
         self._sock = sock
+        self._wanted = select.POLLOUT
         sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         _channels.add(self)
 
     @property
@@ -135,18 +193,20 @@ class TlsChannel(Channel):
         """Return the descriptor of the socket."""
         return self._sock.fileno()
 
-    def send(self, message: Message) -> None:
-        """Write the message to the socket."""
-        rest = memoryview(pack(message))
-        while rest:
-            try:
-                rest = rest[self._sock.send(rest[:_READ_SIZE]) :]
-            except ssl.SSLWantWriteError:
-                _wait(self.fileno(), select.POLLOUT)
-            except ssl.SSLWantReadError:
-                _wait(self.fileno(), select.POLLIN)
-            except OSError as error:
-                raise ChannelClosed(f"the connection is closed: {error}") from error
+    def _write(self, data: memoryview) -> int:
+        try:
+            return self._sock.send(data[:_READ_SIZE])
+        except ssl.SSLWantWriteError:
+            self._wanted = select.POLLOUT
+        except ssl.SSLWantReadError:
+            self._wanted = select.POLLIN
+        except OSError as error:
+            raise ChannelClosed(f"the connection is closed: {error}") from error
+        return 0
+
+    def writable(self) -> tuple[int, int]:
+        """Return the descriptor of the socket, and what TLS waits for."""
+        return self._sock.fileno(), self._wanted
 
     def _read(self) -> bytes | None:
         try:
@@ -159,13 +219,6 @@ class TlsChannel(Channel):
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
-
-
-def _wait(descriptor: int, event: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, event)
-    if not poll.poll(SEND_TIMEOUT * 1000):
-        raise ChannelClosed(f"the other side has taken nothing for {SEND_TIMEOUT:g} s")
 
 
 @dataclass(frozen=True)
@@ -229,9 +282,10 @@ class Invitation:
 def accept(plain: socket.socket, context: ssl.SSLContext, invitation: Invitation) -> tuple[TlsChannel, Hello]:
     """Return the channel of an incoming connection, and who it is. Raises an error if it has not been invited."""
     deadline = time.monotonic() + _CONNECT_TIMEOUT
-    plain.settimeout(_CONNECT_TIMEOUT)
-    sock = context.wrap_socket(plain, server_side=True)
+    plain.setblocking(False)
+    sock = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
     try:
+        _shake_hands(sock, deadline)
         frames = Frames(MAX_HELLO)
         channel = TlsChannel(sock, frames)
         poll = select.poll()
@@ -247,3 +301,18 @@ def accept(plain: socket.socket, context: ssl.SSLContext, invitation: Invitation
     except BaseException:
         sock.close()
         raise
+
+
+def _shake_hands(sock: ssl.SSLSocket, deadline: float) -> None:
+    """Do the handshake of TLS. The deadline counts for all of it: a stranger may send one byte at a time."""
+    while True:
+        try:
+            return sock.do_handshake()
+        except ssl.SSLWantReadError:
+            event = select.POLLIN
+        except ssl.SSLWantWriteError:
+            event = select.POLLOUT
+        poll = select.poll()
+        poll.register(sock, event)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000) or time.monotonic() > deadline:
+            raise AuthenticationError(f"it has not finished the handshake of TLS within {_CONNECT_TIMEOUT:g} s")

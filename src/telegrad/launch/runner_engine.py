@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from telegrad.launch.runner_channel import Channel, PipeChannel
 from telegrad.launch.runner_listener import RunnerListener
+from telegrad.launch.runner_messages import MARK, Frames
 from telegrad.launch.supervisor import GRACE
 from telegrad.launch.worker import signal_name
 
@@ -62,7 +63,7 @@ def pipe_channel(process: subprocess.Popen[bytes]) -> Channel:
     """Return the channel to a runner whose stdin and stdout are pipes of this process."""
     assert process.stdin is not None
     assert process.stdout is not None
-    channel = PipeChannel(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
+    channel = PipeChannel(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()), Frames(mark=MARK))
     process.stdin.close()
     process.stdout.close()
     return channel

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from telegrad.launch.output import PrefixedLines, prefixes
+from telegrad.launch.output import PrefixedLines, UnchangedOutput, prefixes
 from telegrad.launch.runner_engine import Engine, Work
 from telegrad.launch.runner_messages import STDERR, STDOUT
 from telegrad.launch.runner_supervisor import RunnerSupervisor
 from telegrad.launch.runner_worker import RunnerWorker
 from telegrad.launch.supervised_group import SupervisedGroup
 from telegrad.launch.supervisor import Failure
+from telegrad.launch.worker import PipeConsumer
 
 START_TIMEOUT = 600.0
 """Seconds until all runners must be connected: jobs wait in queues, and imports from network file systems take long."""
@@ -22,8 +23,11 @@ class RunnerGroup(SupervisedGroup[RunnerWorker]):
 
     def __init__(self, work: Work, engine: Engine, *, start_timeout: float = START_TIMEOUT) -> None:
         """Take over an engine that starts, and give its runners their work."""
-        outputs = {
-            stream: [PrefixedLines(text, target) if work.prefix else None for text in prefixes(work.names, target)]
+        outputs: dict[int, list[PipeConsumer]] = {
+            stream: [
+                PrefixedLines(text, target) if work.prefix else UnchangedOutput(target)
+                for text in prefixes(work.names, target)
+            ]
             for stream, target in ((STDOUT, sys.stdout), (STDERR, sys.stderr))
         }
         workers = {

@@ -16,6 +16,9 @@ MAX_FRAME = 1 << 40
 MAX_HELLO: Final = 4096
 """Bytes of the first frame of a runner, which is not trusted yet."""
 STDOUT, STDERR, RESULT = 1, 2, 3
+MARK: Final = b"\0telegrad-runner\n"
+"""What a runner writes before its first frame where a login shell may have written something before it, as with ssh."""
+_PART = 1 << 20
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
@@ -29,6 +32,8 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     restart: int = 0
     key: str = ""
     """Proves that the launcher has started it; empty if the connection itself does, as with ssh."""
+    size: int = 0
+    """How many workers its engine has started; 0: it does not say."""
 
 
 class HostStore(msgspec.Struct, tag=True, frozen=True):
@@ -48,6 +53,15 @@ class StoreHosted(msgspec.Struct, tag=True, frozen=True):
     """Why it cannot; empty: it can."""
 
 
+class WorkPart(msgspec.Struct, tag=True, frozen=True):
+    """To a runner, before `Start`: the next bytes of its work."""
+
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"WorkPart({len(self.data)} bytes)"
+
+
 class Start(msgspec.Struct, tag=True, frozen=True):
     """To a runner: start the worker."""
 
@@ -62,7 +76,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
     path: list[str]
     """The launcher's `sys.path`: modules may be there on this host, too."""
     work: bytes = b""
-    """See `telegrad.launch.work`; empty for a script."""
+    """See `telegrad.launch.work`; empty for a script. It is sent in parts before, so that no copy of it is needed."""
     init: bool = True
     grace: float = 5.0
 
@@ -89,7 +103,7 @@ class Exited(msgspec.Struct, tag=True, frozen=True):
     code: int
 
 
-Message = Hello | HostStore | StoreHosted | Start | Signal | Output | Exited
+Message = Hello | HostStore | StoreHosted | WorkPart | Start | Signal | Output | Exited
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
@@ -103,16 +117,50 @@ def pack(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Frames:
-    """Puts frames together. A frame longer than `limit` is a ProtocolError."""
+def in_parts(start: Start) -> Iterator[Message]:
+    """Yield what a runner is sent to start a worker: parts of the work, and the rest. `Parts` puts it together."""
+    work = memoryview(start.work)
+    for begin in range(0, len(work), _PART):
+        yield WorkPart(bytes(work[begin : begin + _PART]))
+    yield msgspec.structs.replace(start, work=b"")
 
-    def __init__(self, limit: int = MAX_FRAME) -> None:
+
+class Parts:
+    """Puts the work of a `Start` together."""
+
+    def __init__(self) -> None:
+        self._work = bytearray()
+
+    def add(self, part: WorkPart) -> None:
+        """Add the next bytes of the work."""
+        self._work += part.data
+
+    def complete(self, start: Start) -> Start:
+        """Return the start with its work."""
+        return msgspec.structs.replace(start, work=bytes(self._work))
+
+
+class Frames:
+    """Puts frames together. A frame longer than `limit` is a ProtocolError.
+
+    With a `mark`, the frames begin behind it. What comes before is output of another program, such as a login shell.
+
+    >>> list(Frames(mark=MARK).feed(b"Welcome!" + MARK + pack(Signal(9))))
+    [Output(stream=1, data=b'Welcome!'), Signal(number=9)]
+    """
+
+    def __init__(self, limit: int = MAX_FRAME, mark: bytes = b"") -> None:
         self.limit = limit
+        self._mark = mark
         self._bytes = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[Message]:
         """Add bytes, and yield the messages that they complete."""
         self._bytes += piece
+        if self._mark:
+            yield from self._skip()
+            if self._mark:
+                return
         while len(self._bytes) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._bytes)
             if length > self.limit:
@@ -129,3 +177,14 @@ class Frames:
             except msgspec.MsgspecError as error:
                 raise ProtocolError(f"a runner or its launcher sent a frame that cannot be read: {error}") from error
             yield message
+
+    def _skip(self) -> Iterator[Message]:
+        """Yield what precedes the mark as output."""
+        found = self._bytes.find(self._mark)
+        # The end of the bytes may be the beginning of the mark.
+        known = found if found >= 0 else max(0, len(self._bytes) - len(self._mark) + 1)
+        if known:
+            yield Output(STDOUT, bytes(self._bytes[:known]))
+        if found >= 0:
+            known, self._mark = found + len(self._mark), b""
+        del self._bytes[:known]

@@ -4,19 +4,24 @@
 2. When a worker fails, or a runner is lost, or the engine ends before all workers have, the others are stopped.
 3. A stop is SIGTERM, then SIGKILL after the grace period, then the end of the engine's processes. The group is over
    when every worker has exited and every process of the engine has, too.
+4. Nothing here waits for a runner. One that is still connected `_LAST_WORDS` seconds after the engine was killed, as on
+   a host that is frozen, is given up, with a warning: it kills its worker when it runs again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import select
 import selectors
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from telegrad.environment.launchers import RESTART_VARIABLE
+from telegrad.errors import ProtocolError
 from telegrad.launch.runner_channel import Channel, ChannelClosed, TlsChannel
 from telegrad.launch.runner_engine import Engine, Work
 from telegrad.launch.runner_messages import (
@@ -28,6 +33,7 @@ from telegrad.launch.runner_messages import (
     Signal,
     Start,
     StoreHosted,
+    in_parts,
 )
 from telegrad.launch.runner_worker import RunnerWorker
 from telegrad.launch.supervisor import Failure, StopRequests
@@ -37,6 +43,7 @@ from telegrad.transport.tcp import format_tcp
 _log = logging.getLogger("telegrad")
 
 _POLL = 0.2  # seconds between two looks at the engine's processes
+_LAST_WORDS = 10.0
 
 
 class RunnerSupervisor:
@@ -53,6 +60,7 @@ class RunnerSupervisor:
         self._lock = threading.Lock()  # protects _to_kill
         self._to_kill: list[str] = []
         self._selector = selectors.DefaultSelector()
+        self._watched = _WatchedChannels(self._selector)
         self._stopping_since: float | None = None
         self._killed = False
         self._started = False
@@ -77,7 +85,7 @@ class RunnerSupervisor:
         for rank, channel in self._engine.channels.items():
             worker = self.workers[self._work.names[rank]]
             worker.channel = channel
-            self._selector.register(channel, selectors.EVENT_READ, partial(self._on_messages, worker, channel))
+            self._watch(worker, channel)
         deadline = time.monotonic() + self._start_timeout
         while not self._is_over():
             for key, _ in self._selector.select(_POLL):
@@ -116,40 +124,46 @@ class RunnerSupervisor:
             worker = self.workers[name]
             if not worker.ended:
                 worker.killed_on_purpose = True
-                self._send(worker, Signal(signal.SIGKILL))
+                self._send(worker, [Signal(signal.SIGKILL)])
 
     def _on_connected(self) -> None:
         assert self._engine.listener is not None
         for channel, hello in self._engine.listener.connected():
-            if not 0 <= hello.rank < len(self.workers):
-                _log.warning(
-                    "%s has started a runner of rank %d, but the group has %d workers: its options must not change the "
-                    "number of tasks",
-                    self._engine.name,
-                    hello.rank,
-                    len(self.workers),
-                )
+            size = hello.size or max(hello.rank + 1, len(self.workers))
+            if size != len(self.workers):
                 channel.close()
+                self._fail(
+                    None,
+                    f"{self._engine.name} has started {size} processes, but the group has {len(self.workers)} workers: "
+                    "its options must not change the number of processes",
+                )
                 continue
             worker = self.workers[self._work.names[hello.rank]]
             if worker.channel is not None:
                 self._disconnect(worker)
             worker.connect(channel, hello)
-            self._selector.register(channel, selectors.EVENT_READ, partial(self._on_messages, worker, channel))
+            self._watch(worker, channel)
             if self._stopping_since is not None:
-                self._send(worker, Signal(signal.SIGTERM))
+                self._send(worker, [Signal(signal.SIGTERM)])
             self._start_if_complete()
 
     def _on_messages(self, worker: RunnerWorker, channel: Channel) -> None:
         try:
             for message in channel.receive():
                 self._take(worker, message)
+            self._send(worker)
         except ChannelClosed:
-            if worker.channel is channel:
-                self._disconnect(worker)
-                if worker.exitcode is None:
-                    worker.lost = True
-                    self._check(worker)
+            self._on_closed(worker, channel)
+        except ProtocolError as error:
+            self._fail(worker, f"was given up: {error}")
+            self._on_closed(worker, channel)
+
+    def _on_closed(self, worker: RunnerWorker, channel: Channel) -> None:
+        if worker.channel is channel:
+            self._disconnect(worker)
+            if worker.exitcode is None:
+                worker.lost = True
+                self._check(worker)
 
     def _take(self, worker: RunnerWorker, message: Message) -> None:
         if isinstance(message, Output):
@@ -175,7 +189,7 @@ class RunnerSupervisor:
         found = [hello for hello in hellos if hello is not None]
         if len(found) == len(workers) and len({hello.restart for hello in found}) == 1 and not self._stopping_since:
             ports = self._work.environment.get(PORTS_VARIABLE, "")
-            self._send(workers[0], HostStore(len({hello.host for hello in found}) == 1, ports))
+            self._send(workers[0], [HostStore(len({hello.host for hello in found}) == 1, ports)])
 
     def _start_all(self, port: int) -> None:
         workers = list(self.workers.values())
@@ -185,21 +199,8 @@ class RunnerSupervisor:
             local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
             own = _environment(worker, len(workers), local, address, port)
             environment = {**self._work.environment, **own}
-            self._send(
-                worker,
-                Start(
-                    worker.name,
-                    rank,
-                    list(self._work.command),
-                    environment,
-                    self._work.token,
-                    self._work.directory,
-                    list(self._work.path),
-                    self._work.work,
-                    self._work.init,
-                    self._work.grace,
-                ),
-            )
+            start = _start(self._work, worker.name, rank, environment)
+            self._send(worker, in_parts(start))
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -224,7 +225,7 @@ class RunnerSupervisor:
         for worker in self.workers.values():
             if not worker.ended and worker.channel is not None:
                 connected = True
-                self._send(worker, Signal(number))
+                self._send(worker, [Signal(number)])
         if not connected or self._engine.restarts:
             self._terminate_engine()
 
@@ -232,19 +233,29 @@ class RunnerSupervisor:
         now = time.monotonic()
         since = self._stopping_since
         if since is None and not self._started and now > deadline:
-            missing = [worker.name for worker in self.workers.values() if worker.channel is None]
-            self._fail(None, f"{self._engine.name} did not start {', '.join(missing)} within {self._start_timeout:g} s")
+            missing = [worker.name for worker in self.workers.values() if worker.hello is None]
+            what = f"did not start {', '.join(missing) or 'the rendezvous store'} within {self._start_timeout:g} s"
+            self._fail(None, f"{self._engine.name} {what}")
         if since is not None and not self._killed and now - since > self._work.grace:
             self._kill_all()
         if since is not None and now - since > 2 * self._work.grace + 1:
             for process in self._engine.processes:
                 process.kill()
+        if since is not None and now - since > 2 * self._work.grace + 1 + _LAST_WORDS:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Do not wait any longer for runners that are connected and do not answer."""
+        for worker in self.workers.values():
+            if worker.channel is not None:
+                _log.warning("%s", _describe_silence(worker))
+                self._disconnect(worker)
 
     def _kill_all(self) -> None:
         self._killed = True
         for worker in self.workers.values():
             if not worker.ended:
-                self._send(worker, Signal(signal.SIGKILL))
+                self._send(worker, [Signal(signal.SIGKILL)])
         self._terminate_engine()
 
     def _terminate_engine(self) -> None:
@@ -252,17 +263,20 @@ class RunnerSupervisor:
             if process.poll() is None:
                 process.terminate()
 
-    def _send(self, worker: RunnerWorker, message: Message) -> None:
-        if worker.channel is None:
+    def _send(self, worker: RunnerWorker, messages: Iterable[Message] = ()) -> None:
+        """Send what fits now, and the rest when it does."""
+        channel = worker.channel
+        if channel is None:
             return
-        try:
-            worker.channel.send(message)
-        except ChannelClosed:
-            return  # Reading from it ends, too, and says so.
+        with contextlib.suppress(ChannelClosed):  # Reading from it ends, too, and says so.
+            channel.post(messages)
+        self._watch(worker, channel)
+
+    def _watch(self, worker: RunnerWorker, channel: Channel) -> None:
+        self._watched.update(worker.name, channel, partial(self._on_messages, worker, channel))
 
     def _disconnect(self, worker: RunnerWorker) -> None:
-        if worker.channel is not None:
-            self._selector.unregister(worker.channel)
+        self._watched.forget(worker.name)
         worker.close()
 
     def _close(self) -> None:
@@ -277,6 +291,59 @@ class RunnerSupervisor:
             self._engine.listener.close()
         self._selector.close()
         self.requests.close()
+
+
+class _WatchedChannels:
+    """The descriptors of each worker's channel, and what the loop waits for."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._events: dict[str, dict[int, int]] = {}
+
+    def update(self, name: str, channel: Channel, handler: Callable[[], None]) -> None:
+        """Let the loop wait until the channel can be read, and written if something is unsent."""
+        wanted = {channel.fileno(): selectors.EVENT_READ}
+        if channel.unsent:
+            descriptor, event = channel.writable()
+            events = selectors.EVENT_WRITE if event == select.POLLOUT else selectors.EVENT_READ
+            wanted[descriptor] = wanted.get(descriptor, 0) | events
+        watched = self._events.get(name, {})
+        for descriptor in watched.keys() - wanted.keys():
+            self._selector.unregister(descriptor)
+        for descriptor, events in wanted.items():
+            if descriptor not in watched:
+                self._selector.register(descriptor, events, handler)
+            elif watched[descriptor] != events:
+                self._selector.modify(descriptor, events, handler)
+        self._events[name] = wanted
+
+    def forget(self, name: str) -> None:
+        """Wait for this worker's channel no more."""
+        for descriptor in self._events.pop(name, {}):
+            self._selector.unregister(descriptor)
+
+
+def _start(work: Work, name: str, rank: int, environment: dict[str, str]) -> Start:
+    return Start(
+        name,
+        rank,
+        list(work.command),
+        environment,
+        work.token,
+        work.directory,
+        list(work.path),
+        work.work,
+        work.init,
+        work.grace,
+    )
+
+
+def _describe_silence(worker: RunnerWorker) -> str:
+    where = worker.hello.host.partition(" ")[0] if worker.hello is not None else "its host"
+    return (
+        f"worker {worker.name} may still run: its runner on {where} does not answer since it was told to kill the "
+        "worker. It does so when it runs again"
+    )
 
 
 def _address(worker: RunnerWorker) -> str:

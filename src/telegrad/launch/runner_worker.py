@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
-from telegrad.launch.output import PrefixedLines
 from telegrad.launch.runner_channel import Channel
-from telegrad.launch.runner_messages import RESULT, STDOUT, Hello, Output
-from telegrad.launch.worker import signal_name
+from telegrad.launch.runner_messages import RESULT, Hello, Output
+from telegrad.launch.worker import PipeConsumer, signal_name
 from telegrad.launch.worker_result import WorkerResult
 
 
@@ -19,7 +17,7 @@ class RunnerWorker:
         self,
         name: str,
         rank: int,
-        printers: Mapping[int, PrefixedLines | None],
+        printers: Mapping[int, PipeConsumer],
         *,
         is_function: bool = True,
         route: str = "",
@@ -40,12 +38,8 @@ class RunnerWorker:
         """Take what the worker has written."""
         if output.stream == RESULT:
             self.result.feed(output.data)
-        elif (printer := self._printers[output.stream]) is not None:
-            printer.feed(output.data)
         else:
-            target = sys.stdout if output.stream == STDOUT else sys.stderr
-            target.write(output.data.decode(errors="backslashreplace"))
-            target.flush()
+            self._printers[output.stream].feed(output.data)
 
     def connect(self, channel: Channel, hello: Hello) -> None:
         """Take over a runner, which may be that of a later start."""
@@ -55,8 +49,7 @@ class RunnerWorker:
     def close(self) -> None:
         """Close the connection, and print what is left."""
         for printer in self._printers.values():
-            if printer is not None:
-                printer.close()
+            printer.close()
         if self.channel is not None:
             self.channel.close()
             self.channel = None

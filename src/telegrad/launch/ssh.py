@@ -8,6 +8,7 @@ line or in the environment of ssh, and this machine needs no open port. When the
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import signal
@@ -25,20 +26,27 @@ from telegrad.launch.supervisor import GRACE
 START_TIMEOUT = 120.0
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
 """The command. It asks for no password, and notices when a host is gone."""
+_HOST = re.compile(
+    r"(?P<user>(?:[^-@\s\[\]][^@\s\[\]]*@)?)"
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[^-:@\s\[\]][^:@\s\[\]]*))"
+    r"(?::(?P<count>[1-9][0-9]*))?"
+)
+"""As in user@host:2. An address of IPv6 is in brackets. What begins with "-" would be an option of ssh."""
 
 
 def parse_hosts(text: str) -> dict[str, int]:
     """Return how many workers each host has.
 
-    >>> parse_hosts("a:2,user@b:2,c")
-    {'a': 2, 'user@b': 2, 'c': 1}
+    >>> parse_hosts("a:2,user@b:2,c,[fd00::1]:2")
+    {'a': 2, 'user@b': 2, 'c': 1, 'fd00::1': 2}
     """
     hosts: dict[str, int] = {}
     for item in text.split(","):
-        host, _, count = item.strip().rpartition(":") if ":" in item else (item.strip(), "", "1")
-        if not host or host.startswith("-") or not count.isdecimal() or int(count) < 1 or host in hosts:
-            raise ValueError(f"hosts must be given as in a:2,b:2, each once, not {text!r}")
-        hosts[host] = int(count)
+        match = _HOST.fullmatch(item.strip())
+        host = "" if match is None else f"{match['user']}{match['name'] or match['address']}"
+        if match is None or host in hosts:
+            raise ValueError(f"hosts must be given as in a:2,b:2 or [fd00::1]:2, each once, not {text!r}")
+        hosts[host] = int(match["count"] or 1)
     return hosts
 
 
@@ -104,6 +112,9 @@ def run(
 
 def _places(hosts: str | Mapping[str, int]) -> list[str]:
     counts = parse_hosts(hosts) if isinstance(hosts, str) else hosts
+    for host, count in counts.items():
+        if not host or host.startswith("-") or count < 0:
+            raise ValueError(f"hosts must have names and numbers of workers, not {host!r}: {count}")
     return [host for host, count in counts.items() for _ in range(count)]
 
 

@@ -20,6 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import eventually
 from tests.support.slurm import slurm_cluster
 
+from telegrad import launch
 from telegrad.testing.launch_contract import CHECKS, Check
 from telegrad.transport.addresses import remove_dead_sockets
 from telegrad.transport.runtime_directory import runtime_directory
@@ -62,6 +63,21 @@ def test_nothing_is_left_when_the_launcher_is_killed(engine: str, tmp_path: Path
             launcher.kill()
     eventually(lambda: not marked(mark), f"the end of {marked(mark)}", within=60.0)
     remove_dead_sockets(runtime_directory())  # as the next worker on the host does
+
+
+def start_another(engine: str) -> list[int]:
+    if os.environ["RANK"] != "0":
+        return []
+    # A step of Slurm holds its CPUs: without this option, a step inside of it waits until they are free.
+    options = {"options": ["--overlap", "--overcommit", "--nodes=1"]} if engine == "slurm" else {}
+    start = launch.slurm.start if engine == "slurm" else ENGINES[engine]
+    with start(lambda: int(os.environ["RANK"]), 2, init=False, **options) as group:
+        return group.join(120)
+
+
+def test_a_worker_can_start_a_group_on_its_engine(engine: str) -> None:
+    with ENGINES[engine](start_another, 2, (engine,), init=False) as group:
+        assert group.join(300) == [[0, 1], []]
 
 
 def marked(mark: str) -> list[int]:

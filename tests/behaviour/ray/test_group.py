@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.project.test_readme import README
+from tests.project.test_readme import block as readme_block
 from tests.support.patience import eventually
 
 from telegrad import Options, autograd, launch, rpc
@@ -133,3 +135,20 @@ def test_the_workers_end_with_the_driver(cluster: Any, tmp_path: Path) -> None:
         driver.kill()
     with open(tmp_path / "a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # returns when the worker is gone; the test has a timeout
+
+
+def test_the_program_of_the_readme_changes_one_line(cluster: Any, tmp_path: Path) -> None:
+    line = "with launch.ray.group(train, workers=4) as group:"
+    assert line in README
+    program = readme_block("python", 1).replace("with launch.start(train, workers=4) as group:", line)
+    (tmp_path / "train.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "train.py")],
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout.splitlines()[-1]) < 1
