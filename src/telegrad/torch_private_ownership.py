@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ def _counts_all_references(tensor: torch.Tensor) -> bool:
     """Whether `sys.getrefcount` counts the references of local variables and arguments, as it does before 3.14."""
     return sys.getrefcount(tensor) == 4  # held by: the caller's list, its variable, the argument, and getrefcount's
 
+
+_use_count: Callable[[torch.Tensor], int] = _C.TensorBase._use_count  # type: ignore[attr-defined]  # private
+"""Returns how many references there are to a tensor in C++. Python counts as one, with all its references."""
 
 _held = [torch.zeros((), device="cpu")]
 _tensor_held = _held[0]
@@ -42,7 +45,7 @@ def nobody_else_holds(tensor: torch.Tensor, python_references: int) -> bool:
     return (
         _COUNTS_ALL
         and sys.getrefcount(tensor) <= python_references + 2  # this function's argument, and getrefcount's
-        and tensor._use_count() == 1  # type: ignore[attr-defined]  # private
+        and _use_count(tensor) == 1
         and _storage_is_unheld(tensor, holders)
     )
 
@@ -53,20 +56,19 @@ def nobody_else_holds_any(tensors: Sequence[torch.Tensor], python_references: in
     return all([nobody_else_holds(tensor, python_references + 1) for tensor in tensors])  # noqa: C419 - as above
 
 
-def is_only_access(tensor: torch.Tensor, weak_references: int = 0, *, received: bool = False) -> bool:
+def is_only_access(tensor: torch.Tensor, *, received: bool = False) -> bool:
     """Whether memory of a tensor that `nobody_else_holds` can be reached through the tensor alone.
 
-    Not if it came from outside torch (an array, a file) or is shared with other processes, unless it is memory in which
-    telegrad has `received` the tensor; and not if there are other than so many weak references to the tensor.
+    Not if it came from outside torch (an array, a file), unless it is memory in which telegrad has `received` a tensor,
+    to which telegrad has a weak reference then; not if it is shared with other processes; and not if there are other
+    weak references, to the tensor or its storage.
     """
-    if (
-        weakref.getweakrefcount(tensor) != weak_references
-        or tensor._use_count() != 1  # type: ignore[attr-defined]  # private
-        or not _storage_is_unheld(tensor, 2)
-    ):
+    if weakref.getweakrefcount(tensor) or _use_count(tensor) != 1 or not _storage_is_unheld(tensor, 2):
         return False
     storage = tensor.untyped_storage()
-    return received or (storage.resizable() and not storage.is_shared())
+    if weakref.getweakrefcount(storage) != int(received):
+        return False
+    return not storage.is_shared() and (received or storage.resizable())
 
 
 def _references_to_storage(tensor: torch.Tensor) -> tuple[int, int]:
@@ -78,7 +80,7 @@ def _references_to_storage(tensor: torch.Tensor) -> tuple[int, int]:
 def _references_to_base(view: torch.Tensor) -> tuple[int, int]:
     """How many references, in Python and in C++, there are to what a view is a view of."""
     base: Any = base_of(view)
-    return sys.getrefcount(base), base._use_count()
+    return sys.getrefcount(base), _use_count(base)
 
 
 # What torch and these functions themselves hold.

@@ -23,6 +23,23 @@ def test_memory_of_a_received_tensor_is_its_own() -> None:
     del view
 
 
+def test_other_memory_of_a_received_tensor_may_have_another_owner() -> None:
+    received, outside = ReceivedTensors(), bytearray(SMALLEST)
+    tensor = received_tensor()
+    received.add([tensor])
+    tensor.data = torch.frombuffer(outside, dtype=torch.uint8)
+    assert not received.is_only_access(tensor)
+    assert len(received) == 0  # the memory in which it was received is gone
+
+
+def test_a_received_tensor_can_be_swapped() -> None:
+    received = ReceivedTensors()
+    tensor, other = received_tensor(), torch.ones(3)
+    received.add([tensor])
+    torch.utils.swap_tensors(tensor, other)
+    assert received.is_only_access(other)
+
+
 def test_received_tensors_are_not_kept() -> None:
     received = ReceivedTensors()
     tensor = received_tensor()

@@ -261,6 +261,22 @@ def test_a_message_is_not_single_while_another_frame_is_incomplete_or_the_peer_u
     assert single(reader, message) is None
 
 
+def test_a_message_inside_a_body_that_is_discarded_is_not_read() -> None:
+    """Whoever chooses the contents of a refused message could send messages in the name of its sender."""
+    forged = pack_header(MESSAGE, 5, 99, 0, 0) + b"forge"
+    reader = FrameReader(HANDSHAKE_LIMITS)
+    reader.admit(SMALL, lambda sequence, length: None)
+    header = pack_header(BULK_CHUNK, 2 * len(forged), 1, 0, 0)
+    reader.buffer()[: len(header)] = header
+    assert list(reader.advance(len(header))) == []
+    assert single(reader, forged) is None
+    assert list(reader.advance(len(forged))) == []
+    assert single(reader, forged) is None
+    (frame,) = reader.advance(len(forged))
+    assert isinstance(frame, TruncatedFrame)
+    assert frame.kind == BULK_CHUNK
+
+
 def test_a_message_above_the_limit_is_not_single() -> None:
     reader = Receiver().connect(Limits(frame=3))
     assert single(reader, message) is None

@@ -110,6 +110,14 @@ def test_other_kinds_of_tensors_do_not_stay_in_place(kind: str) -> None:
     assert not may_stay_in_place([large, "something else"])
 
 
+def test_a_tensor_with_weak_references_does_not_stay_in_place() -> None:
+    large = torch.rand(FLOATS)
+    reference = weakref.ref(large)
+    assert not may_stay_in_place([large])
+    del reference
+    assert may_stay_in_place([large])
+
+
 def test_a_region_with_tensors_in_place_can_be_written_elsewhere() -> None:
     (tensor,) = tensors(FLOATS)
     region = in_place(encode_tensors([tensor]), lambda tensor: True, allocate)

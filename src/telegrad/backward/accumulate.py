@@ -42,7 +42,7 @@ class Gradients:
                 f"the gradient of a leaf has shape {list(grad.shape)}, and the leaf {list(leaf.shape)}: its data was "
                 "replaced after the forward pass had used it. Replace it before the forward pass, or after the backward"
             )
-        owned = _is_owned(grad)
+        owned = _is_owned(grad, leaf)
         if owned and is_view(grad) and not grad.requires_grad:
             grad = grad.detach()  # as AccumulateGrad does, which keeps no views
         with self._lock:
@@ -70,6 +70,8 @@ class Gradients:
                 and not is_view(grad)
                 and not grad.is_nested
                 and grad.is_contiguous()
+                and leaf.layout is _STRIDED
+                and leaf.is_contiguous()
                 and id(leaf) not in kept
                 and nobody_else_holds(grad, 2)  # but `captured`, and `grad` here
             ):
@@ -155,12 +157,20 @@ class Gradients:
         del grads  # without the lock, since finalizers of the user may run
 
 
-def _is_owned(grad: torch.Tensor) -> bool:
-    """Whether nobody else holds a gradient or its memory. Says no for tensors that are not strided."""
+def _is_owned(grad: torch.Tensor, leaf: torch.Tensor) -> bool:
+    """Whether nobody else holds a gradient or its memory, and AccumulateGrad would keep its strides. Says no for
+    tensors that are not strided."""
     # Held by: the tuple that the engine returned, `grad` in the caller, and the argument here.
-    if grad.layout != torch.strided:
-        return False
-    return (grad.is_contiguous() or _is_dense(grad)) and nobody_else_holds(grad, 3)
+    return grad.layout is _STRIDED and _has_strides_for(leaf, grad) and nobody_else_holds(grad, 3)
+
+
+def _has_strides_for(leaf: torch.Tensor, grad: torch.Tensor) -> bool:
+    """Whether a gradient has the strides that torch promises: those of a dense leaf, else contiguous ones."""
+    if leaf.layout is not _STRIDED or leaf.is_nested:
+        return grad.is_contiguous()
+    if leaf.is_contiguous() or not _is_dense(leaf):
+        return grad.is_contiguous()
+    return all(own == wanted for own, wanted, n in zip(grad.stride(), leaf.stride(), leaf.shape, strict=True) if n != 1)
 
 
 def _is_dense(x: torch.Tensor) -> bool:

@@ -246,7 +246,10 @@ class SendRpcBackward:
 class Recv:
     """One received message with tensors that need gradients: the data of its node."""
 
-    __slots__ = ("context", "context_id", "count", "devices", "message", "node", "order", "source", "source_name")
+    __slots__ = (
+        *("context", "context_id", "count", "devices", "hooked"),
+        *("message", "node", "order", "source", "source_name"),
+    )
 
     def __init__(
         self,
@@ -267,6 +270,8 @@ class Recv:
         self.count = 0
         self.order = 0
         """Its number in this worker's record order."""
+        self.hooked = False
+        """Whether its node had hooks that are called after it."""
         self.node: Any = None
         """The node in the graph, until the context ends, which breaks this reference cycle."""
 
@@ -296,6 +301,16 @@ class RecvRpcBackward(torch.autograd.Function):
 
 RECV_NODE = call_directly(RecvRpcBackward)
 RECV_NODE.name = lambda self: "torch::distributed::autograd::RecvRpcBackward"
+_register_hook: Callable[[Any, Any], Any] = RECV_NODE.register_hook
+
+
+def _register_and_note_hook(node: Any, hook: Callable[..., Any]) -> Any:
+    """Register a hook that is called after a recv node. Torch does not tell whether there is one."""
+    node.recv.hooked = True
+    return _register_hook(node, hook)
+
+
+RECV_NODE.register_hook = _register_and_note_hook
 
 
 class _ViewInMessage(torch.autograd.Function):

@@ -100,8 +100,9 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
     if large and metadata is None:
         del present, grad
         message.owned = _are_unheld(message.grads)
-    # On a device the gradients are ready on the stream of this node, which is the current one only in here.
-    if not number and on_cpu and recv.message in outbox.held:
+    # On a device the gradients are ready on the stream of this node, which is the current one only in here. Hooks that
+    # are called after the node may change them.
+    if not number and on_cpu and not recv.hooked and recv.message in outbox.held:
         outbox.held[recv.message] = message  # sent when the island has ended
     elif not send_gradients(run, message):
         raise PassAborted("the pass has failed")

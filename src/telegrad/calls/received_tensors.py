@@ -1,7 +1,7 @@
-"""The large tensors that this worker has received and that still exist.
+"""The memory of the large tensors that this worker has received and that still exists.
 
-Torch did not allocate their memory, so it cannot tell whether anything else refers to it. Telegrad knows: nothing does.
-A function that returns a tensor that it got, or its gradient, returns such a tensor.
+Torch did not allocate it, so it cannot tell whether anything else refers to it. Telegrad knows: nothing does. A
+function that returns a tensor that it got, or its gradient, returns a tensor with such memory.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from telegrad.wire.in_place import SMALLEST
 
 
 class ReceivedTensors:
-    """Recognizes received tensors, without keeping them alive."""
+    """Recognizes the memory of received tensors, without keeping it alive."""
 
     def __init__(self) -> None:
-        # By id, since hashing a tensor calls a Python function. An entry is removed when its tensor is collected, and
-        # before another object can get the id: by functions in C, because an interrupt in one in Python would be lost.
-        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}
+        # Storages and not tensors: a program may give a tensor other memory, and may not swap one with weak references.
+        # By id, since hashing calls a Python function. An entry is removed when its storage is collected, and before
+        # another object can get the id: by functions in C, because an interrupt in one in Python would be lost.
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def add(self, attachments: Iterable[object]) -> None:
-        """Note the large ones among the tensors of a message."""
+        """Note the memory of the large ones among the tensors of a message."""
         for tensor in attachments:
             if type(tensor) is torch.Tensor and tensor.is_cpu and tensor.nbytes >= SMALLEST:
-                self._tensors[id(tensor)] = weakref.ref(tensor, partial(self._tensors.pop, id(tensor)))
+                storage = tensor.untyped_storage()
+                self._storages[id(storage)] = weakref.ref(storage, partial(self._storages.pop, id(storage)))
 
     def is_only_access(self, tensor: torch.Tensor) -> bool:
         """Return whether the memory of a tensor that nobody else holds can be reached through the tensor alone."""
-        reference = self._tensors.get(id(tensor))
-        received = reference is not None and reference() is tensor
-        return is_only_access(tensor, int(received), received=received)
+        return is_only_access(tensor, received=id(tensor.untyped_storage()) in self._storages)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._storages)

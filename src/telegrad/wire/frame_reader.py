@@ -94,7 +94,7 @@ class FrameReader:
 
         Otherwise return None without consuming anything: pass `count` to `advance`. Most reads return one message.
         """
-        if self._end or count < HEADER_SIZE or self.only_handshake or self._rest is not None:
+        if self._end or count < HEADER_SIZE or self.only_handshake or self._rest is not None or self._skip:
             return None
         scratch = self._scratch
         magic, version, kind, length, sequence, ack_control, ack_bulk = unpack_header(scratch, 0)

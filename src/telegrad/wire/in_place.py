@@ -11,6 +11,7 @@ import functools
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import getweakrefcount
 
 import torch
 
@@ -22,10 +23,12 @@ SMALLEST = 2 * CHUNK
 
 
 def may_stay_in_place(tensors: Sequence[object]) -> bool:
-    """Return whether these are all strided tensors in host memory, and one of them is large."""
+    """Return whether these are all strided tensors in host memory without weak references, and one of them is large."""
     large = False
     for tensor in tensors:
         if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
+            return False
+        if getweakrefcount(tensor):  # whoever has one may get the tensor at any time
             return False
         large = large or tensor.nbytes >= SMALLEST
     return large

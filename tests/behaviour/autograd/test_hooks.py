@@ -318,6 +318,35 @@ def test_a_post_accumulate_hook_that_raises_leaves_grad_as_it_was(group: Group) 
     assert x.grad is own
 
 
+# -- hooks that are called after a node ---------------------------------------------------------------------------
+
+
+def zero_what_was_used(x: torch.Tensor) -> torch.Tensor:
+    assert x.grad_fn is not None
+    x.grad_fn.register_hook(lambda inputs, outputs: zero(outputs[0]))
+    return x * 3
+
+
+def zero_what_was_kept(x: torch.Tensor) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+    x.register_hook(kept.append)
+    assert x.grad_fn is not None
+    x.grad_fn.register_hook(lambda inputs, outputs: zero(kept.pop()))
+    return x * 3
+
+
+def zero(gradient: torch.Tensor) -> None:
+    gradient.zero_()
+
+
+@pytest.mark.parametrize("function", [zero_what_was_used, zero_what_was_kept])
+def test_a_hook_after_a_node_cannot_change_what_the_node_was_given(
+    group: Group, function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = leaf(3)
+    assert_as_in_one_process(group, lambda call: (call("b", function, x * 2) * 5).sum(), [x])
+
+
 # -- hooks on AccumulateGrad --------------------------------------------------------------------------------------
 
 

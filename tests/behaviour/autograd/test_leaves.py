@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -305,6 +306,42 @@ def test_a_gradient_has_the_strides_of_its_leaf(group: Group) -> None:
     with autograd.context() as context:
         context.backward(program(remotely))
         got = gradients_on(group["b"], context)[weights["w"]]
+    assert_equal(got, want)
+    assert got.stride() == want.stride()
+
+
+DENSE_LEAVES = {
+    "contiguous": lambda: leaf(4, 6),
+    "transposed": lambda: leaf(6, 4).detach().t().requires_grad_(),
+    "channels last": lambda: leaf(2, 3, 4, 5).detach().to(memory_format=torch.channels_last).requires_grad_(),
+    "with a dimension of size 1": lambda: leaf(4, 1, 6),
+}
+LAYOUTS_OF_GRADIENTS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "as the leaf": lambda call, x: call("b", torch.exp, x),
+    "transposed": lambda call, x: call("b", torch.exp, x.transpose(0, 1)),
+    "transposed elsewhere": lambda call, x: call("b", torch.clone, x).transpose(0, 1),
+    "transposed here": lambda call, x: x.transpose(0, 1) * call("b", torch.exp, torch.ones(())),
+    "expanded": lambda call, x: call("b", torch.clone, x).sum() * torch.ones(x.transpose(0, 1).shape),
+}
+
+
+@pytest.mark.parametrize("make", DENSE_LEAVES.values(), ids=DENSE_LEAVES)
+@pytest.mark.parametrize("use", LAYOUTS_OF_GRADIENTS.values(), ids=LAYOUTS_OF_GRADIENTS)
+def test_a_gradient_that_nobody_else_holds_has_the_strides_of_its_leaf(
+    group: Group, make: Callable[[], torch.Tensor], use: Callable[[Any, torch.Tensor], torch.Tensor]
+) -> None:
+    x = make()
+    factor = torch.arange(x.numel(), dtype=torch.double).reshape(x.transpose(0, 1).shape)
+
+    def program(call: Any) -> torch.Tensor:
+        y = use(call, x)
+        return (y * (factor if y.shape == factor.shape else factor.transpose(0, 1))).sum()
+
+    (want,) = wanted_gradients(program, [x])
+    assert want is not None
+    with autograd.context() as context:
+        context.backward(program(remotely))
+        got = context.gradients[x]
     assert_equal(got, want)
     assert got.stride() == want.stride()
 

@@ -92,6 +92,7 @@ HELD: dict[str, Callable[[], torch.Tensor]] = {
     "the storage": lambda: fresh(lambda made: made.untyped_storage()),
     "an array": lambda: fresh(lambda made: made.numpy()),
     "a weak reference": lambda: fresh(weakref.ref),
+    "a weak reference to the storage": lambda: fresh(lambda made: weakref.ref(made.untyped_storage())),
     "a buffer": over_a_buffer,
 }
 
@@ -139,6 +140,11 @@ def keeps_its_argument(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def with_other_memory(x: torch.Tensor) -> torch.Tensor:
+    x.data = over_a_buffer()
+    return x
+
+
 def called(function: Callable[..., Any], *args: Any, seed: int = 0) -> Any:
     with Simulation(seed, ["a", "b"]) as sim:
 
@@ -170,6 +176,11 @@ def test_several_results_that_nobody_holds_are_sent_in_place(sent: Sent) -> None
 
 def test_an_argument_that_was_kept_is_a_snapshot(sent: Sent) -> None:
     assert bool((called(keeps_its_argument, torch.ones(COUNT)) == 1).all())
+    assert sent.in_place == 0
+
+
+def test_an_argument_that_was_given_other_memory_is_a_snapshot(sent: Sent) -> None:
+    assert bool((called(with_other_memory, torch.ones(COUNT)) == 3).all())
     assert sent.in_place == 0
 
 
@@ -245,8 +256,14 @@ def test_gradients_that_nobody_holds_are_sent_in_place(sent: Sent, monkeypatch: 
 
 @pytest.mark.parametrize(
     "keep",
-    [held.append, lambda grad: held.append(grad[5:]), lambda grad: held.append(grad.untyped_storage())],
-    ids=["the gradient", "a view", "its storage"],
+    [
+        held.append,
+        lambda grad: held.append(grad[5:]),
+        lambda grad: held.append(grad.untyped_storage()),
+        lambda grad: held.append(weakref.ref(grad)),
+        lambda grad: held.append(weakref.ref(grad.untyped_storage())),
+    ],
+    ids=["the gradient", "a view", "its storage", "a weak reference", "a weak reference to its storage"],
 )
 def test_a_gradient_that_a_hook_keeps_is_a_snapshot(
     sent: Sent, monkeypatch: pytest.MonkeyPatch, keep: Callable[[torch.Tensor], None]
