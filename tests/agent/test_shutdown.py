@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from telegrad.agent.shutdown import Shutdown
+from telegrad.connection.peer_table import Peer
 from telegrad.errors import DeadlineExceeded, NotInitialized, ProtocolError, WorkerLost
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
@@ -277,6 +278,68 @@ def test_a_worker_that_others_have_lost_ends_so_that_its_launcher_starts_it_agai
         for thread in [sim.spawn(each, partial(leave, each)) for each in "abc"]:
             thread.join(None)
         assert len(raised) == 1
+
+    with sim:
+        sim.run(program)
+
+
+@pytest.mark.parametrize(("name", "other"), [("a", "c"), ("b", "a"), ("b", "c"), ("c", "b")])
+def test_a_worker_that_one_has_lost_ends_whomever_it_waits_for(name: str, other: str) -> None:
+    """The one that has lost it may run a training, and wait for its replacement, while the root has not lost it."""
+    sim = Simulation(1, ["a", "b", "c"], settings=AgentSettings(awaited_replacement=60.0))
+
+    def program() -> None:
+        for caller in "abc":
+            for callee in "abc":
+                sim[caller].call(callee, abs, (-1,))
+
+        def lose() -> None:
+            sim.sleep(1)
+            peers = sim[other].peers
+            peers.lost_workers.peer_lost(peers.find(name), "it was stopped for too long")
+
+        losing = sim.spawn(other, lose)
+        began = sim.scheduler.now
+        with pytest.raises(WorkerLost, match=f"worker {name!r} ends, so that its launcher starts it again"):
+            sim[name].shutdown(graceful=True, timeout=200.0)
+        losing.join(None)
+        assert sim.scheduler.now < began + 10
+
+    with sim:
+        sim.run(program)
+
+
+def test_a_worker_that_is_given_up_while_it_calls_its_root_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Simulation(1, ["a", "b", "c"], settings=AgentSettings(awaited_replacement=60.0))
+
+    def program() -> None:
+        tree, lost_workers = sim["b"].collectives.shutdown_rounds.tree, sim["b"].peers.lost_workers
+        above, other = tree.above, sim["b"].peers.find("c")
+
+        def above_and_given_up(target: Peer) -> int:
+            lost_workers.given_up(other, "it was stopped for too long")
+            return above(target)
+
+        monkeypatch.setattr(tree, "above", above_and_given_up)
+        with pytest.raises(WorkerLost, match="worker 'c' has lost it"):
+            sim["b"].shutdown(graceful=True, timeout=200.0)
+        assert sim.scheduler.now < 10
+
+    with sim:
+        sim.run(program)
+
+
+def test_one_worker_alone_does_not_end_another_where_nobody_trusts_anybody() -> None:
+    settings = AgentSettings(awaited_replacement=60.0, accept="registered")
+    sim = Simulation(1, ["a", "b", "c", "d"], settings=settings)
+
+    def program() -> None:
+        victim = sim["b"].peers
+        for name in "ddd":
+            victim.lost_workers.given_up(victim.find(name), "so it says")
+        assert sim["b"].local.given_up is None
+        victim.lost_workers.given_up(victim.find("a"), "it was stopped for too long")
+        assert sim["b"].local.given_up is not None
 
     with sim:
         sim.run(program)

@@ -188,6 +188,17 @@ def test_every_kind_of_failure_is_reported(kind: str, sentence: str) -> None:
         local(fail_with, ["a"], (kind,), init=False)
 
 
+@pytest.mark.parametrize("code", [(), (0,), (None,)])
+@pytest.mark.parametrize("init", [False, True])
+def test_a_function_that_exits_with_code_0_has_finished(code: tuple[Any, ...], init: bool) -> None:
+    def leave() -> int:
+        if os.environ["TELEGRAD_NAME"] == "a":
+            sys.exit(*code)
+        return 1
+
+    assert local(leave, ["a", "b"], init=init) == [None, 1]
+
+
 def test_arguments_that_cannot_be_pickled_are_refused_before_the_start() -> None:
     with pytest.raises(PayloadError, match="cannot pickle the function or its arguments"):
         local(rank, 1, (threading.Lock(),), init=False)

@@ -107,7 +107,7 @@ class Agent:
         self.peers.deliver = dispatcher.deliver
         self.peers.undelivered = Undeliverable(local, replies, self.server, dispatcher.deliver).report
         self.peers.relaying.attach(self.oneway, self.pending.adopt)
-        self.collectives = Collectives(local, self.peers, self.call, self.call_async, self.result)
+        self.collectives = Collectives(local, self.peers, self.call, self.call_async, self.client)
         self.peers.lost_workers.observe(dispatcher.peer_lost, lambda: True)
         self.peers.lost_workers.observe(self.collectives.peer_lost, lambda: bool(local.closed))
         self.register(GATHER[1:], self.collectives.arrive, deferred=True)
@@ -122,7 +122,7 @@ class Agent:
         self.listeners: list[Listener] = []
         self.shutdown_protocol = Shutdown(self)
         self.peers.lost_workers.on_goodbye = self.shutdown_protocol.heard
-        self.peers.lost_workers.on_given_up = self.collectives.shutdown_rounds.give_up
+        self.peers.lost_workers.on_given_up = self.collectives.give_up
         _listen(self, transports)
         self.me = local.me = WorkerRecord(
             name=name,

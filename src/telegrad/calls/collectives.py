@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from telegrad.calls.call import Call, current_served
 from telegrad.calls.collective_kinds import name_value, tagged, untagged
@@ -49,6 +49,9 @@ from telegrad.execution.reported_wait import ReportedWait
 from telegrad.protocol.collective_tree import static_children, static_parent
 from telegrad.waiting_report import WaitingReport, seconds, workers
 
+if TYPE_CHECKING:
+    from telegrad.calls.client import Client
+
 _log = logging.getLogger("telegrad")
 
 _ASK = 2.0  # seconds for another member to say whom it waits for
@@ -57,19 +60,18 @@ _SLACK = 5.0  # seconds after the timeout of a collective within which it must h
 
 CallWorker = Callable[..., Any]
 Begin = Callable[..., Call]
-Result = Callable[[Call], Any]
 
 
 class Collectives:
     """The collectives that this worker takes part in."""
 
-    def __init__(self, local: LocalWorker, peers: Peers, call: CallWorker, begin: Begin, result: Result) -> None:
-        """`begin` starts a call, with a function to call with it when it has ended, and `result` returns its result."""
+    def __init__(self, local: LocalWorker, peers: Peers, call: CallWorker, begin: Begin, client: Client) -> None:
+        """`begin` starts a call, with a function to call with it when it has ended."""
         self._local = local
         self._peers = peers
         self._call = call
         self._begin = begin
-        self._result = result
+        self._client = client
         self.node = CollectiveNode(local, peers, self._call_up, self._expire)
         self.shutdown_rounds = ShutdownRounds(local, peers, self._call_up)
         self.explainer: Explainer | None = None
@@ -79,6 +81,7 @@ class Collectives:
         self._numbers: dict[bytes, tuple[int, KnownView]] = {}  # of the last collective of each view
         self._in_flight: dict[bytes, set[int]] = {}
         self._shutdown_rounds = 0
+        self._report_call: Call | None = None  # that of the thread in a shutdown
         self._missing: dict[tuple[Round, bool], tuple[float, list[str]]] = {}  # whom a collective waited for, and when
 
     # -- members ----------------------------------------------------------------------------------------------
@@ -164,7 +167,7 @@ class Collectives:
             try:
                 with self._reported(target.record.name, key, "shutdown()", schedule):
                     try:
-                        result = self._call(target.record.name, GATHER, arguments, timeout=left)
+                        result = self._report_to(target.record.name, arguments, left)
                     except DeadlineExceeded as error:  # of this worker: the others wait on
                         raise _late(error, key, target.record.name, self._awaited, timeout) from None
             except WorkerLost:
@@ -179,6 +182,22 @@ class Collectives:
                 return MISSED
             runtime.event().wait(runtime.now() + PAUSE)  # until both know the same group
 
+    def _report_to(self, to: str, arguments: tuple[Any, ...], timeout: float) -> object:
+        """Call the worker to which this one reports in a shutdown, until `give_up`."""
+        self._report_call = call = self._client.begin(to, GATHER, arguments, None, timeout)
+        try:
+            if self._local.given_up is not None:  # before `give_up` could find the call
+                self.give_up(self._local.given_up)
+            return self._client.complete(call)
+        finally:
+            self._report_call = None
+
+    def give_up(self, error: WorkerLost) -> None:
+        """End the wait of this worker in a shutdown: the one that it reports to may not be the one that has lost it."""
+        call = self._report_call
+        if call is not None:
+            self._client.cancel(call, "its worker ends", error)
+
     # -- the member above ---------------------------------------------------------------------------------------
 
     def _call_up(self, to: str, arguments: tuple[Any, ...], done: Respond) -> None:
@@ -186,7 +205,7 @@ class Collectives:
 
         def ended(call: Call) -> None:
             try:
-                value = self._result(call)
+                value = self._client.result(call)
             except TelegradError as error:
                 done(None, _without_frames(error))
                 return

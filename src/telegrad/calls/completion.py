@@ -228,9 +228,10 @@ class Completion:
         finally:
             call.waiters.remove(waiter)
 
-    def cancel(self, call: Call, reason: str = "the caller cancelled it") -> bool:
-        """Cancel a call and tell the callee; False if it has ended already."""
-        error = CallCancelled(f"{call}: {reason}", worker=call.worker, function=call.function, call=call.id)
+    def cancel(self, call: Call, reason: str = "the caller cancelled it", error: TelegradError | None = None) -> bool:
+        """Cancel a call, which then raises `error`, and tell the callee; False if it has ended already."""
+        if error is None:
+            error = CallCancelled(f"{call}: {reason}", worker=call.worker, function=call.function, call=call.id)
         return self._give_up(call, error, reason)
 
     @shielded

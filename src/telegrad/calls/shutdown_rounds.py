@@ -137,16 +137,6 @@ class ShutdownRounds:
         else:
             self.look()
 
-    def give_up(self, error: Exception) -> None:
-        """End the wait of this worker alone."""
-        with self._lock:
-            answers = [] if self._round is None else self._round.answers
-            mine = [each for each in answers if each.name == self._local.name]
-            if self._round is not None:
-                self._round.answers = [each for each in answers if each.name != self._local.name]
-        for each in mine:
-            each.answer(None, error)
-
     def _begin(self, number: int) -> _Round:
         now = self._local.runtime.now()
         current = _Round(Round(SHUTDOWN, number, b""), now)

@@ -34,6 +34,7 @@ class LostWorkers:
         self._observers: list[tuple[LossObserver, Callable[[], bool]]] = []
         self.on_goodbye: Callable[[str, str], None] | None = None
         """Called with the name of a worker that exited with an error, and the error."""
+        self._refused_by: set[str] = set()
         self.on_given_up: Callable[[WorkerLost], None] | None = None
         """Called if this process has to end, with the reason."""
 
@@ -122,10 +123,14 @@ class LostWorkers:
         """Note that another worker holds this one for lost.
 
         It was stopped, or cut off, for too long. If a launcher starts dead workers again, the others wait for a
-        replacement, which cannot come while this process lives.
+        replacement, which cannot come while this process lives. Workers that do not trust each other believe that only
+        if those say so who could vote for the replacement.
         """
         local = self._local
         if not local.settings.awaited_replacement or local.given_up is not None:
+            return
+        self._refused_by.add(peer.record.name)
+        if local.settings.accept == "registered" and not self._peers.members.is_quorum(local.name, self._refused_by):
             return
         local.given_up = WorkerLost(
             f"worker {local.name!r} ends, so that its launcher starts it again: worker {peer.record.name!r} has lost "

@@ -41,14 +41,24 @@ def run_work(work: bytes, name: str, *, init: bool, joined: Callable[[], None] =
     """
     function, arguments, options = cloudpickle.loads(work)
     if not init:
-        return function(*arguments)
+        return _result_of(function, arguments)
     from telegrad import rpc
 
     rpc.init_rpc(name, **options)
     joined()
-    value = function(*arguments)
+    value = _result_of(function, arguments)
     rpc.shutdown()
     return value
+
+
+def _result_of(function: Callable[..., Any], arguments: Sequence[Any]) -> object:
+    """Call the function. One that exits with code 0 has finished, as a script has, and has no result."""
+    try:
+        return function(*arguments)
+    except SystemExit as end:
+        if end.code is not None and end.code != 0:
+            raise
+        return None
 
 
 def without_frames_of(error: BaseException, files: Sequence[str]) -> BaseException:
