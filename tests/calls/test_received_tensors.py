@@ -40,6 +40,12 @@ def test_a_received_tensor_can_be_swapped() -> None:
     assert received.is_only_access(other)
 
 
+def test_sparse_tensors_in_large_messages_are_not_noted() -> None:
+    received = ReceivedTensors()
+    received.add([torch.eye(3).to_sparse(), received_tensor()])
+    assert len(received) == 0  # the second one is gone, and the first has no storage
+
+
 def test_received_tensors_are_not_kept() -> None:
     received = ReceivedTensors()
     tensor = received_tensor()

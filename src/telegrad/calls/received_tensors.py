@@ -28,7 +28,9 @@ class ReceivedTensors:
     def add(self, attachments: Iterable[object]) -> None:
         """Note the memory of the large ones among the tensors of a message."""
         for tensor in attachments:
-            if type(tensor) is torch.Tensor and tensor.is_cpu and tensor.nbytes >= SMALLEST:
+            if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
+                continue  # others have no storage, and sparse ones do not know their bytes
+            if tensor.nbytes >= SMALLEST:
                 storage = tensor.untyped_storage()
                 self._storages[id(storage)] = weakref.ref(storage, partial(self._storages.pop, id(storage)))
 
