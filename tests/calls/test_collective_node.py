@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -51,6 +52,24 @@ def test_all_below_learn_why_values_cannot_be_passed_on(error: Exception, kind: 
             )
         assert [type(answer) for answer in answers] == [kind, kind]
         assert str(answers[0]) == f"worker 'b' could not pass on the values of a collective: {error}"
+
+
+def test_a_collective_that_failed_keeps_nothing_while_the_call_to_the_member_above_goes_on() -> None:
+    with local_group(["a", "b", "c"], settings=AgentSettings(fan_out=1)) as agents:
+        node, known = agents["b"].collectives.node, KnownView(view_of(agents["b"]))
+        calls: list[object] = []
+        node._call_up = lambda to, arguments, done: calls.append(done)  # it does not end
+        key, value = Round("user", 1, digest_of(known.view)), {1, 2}
+
+        def respond(values: object, error: Exception | None) -> None:
+            pass
+
+        responses = [weakref.ref(respond), weakref.ref(value)]
+        node.arrive(respond, Arrival(key, known, "b", value, None, whole=True, oldest=1))
+        node.fail(key, known, WorkerLost("worker 'c' is gone"))
+        del respond, value
+        assert calls
+        assert [response() for response in responses] == [None, None]
 
 
 # -- members that know another group ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tests.support.channels import FakeAgent, FakeLink, connected_channel
 from telegrad.connection.handshake import NONCE_SIZE, Rejected
 from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
-from telegrad.errors import UnknownWorker, WorkerLost
+from telegrad.errors import ResourceExhausted, UnknownWorker, WorkerLost
 from telegrad.protocol.membership import MAX_STEP, State
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import LinkClosed
@@ -316,3 +316,27 @@ def test_traffic_adds_up_both_channels(agent: PeersAgent, peers: Peers) -> None:
     peer.outgoing.sent, peer.incoming.sent = 1, 2
     peer.outgoing.receiver.received, peer.incoming.receiver.received = 10, 20
     assert peer.traffic() == (3, 30)
+
+
+def test_the_opener_of_a_dropped_channel_is_looked_for_until_it_is_connected_or_lost(
+    agent: PeersAgent, peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[Callable[[], object]] = []
+    timers: Any = SimpleNamespace(at=lambda when, action: again.append(action))
+    executor: Any = SimpleNamespace(submit=lambda task: task(), timers=timers)
+    monkeypatch.setattr(agent, "executor", executor)
+    attempts: list[str] = []
+
+    def channel_to(peer: Any, deadline: float) -> None:
+        attempts.append(peer.record.name)
+        raise ResourceExhausted("no descriptors are left")
+
+    monkeypatch.setattr(peers.connector, "channel_to", channel_to)
+    peer = peers.find("b")
+    channel = connected_channel(agent, FakeLink())
+    peers.drop_unused(channel, "never used")
+    again.pop()()
+    assert attempts == ["b", "b"]
+    peer.gone = "it is dead"
+    again.pop()()
+    assert (attempts, again) == (["b", "b"], [])

@@ -336,8 +336,9 @@ class CollectiveNode:
         for timer in (collective.timer, collective.check):
             if timer is not None:
                 self._local.executor.timers.cancel(timer)
+        answers, collective.answers, collective.values = collective.answers, [], {}  # a call up may go on for a minute
         # This worker last: once it has its reply it may leave, and by then the others must have theirs.
-        for _, stage, answer in sorted(collective.answers, key=lambda each: each[0] == self._local.name):
+        for _, stage, answer in sorted(answers, key=lambda each: each[0] == self._local.name):
             answer({} if stage is Stage.ENTER and error is None else values, error)
 
 

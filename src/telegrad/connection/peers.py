@@ -222,8 +222,16 @@ class Peers:
                 if peer.incoming is channel:
                     peer.incoming = None
         channel.close(reason)
-        if not self._local.closed:
-            self.verify(channel.peer)
+        self._keep_verifying(channel.peer)
+
+    def _keep_verifying(self, name: str) -> None:
+        """Verify a worker until there is a connection to it, or it is lost: values may wait for one or the other."""
+        peer = self.table.get(name)
+        if self._local.closed or peer is None or peer.gone or peer.channels():
+            return
+        self.verify(name)
+        again = self._local.runtime.now() + self._local.settings.session.resume_limit
+        self._local.executor.timers.at(again, lambda: self._keep_verifying(name))
 
     def describe(self, member: int) -> Description:
         """Describe the member with this id, or the next, to a newcomer."""
