@@ -25,7 +25,15 @@ def test_what_was_written_can_be_read(tmp_path: Path) -> None:
     assert os.listdir(folder) == ["b.pt"]
 
 
-@pytest.mark.parametrize("value", [np.zeros(2), Path("x"), lambda: 0], ids=["array", "path", "function"])
+class Subclass(torch.Tensor):
+    """A tensor of a class that torch does not know."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.zeros(2), Path("x"), lambda: 0, torch.ones(2).as_subclass(Subclass)],
+    ids=["array", "path", "function", "tensor of another class"],
+)
 def test_what_could_not_be_read_back_is_refused_when_it_is_written(tmp_path: Path, value: object) -> None:
     with pytest.raises(RecoveryFailed, match="the snapshot of worker 'b' contains what cannot be read back from disk"):
         files.write(tmp_path, "b", {"state": [torch.ones(2), value]})
@@ -46,6 +54,16 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     path = tmp_path / "b.pt"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(RecoveryFailed, match=f"worker 'b' cannot read its snapshot from {re.escape(str(path))}"):
+        files.read(tmp_path, "b")
+
+
+def test_a_file_with_one_wrong_bit_is_refused(tmp_path: Path) -> None:
+    files.write(tmp_path, "b", {"x": torch.arange(10_000)})
+    path = tmp_path / "b.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+    with pytest.raises(RecoveryFailed, match=r"worker 'b' cannot read its snapshot .*: it is damaged \(.*/data/0 has"):
         files.read(tmp_path, "b")
 
 

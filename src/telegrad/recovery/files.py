@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -75,6 +76,7 @@ def read(folder: Path, worker: str) -> Any:
     if not path.exists():
         return None
     try:
+        _check_intact(path)
         return torch.load(path, weights_only=True)
     except Exception as error:
         raise RecoveryFailed(
@@ -124,6 +126,14 @@ def _save(share: Any, path: Path) -> None:
         torch.save(share, file)
 
 
+def _check_intact(path: Path) -> None:
+    """Raise if a file is not as it was written: torch writes checksums, but does not compare them."""
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"it is damaged ({damaged} has changed since it was written)")
+
+
 def _check_readable(worker: str, share: Any) -> None:
     """Raise if `read` would refuse what is not a tensor in a share: later, that would be too late."""
     stream = io.BytesIO()
@@ -139,7 +149,8 @@ def _check_readable(worker: str, share: Any) -> None:
 
 
 def _without_tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    """Return a value without the tensors that can always be read: not those of other classes."""
+    if type(value) is torch.Tensor:
         return None
     if type(value) in (dict, OrderedDict):
         return {key: _without_tensors(each) for key, each in value.items()}
