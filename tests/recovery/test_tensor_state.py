@@ -99,3 +99,17 @@ def test_a_parameter_without_values_is_named() -> None:
         tensor_state.save(lazy)
     with pytest.raises(TelegradError, match="was saved, and one that is not initialized built"):
         tensor_state.load(lazy, tensor_state.save(torch.ones(2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.zeros(2, device="meta"), "on the meta device: it has no values"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.strided), "torch.jagged"),
+    ],
+    ids=["meta", "nested"],
+)
+def test_a_tensor_that_could_not_be_loaded_is_not_saved(make: Callable[[], torch.Tensor], reason: str) -> None:
+    with pytest.raises(TypeError, match=reason):
+        tensor_state.save(make())

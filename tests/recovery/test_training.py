@@ -546,3 +546,8 @@ def test_a_loop_that_is_left_after_a_step_goes_on_with_the_next() -> None:
         return seen
 
     assert simulate(program) == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_empty_string_is_no_directory_for_snapshots() -> None:
+    with pytest.raises(ValueError, match="the directory for snapshots is an empty string"):
+        recovery.Training(dict, every=1, directory="")

@@ -18,6 +18,10 @@ def save(tensor: torch.Tensor) -> SavedTensor:
             "no snapshot can be taken of a parameter that is not initialized: call lazy modules once in the build "
             "function"
         )
+    if tensor.is_meta:
+        raise TypeError("no snapshot can be taken of a tensor on the meta device: it has no values")
+    if tensor.is_nested and tensor.layout is torch.strided:
+        raise TypeError("no snapshot can be taken of a nested tensor with strides: use layout=torch.jagged")
     grad = tensor.grad if tensor.is_leaf else None
     return on_cpu(tensor), None if grad is None else on_cpu(grad), tensor.requires_grad, str(tensor.device)
 

@@ -83,6 +83,8 @@ class Training(Generic[T]):
             raise ValueError(f"replacement_timeout must be at least 0 seconds, not {replacement_timeout!r}")
         if type(copies) is not int or copies < 0 or (not copies and directory is None):
             raise ValueError(f"{copies!r} workers cannot hold a snapshot: at least 1, or 0 with a directory")
+        if directory == "":
+            raise ValueError("the directory for snapshots is an empty string: name one, or pass None for none")
         self._build = build
         self._every = every
         self._timeout = replacement_timeout
