@@ -73,3 +73,9 @@ def test_garbage_is_refused() -> None:
 
 def test_the_repr_of_a_start_shows_no_token() -> None:
     assert "secret" not in repr(MESSAGES[1])
+
+
+def test_nesting_without_an_end_is_refused() -> None:
+    body = b"\x82\xa4type\xa5Hello\xa1x" + b"\x91" * 4000 + b"\xc0"
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        list(Frames().feed(len(body).to_bytes(8, "big") + body))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +15,18 @@ import pytest
 from telegrad.launch import WorkerFailed, runner_supervisor, ssh
 from telegrad.launch.runner_channel import PipeChannel
 from telegrad.launch.runner_engine import Engine, Work
-from telegrad.launch.runner_messages import MARK, STDERR, STDOUT, Hello, StoreHosted, pack
+from telegrad.launch.runner_messages import (
+    MARK,
+    STDERR,
+    STDOUT,
+    Hello,
+    HostStore,
+    Signal,
+    Start,
+    StoreHosted,
+    WorkPart,
+    pack,
+)
 from telegrad.launch.runner_supervisor import RunnerSupervisor
 from telegrad.launch.runner_worker import RunnerWorker
 
@@ -26,7 +37,9 @@ def quiet_worker(name: str, rank: int) -> RunnerWorker:
 
 
 @pytest.mark.parametrize(
-    ("hello", "size"), [(Hello(7, "here"), 8), (Hello(0, "here", size=3), 3)], ids=["its rank", "its number"]
+    ("hello", "size"),
+    [(Hello(7, "here"), 8), (Hello(0, "here", size=3), 3), (Hello(7, "here", size=1), 8)],
+    ids=["its rank", "its number", "both"],
 )
 def test_an_engine_that_starts_another_number_of_workers_is_named_at_once(hello: Hello, size: int) -> None:
     closed: list[str] = []
@@ -97,3 +110,44 @@ def test_a_runner_that_does_not_answer_is_given_up(
         supervisor.run()
     assert "worker a may still run: its runner on frozen does not answer" in caplog.text
     assert workers["a"].channel is None
+
+
+class RecordedChannel:
+    """Keeps what is posted. Nothing arrives."""
+
+    unsent = False
+
+    def __init__(self, descriptor: int) -> None:
+        self.posted: list[object] = []
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def post(self, messages: Iterable[object]) -> None:
+        self.posted += messages
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def test_a_worker_that_is_killed_before_its_runner_is_connected_does_not_run() -> None:
+    connected: list[tuple[RecordedChannel, Hello]] = []
+    workers = {name: quiet_worker(name, rank) for rank, name in enumerate("ab")}
+    listener: Any = SimpleNamespace(connected=lambda: connected)
+    supervisor = RunnerSupervisor(Work(["a", "b"], b"x"), Engine("srun", [], listener=listener), workers, 1.0)
+    inside = cast("Any", supervisor)
+    try:
+        supervisor.request_kill("b")
+        inside._on_request()
+        connected += [(RecordedChannel(os.eventfd(0)), Hello(rank, "here")) for rank in range(2)]
+        inside._on_connected()
+        inside._take(workers["a"], StoreHosted(1))
+        (first, _), (second, _) = connected
+        assert [type(message) for message in first.posted] == [HostStore, WorkPart, Start]
+        assert [type(message) for message in second.posted] == [WorkPart, Start, Signal]
+    finally:
+        for worker in workers.values():
+            inside._disconnect(worker)
+        supervisor.requests.close()
+        inside._selector.close()

@@ -177,6 +177,17 @@ def test_the_exit_code_is_that_of_the_worker_that_failed(
 
 
 @pytest.mark.usefixtures("path_with_ssh")
+def test_output_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('up', flush=True)\n")
+    command = [sys.executable, "-m", "telegrad.cli", "run", "--hosts", "a:1", str(script)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "the group was stopped because its supervisor failed: [Errno 28] No space left on device" in done.stderr
+
+
+@pytest.mark.usefixtures("path_with_ssh")
 @pytest.mark.parametrize("number", ["SIGINT", "SIGKILL"])
 def test_workers_end_with_the_launcher(
     number: str, tmp_path: Path, liveness: LivenessPipe, launch: Callable[..., subprocess.Popen[str]]

@@ -174,7 +174,7 @@ class Frames:
             del self._bytes[:end]
             try:
                 message = _decoder.decode(body)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise ProtocolError(f"a runner or its launcher sent a frame that cannot be read: {error}") from error
             yield message
 

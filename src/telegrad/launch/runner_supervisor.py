@@ -124,18 +124,19 @@ class RunnerSupervisor:
             worker = self.workers[name]
             if not worker.ended:
                 worker.killed_on_purpose = True
-                self._send(worker, [Signal(signal.SIGKILL)])
+                if self._started:  # else with its work: the others need all runners to start
+                    self._send(worker, [Signal(signal.SIGKILL)])
 
     def _on_connected(self) -> None:
         assert self._engine.listener is not None
         for channel, hello in self._engine.listener.connected():
             size = hello.size or max(hello.rank + 1, len(self.workers))
-            if size != len(self.workers):
+            if size != len(self.workers) or not 0 <= hello.rank < size:
                 channel.close()
                 self._fail(
                     None,
-                    f"{self._engine.name} has started {size} processes, but the group has {len(self.workers)} workers: "
-                    "its options must not change the number of processes",
+                    f"{self._engine.name} has started {max(size, hello.rank + 1)} processes, but the group has "
+                    f"{len(self.workers)} workers: its options must not change the number of processes",
                 )
                 continue
             worker = self.workers[self._work.names[hello.rank]]
@@ -201,6 +202,8 @@ class RunnerSupervisor:
             environment = {**self._work.environment, **own}
             start = _start(self._work, worker.name, rank, environment)
             self._send(worker, in_parts(start))
+            if worker.killed_on_purpose:
+                self._send(worker, [Signal(signal.SIGKILL)])
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -280,17 +283,18 @@ class RunnerSupervisor:
         worker.close()
 
     def _close(self) -> None:
-        for process in self._engine.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        for worker in self.workers.values():
-            self._disconnect(worker)
-        if self._engine.listener is not None:
-            self._selector.unregister(self._engine.listener)
-            self._engine.listener.close()
-        self._selector.close()
-        self.requests.close()
+        with contextlib.ExitStack() as stack:  # All of it, even if the last output cannot be printed.
+            stack.callback(self.requests.close)
+            stack.callback(self._selector.close)
+            if self._engine.listener is not None:
+                stack.callback(self._engine.listener.close)
+                stack.callback(self._selector.unregister, self._engine.listener)
+            for worker in self.workers.values():
+                stack.callback(self._disconnect, worker)
+            for process in self._engine.processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
 
 
 class _WatchedChannels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 from telegrad.launch.runner_channel import Channel
 from telegrad.launch.runner_messages import RESULT, Hello, Output
@@ -42,17 +43,19 @@ class RunnerWorker:
             self._printers[output.stream].feed(output.data)
 
     def connect(self, channel: Channel, hello: Hello) -> None:
-        """Take over a runner, which may be that of a later start."""
+        """Take over a runner, which may be that of a later start: what `kill` did to the one before is over."""
+        self.killed_on_purpose = self.killed_on_purpose and self.hello is None
         self.channel, self.hello = channel, hello
         self.result, self.exitcode, self.lost = WorkerResult(), None, False
 
     def close(self) -> None:
         """Close the connection, and print what is left."""
-        for printer in self._printers.values():
-            printer.close()
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
+        channel, self.channel = self.channel, None
+        with ExitStack() as stack:  # All of it, even if nothing can be printed: the runner must see the end.
+            if channel is not None:
+                stack.callback(channel.close)
+            for printer in self._printers.values():
+                stack.callback(printer.close)
 
     def succeeded(self) -> bool:
         """Return whether the function returned, or the script exited with 0."""

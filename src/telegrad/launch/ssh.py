@@ -99,6 +99,7 @@ def run(
     group = _start(work, _places(hosts), python, ssh, None, START_TIMEOUT)
     with group, signals_request_stop(group.supervisor.requests):
         group.wait()
+    group.check_supervisor()
     if group.supervisor.stop_signal is not None:
         number = signal.Signals(group.supervisor.stop_signal)
         print_status(f"stopped by {number.name}; all workers have exited")

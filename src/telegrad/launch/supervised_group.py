@@ -130,10 +130,7 @@ class SupervisedGroup(Group, Generic[W]):
             unfinished = self._unfinished()
             self.stop()
             raise timed_out(unfinished, timeout or 0.0)
-        if self._supervisor_error is not None:
-            raise TelegradError(
-                f"the group was stopped because its supervisor failed: {self._supervisor_error}"
-            ) from self._supervisor_error
+        self.check_supervisor()
         if failures := self._failures():
             self._raise_failure(failures)
         workers = self.processes.values()
@@ -168,6 +165,13 @@ class SupervisedGroup(Group, Generic[W]):
         except BaseException:
             self.stop()
             raise
+
+    def check_supervisor(self) -> None:
+        """Raise a TelegradError if the supervisor failed, as when the output of workers cannot be written."""
+        if self._supervisor_error is not None:
+            raise TelegradError(
+                f"the group was stopped because its supervisor failed: {self._supervisor_error}"
+            ) from self._supervisor_error
 
     # -- inside -------------------------------------------------------------------------------------------------
 

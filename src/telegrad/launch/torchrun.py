@@ -27,7 +27,8 @@ def start(
     def command(workers: int, options: Sequence[str]) -> Sequence[str]:
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"),
-            *(f"--max-restarts={restart}", *options, *RUNNER, "--exit-code"),
+            # Without restarts, a worker that ends does not end the others: the launcher decides.
+            *(f"--max-restarts={restart}", *options, *RUNNER, *(["--exit-code"] if restart else [])),
         ]
 
     return start_by_command("torchrun", command, fn, workers, args, address="127.0.0.1", restarts=restart > 0, **others)
