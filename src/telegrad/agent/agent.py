@@ -122,7 +122,7 @@ class Agent:
         self.listeners: list[Listener] = []
         self.shutdown_protocol = Shutdown(self)
         self.peers.lost_workers.on_goodbye = self.shutdown_protocol.heard
-        self.peers.lost_workers.on_given_up = self.collectives.give_up
+        self.peers.lost_workers.on_given_up = self.collectives.shutdown_report.give_up
         _listen(self, transports)
         self.me = local.me = WorkerRecord(
             name=name,

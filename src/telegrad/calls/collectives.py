@@ -38,6 +38,7 @@ from telegrad.calls.collective_view import KnownView, KnownViews, View, digest_o
 from telegrad.calls.completion import Explainer
 from telegrad.calls.extension import outside_of_contexts
 from telegrad.calls.service_names import GATHER
+from telegrad.calls.shutdown_report import ShutdownReport
 from telegrad.calls.shutdown_rounds import MISSED, PAUSE, ShutdownRounds
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
@@ -74,6 +75,7 @@ class Collectives:
         self._client = client
         self.node = CollectiveNode(local, peers, self._call_up, self._expire)
         self.shutdown_rounds = ShutdownRounds(local, peers, self._call_up)
+        self.shutdown_report = ShutdownReport(local, client)
         self.explainer: Explainer | None = None
         """Says what a collective waits for whose deadline has passed."""
         self._views = KnownViews(peers)
@@ -81,7 +83,6 @@ class Collectives:
         self._numbers: dict[bytes, tuple[int, KnownView]] = {}  # of the last collective of each view
         self._in_flight: dict[bytes, set[int]] = {}
         self._shutdown_rounds = 0
-        self._report_call: Call | None = None  # that of the thread in a shutdown
         self._missing: dict[tuple[Round, bool], tuple[float, list[str]]] = {}  # whom a collective waited for, and when
 
     # -- members ----------------------------------------------------------------------------------------------
@@ -92,8 +93,7 @@ class Collectives:
         """Contribute `value`, and return the values of all `names` (default: all workers), which must all call this.
 
         `timeout` is in seconds; None and 0 mean no limit. `what` is the function that this worker has called, for logs,
-        and to check that all have called the same one.
-        Tensors arrive as leaves, in autograd contexts, too.
+        and to check that all have called the same one. Tensors arrive as leaves, in autograd contexts, too.
         """
         if names is None:
             digest, known = self._views.current()
@@ -167,7 +167,7 @@ class Collectives:
             try:
                 with self._reported(target.record.name, key, "shutdown()", schedule):
                     try:
-                        result = self._report_to(target.record.name, arguments, left)
+                        result = self.shutdown_report.send(target.record.name, arguments, left)
                     except DeadlineExceeded as error:  # of this worker: the others wait on
                         raise _late(error, key, target.record.name, self._awaited, timeout) from None
             except WorkerLost:
@@ -181,22 +181,6 @@ class Collectives:
             if deadline is not None and runtime.now() >= deadline:
                 return MISSED
             runtime.event().wait(runtime.now() + PAUSE)  # until both know the same group
-
-    def _report_to(self, to: str, arguments: tuple[Any, ...], timeout: float) -> object:
-        """Call the worker to which this one reports in a shutdown, until `give_up`."""
-        self._report_call = call = self._client.begin(to, GATHER, arguments, None, timeout)
-        try:
-            if self._local.given_up is not None:  # before `give_up` could find the call
-                self.give_up(self._local.given_up)
-            return self._client.complete(call)
-        finally:
-            self._report_call = None
-
-    def give_up(self, error: WorkerLost) -> None:
-        """End the wait of this worker in a shutdown: the one that it reports to may not be the one that has lost it."""
-        call = self._report_call
-        if call is not None:
-            self._client.cancel(call, "its worker ends", error)
 
     # -- the member above ---------------------------------------------------------------------------------------
 
