@@ -119,10 +119,9 @@ class EngineCall(msgspec.Struct, eq=False):
         needs = self.graph.needs
         assert needs is not None
         edges = [roots.inputs[number] for number in numbers]
-        for node, leading in reached.items():
-            if len(leading) < node.recv.count:
-                break
-        else:
+        if all(len(leading) == node.recv.count for node, leading in reached.items()) and not any(
+            _has_siblings(input_edge.node) for input_edge in edges
+        ):
             return self._backward(outputs, grads, [*edges, *onward], False)
         last = {number: inner[number] for number in inner if not needs.leads_on(roots.inputs[number])}
         with capturing(last) as after_hooks:
@@ -153,6 +152,11 @@ class EngineCall(msgspec.Struct, eq=False):
                 check_nan = bool(info.modes & CHECK_NAN) and not anomaly.is_checking()
                 modes.enter_context(anomaly.watched([start_of(output) for output in outputs], check_nan))
             return _run_engine(run)
+
+
+def _has_siblings(node: Any) -> bool:
+    """Whether an input that this node makes came in a message with other tensors."""
+    return type(node) is RECV_NODE and node.recv.count > 1
 
 
 @interruptible

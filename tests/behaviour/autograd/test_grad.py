@@ -296,3 +296,20 @@ def test_a_leaf_of_a_subclass_is_an_input_like_any_other(group: Group, kind: typ
         autograd.backward(context, [remotely("b", torch.sin, x).sum()], inputs=[x], accumulate="grad")
         assert x.grad is not None
         assert_equal(x.grad.as_subclass(torch.Tensor), torch.arange(3.0).cos())
+
+
+def pair(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, y * 3
+
+
+def test_the_hook_of_an_input_counts_although_it_was_computed_from_a_sibling_of_another_input(group: Group) -> None:
+    # To the engine, `used` leads to `received`, since both tensors of the reply are outputs of one node.
+    def program(call: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        received, sibling = call("b", pair, leaf(3), leaf(3, seed=1))
+        used = sibling.exp()
+        used.register_hook(lambda gradient: gradient / 2)
+        return [received.sum(), used.sum()], [received, used]
+
+    wanted = torch.autograd.grad(*program(locally))
+    with autograd.context() as context:
+        assert_all_equal(autograd.grad(context, *program(remotely)), wanted)
