@@ -92,6 +92,16 @@ def test_hooks_on_the_way_to_siblings_of_inputs_may_run() -> None:
     assert (1, 7) in outcome.hooks
 
 
+def test_multi_grad_hooks_on_leaves_are_not_compared_where_a_nested_backward_may_confuse_torch() -> None:
+    hook = ("multi-grad hook", "all", (0, 1), 7)
+    plain, nested = (
+        run_locally(program(*steps, passes=[Pass("backward", (2,))]))
+        for steps in ([("op", "mul", 0, 1, False), hook], [("run again", "by hand", 0, 1), hook])
+    )
+    assert plain.may_run == set()
+    assert nested.may_run == {(0, 7), (0, 8)}
+
+
 def test_post_accumulate_hooks_call_along_their_routes() -> None:
     leaves = Leaves(1, [["double"] * 2] * 2, [PostHook(0, 0, (1, 0, 1), 7)])
     outcome = run_locally(program(passes=[Pass("backward", (0,))], leaves=leaves))

@@ -95,14 +95,18 @@ class OneProcess:
     def _note_multi_grad_hooks(self, roots: Tensors) -> None:
         """Record multi-grad hooks whose calls cannot be compared.
 
-        Torch calls an 'all' hook twice if one of its tensors is the only root. An 'any' hook may be called with None,
-        for an unused output of a node that runs, and is then not called again.
+        Torch calls an 'all' hook twice if one of its tensors is the only root. If a nested backward accumulates into a
+        leaf of such a hook between its other gradients, torch forgets how many of them the outer pass expects. An 'any'
+        hook may be called with None, for an unused output of a node that runs, and is then not called again.
         """
         begin = {node_of(root) for root in roots}
+        nested = self._program.has("run again")
         for key, mode, nodes in self._hooked:
-            if (mode == "all" and not nodes.isdisjoint(begin)) or (
-                mode == "any" and any(not nodes.isdisjoint(message) for message in self._messages)
-            ):
+            if mode == "all":
+                unlike = not nodes.isdisjoint(begin) or (nested and any(not node.next_functions for node in nodes))
+            else:
+                unlike = mode == "any" and any(not nodes.isdisjoint(message) for message in self._messages)
+            if unlike:
                 self.may_run[-1].add(key)
 
     def _note_siblings(self, roots: Tensors, inputs: Tensors, retain: bool) -> None:
