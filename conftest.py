@@ -9,6 +9,7 @@ import gc
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -31,6 +32,10 @@ from telegrad.testing.group import local_group
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("repeat")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control starts it like this in the background, and programs of the tests would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore_glob = [
     "src/telegrad/drop_in/*/sitecustomize.py",  # importing it installs the drop-in

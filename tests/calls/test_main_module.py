@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,4 +74,6 @@ def test_a_function_that_the_script_of_the_callee_never_defines_is_an_error_at_o
 def test_a_global_that_the_script_has_not_defined_yet_is_explained(tmp_path: Path) -> None:
     said = run_two(tmp_path, "value = 3", "telegrad.rpc_sync('worker1', early)")
     assert said.startswith("NameError name 'value' is not defined")
-    assert "the script of worker 'worker1' is at script.py:10 and has not defined 'value' yet" in said
+    # line 10, unless the call came while the main thread was still on its way there from init_rpc()
+    where = r"the script of worker 'worker1' is at script\.py:(7|8|9|10) and has not defined 'value' yet"
+    assert re.search(where, said), said
