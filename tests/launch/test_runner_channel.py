@@ -53,8 +53,10 @@ def test_a_runner_that_was_invited_is_connected(listener: RunnerListener) -> Non
         runner.send(Output(1, data[:1000]))  # fits into the buffers; nobody reads yet
         wait_until(lambda: bool(received.extend(launcher.receive()) or received))
         assert received == [Output(1, data[:1000])]
+        runner.close()
+        wait_for_end(launcher)
+        assert launcher.peer == "127.0.0.1"  # also when the runner is gone
         launcher.close()
-        wait_for_end(runner)
 
 
 def test_a_wrong_key_is_refused(listener: RunnerListener, caplog: pytest.LogCaptureFixture) -> None:

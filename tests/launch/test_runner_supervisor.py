@@ -21,6 +21,7 @@ from telegrad.launch.runner_messages import (
     STDOUT,
     Hello,
     HostStore,
+    Output,
     Signal,
     Start,
     StoreHosted,
@@ -60,6 +61,25 @@ def test_an_engine_that_starts_another_number_of_workers_is_named_at_once(hello:
     assert workers["a"].channel is None
 
 
+def test_a_second_runner_of_one_rank_is_named() -> None:
+    connected = [(RecordedChannel(os.eventfd(0)), Hello(0, "here")) for _ in range(2)]
+    workers = {"a": quiet_worker("a", 0)}
+    listener: Any = SimpleNamespace(connected=lambda: connected)
+    supervisor = RunnerSupervisor(Work(["a"]), Engine("srun", [], listener=listener), workers, 1.0)
+    inside = cast("Any", supervisor)
+    try:
+        inside._on_connected()
+        assert [failure.description for failure in supervisor.failures] == [
+            "srun has started two processes as rank 0: its options must give each process of the group a rank of its "
+            "own"
+        ]
+        assert workers["a"].channel is connected[0][0]
+    finally:
+        inside._disconnect(workers["a"])
+        supervisor.requests.close()
+        inside._selector.close()
+
+
 @pytest.fixture
 def start() -> Callable[..., ssh.RunnerGroup]:
     """Return a function that starts a group on hosts a and b, where a program stands in for the runner on b."""
@@ -86,10 +106,15 @@ def test_a_launcher_can_be_stopped_while_a_runner_takes_nothing(start: Callable[
         assert worker.ended
 
 
-def test_a_runner_that_sends_garbage_is_named(start: Callable[..., ssh.RunnerGroup]) -> None:
-    program = f"import os, signal\nos.write(1, {MARK + bytes([255]) * 8!r})\nsignal.pause()"
+@pytest.mark.parametrize(
+    ("sent", "named"),
+    [(bytes([255]) * 8, r"a frame of 1844674407370955"), (pack(Output(4, b"x")), r"Expected `int` <= 3.*stream")],
+    ids=["a length", "a stream"],
+)
+def test_a_runner_that_sends_garbage_is_named(start: Callable[..., ssh.RunnerGroup], sent: bytes, named: str) -> None:
+    program = f"import os, signal\nos.write(1, {MARK + sent!r})\nsignal.pause()"
     with start(os.getpid, (), program) as group:
-        with pytest.raises(WorkerFailed, match=r"worker worker1 was given up: .* a frame of 1844674407370955"):
+        with pytest.raises(WorkerFailed, match=rf"worker worker1 was given up: .*{named}"):
             group.join(60)
 
 

@@ -178,16 +178,13 @@ class TlsChannel(Channel):
         super().__init__(frames)
         self._sock = sock
         self._wanted = select.POLLOUT
+        self.peer = str(sock.getpeername()[0])
+        """The address of the other side, also when that is gone."""
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         _channels.add(self)
-
-    @property
-    def peer(self) -> str:
-        """The address of the other side."""
-        return str(self._sock.getpeername()[0])
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""

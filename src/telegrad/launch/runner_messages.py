@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -93,7 +93,7 @@ class Signal(msgspec.Struct, tag=True, frozen=True):
 class Output(msgspec.Struct, tag=True, frozen=True):
     """From a runner: bytes that the worker wrote to stdout, stderr, or the pipe of its result."""
 
-    stream: int
+    stream: Annotated[int, msgspec.Meta(ge=STDOUT, le=RESULT)]
     data: bytes
 
 

@@ -140,6 +140,14 @@ class RunnerSupervisor:
                 )
                 continue
             worker = self.workers[self._work.names[hello.rank]]
+            if worker.channel is not None and not self._engine.restarts:
+                channel.close()
+                self._fail(
+                    None,
+                    f"{self._engine.name} has started two processes as rank {hello.rank}: its options must give each "
+                    "process of the group a rank of its own",
+                )
+                continue
             if worker.channel is not None:
                 self._disconnect(worker)
             worker.connect(channel, hello)

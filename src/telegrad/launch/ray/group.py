@@ -24,6 +24,7 @@ def group(
     workers: int | Sequence[str],
     args: Sequence[Any] = (),
     *,
+    prefix: bool = True,
     resources: Mapping[str, float] | None = None,
     placement: str = "SPREAD",
     runtime_env: Mapping[str, Any] | None = None,
@@ -38,13 +39,15 @@ def group(
 
     Each worker has its own bundle of a placement group, with `resources` (default: 1 CPU), placed by the strategy
     `placement` (SPREAD, PACK, STRICT_SPREAD, STRICT_PACK). Ray must have room for all within `timeout` seconds, and
-    for a worker that is started again. `runtime_env` is Ray's. Ray prints the output of workers with their names. The
-    rest is as in `telegrad.launch.start`.
+    for a worker that is started again. `runtime_env` is Ray's. Ray prints the output of workers with their names, so
+    `prefix` must be true. The rest is as in `telegrad.launch.start`.
 
     If Ray is not initialized, this calls ``ray.init()``.
     """
     from telegrad.launch.ray.engine import RayStarter, Rendezvous, import_ray
 
+    if not prefix:
+        raise ValueError("Ray prints the output of all workers with their names: leave prefix=False out")
     names = worker_names(workers)
     policy = RestartPolicy(restart, restart_window)
     work = dump_work(fn, args, init_options)
