@@ -185,7 +185,7 @@ class RRefExtension(Extension):
             return
 
         def skip() -> None:
-            if owned.queue is not None:
+            if owned.queue is not None and owned.error is None:  # else no call waits in it
                 owned.queue.skip(caller, position, last=last)
 
         if owned.when_ready(skip):

@@ -118,7 +118,8 @@ class RRefService:
 
         def start() -> None:
             position, served.stream_position = served.stream_position, None
-            if position is not None and owned.queue is not None:
+            # Without a value, calls fail in any order. Those before this one may have gone to an earlier process.
+            if position is not None and owned.queue is not None and owned.error is None:
                 task = _in_current_state(lambda finish: self._submit(partial(run, finish)))
                 served.waits = DeferredWait("queue", self._agent.runtime.now(), owned.queue)
                 owned.queue.put(served.worker.id, position, task)

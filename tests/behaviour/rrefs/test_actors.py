@@ -152,6 +152,20 @@ def test_every_call_fails_when_the_actor_could_not_be_created(group: Group) -> N
             future.wait()
 
 
+def test_calls_of_an_actor_that_is_gone_do_not_wait_for_calls_that_another_process_got(group: Group) -> None:
+    # As when the owner was restarted: the reference came back from it, and earlier calls went to its predecessor.
+    rref = rpc.remote("b", Actor, (1, 2, 3), ordered=True)
+    references = group["a"].references
+    references.sequencer.next(group["b"].me.id, rref._id)
+    with pytest.raises(TypeError):
+        rref.rpc_sync(timeout=PATIENCE).note(1)
+    references.skip_call(group["b"].me.id, references.sequencer.next(group["b"].me.id, rref._id))
+    with pytest.raises(TypeError):
+        rref.rpc_sync(timeout=PATIENCE).note(2)
+    [owned] = group["b"].references.context.values.values()
+    assert owned.queue.sequence_count() == 0
+
+
 def test_a_local_value_can_be_an_actor(group: Group) -> None:
     rref = RRef(Actor(), ordered=True)
     rpc.rpc_sync("b", note_many, (rref, "b"))
