@@ -31,6 +31,7 @@ from telegrad.errors import (
 )
 from telegrad.futures import Future
 from telegrad.protocol.limits import SessionSettings
+from telegrad.rpc import api
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 
@@ -481,6 +482,15 @@ def test_a_shutdown_that_times_out_names_workers_and_calls() -> None:
         with pytest.raises(DeadlineExceeded, match=r"with calls in flight: call \d+ of .*enter_and_wait on worker 'b'"):
             agents["a"].shutdown(timeout=0.2)
         Signals.go.set()
+
+
+@pytest.mark.parametrize(("timeout", "error"), [("5", TypeError), (-2, ValueError), (float("nan"), ValueError)])
+def test_a_wrong_timeout_of_shutdown_ends_nothing(timeout: Any, error: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    with local_group(["a"]) as agents:
+        monkeypatch.setattr(api, "process_agent", lambda: agents["a"])
+        with pytest.raises(error, match="timeout must be"):
+            rpc.shutdown(timeout=timeout)
+        assert not agents["a"].closed
 
 
 def test_shutdown_may_be_called_again_and_after_a_peer_died() -> None:

@@ -70,6 +70,29 @@ def test_waiting_for_a_worker_ends_when_it_was_replaced() -> None:
     run(program)
 
 
+def test_waiting_for_a_worker_says_for_whom(caplog: pytest.LogCaptureFixture) -> None:
+    def program(sim: Simulation) -> None:
+        b = rpc.get_worker_info("b")
+        assert rpc.wait_for_worker(b).name == "b"
+        sim.kill("b")
+        sim.sleep(5)
+        with pytest.raises(DeadlineExceeded):
+            rpc.wait_for_worker(b, 4)
+        assert "worker 'a' has waited 3 s in wait_for_worker() for worker 'b'" in caplog.messages
+
+    run(program)
+
+
+def test_a_coroutine_function_is_no_callback() -> None:
+    async def callback(status: object, reason: str) -> None: ...
+
+    def program(sim: Simulation) -> None:
+        with pytest.raises(TypeError, match=r"must be a plain function, not the coroutine function .*callback"):
+            rpc.on_worker_lost(callback)  # type: ignore[arg-type] # the mistake
+
+    run(program)
+
+
 def test_waiting_for_a_worker_that_cannot_come_is_an_error() -> None:
     def program(sim: Simulation) -> None:
         with pytest.raises(UnknownWorker, match="there is no worker named 'x'"):

@@ -129,7 +129,7 @@ class AutogradExtension(Extension):
         devices = metadata.devices
         if devices:
             check_received_sources(devices, len(metadata.tensors))
-        recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name, devices)
+        recv = Recv(context, metadata.context, metadata.message, peer.id, peer.name, devices, peer.incarnation)
         bare, have_views = [], False
         try:
             for index in metadata.tensors:

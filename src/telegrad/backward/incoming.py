@@ -115,14 +115,19 @@ def late(run: PassRun, reply_to: ReplyTo | None, sender: int) -> None:
 
 def probed(run: PassRun, reply_to: ReplyTo, request: ProbeReq) -> None:
     """Continue the probe from tensors of one of our sends."""
+    with run.context.lock:
+        send = run.context.sends.get(request.message)
+    if send is None:  # this worker may have been replaced since, and must not look as if nothing was behind them
+        them, me = run.messaging.name_of(reply_to[0]), run.messaging.name_of(run.messaging.me)
+        text = f"worker {them!r} asked for tensors of message {request.message:#x}, which worker {me!r} never sent"
+        refuse(run, reply_to, TelegradError(f"{text} in context {run.context.id:#x}"))
+        return
     with run.lock:
         effects = run.rules.probe_received(reply_to)
     carry_out(run, effects)
-    with run.context.lock:
-        send = run.context.sends.get(request.message)
-    if send is not None and send.target != reply_to[0]:
-        send = None  # only the worker that received the tensors can tell that they were used
-    walk(run, lambda: run.graph.mark_live(send, request.tensors) if send is not None else Found())
+    # Only the worker that received the tensors can tell that they were used.
+    is_known = send.target == reply_to[0]
+    walk(run, lambda: run.graph.mark_live(send, request.tensors) if is_known else Found())
 
 
 def leads_to_inputs(run: PassRun, reply_to: ReplyTo, request: LeadsToInputReq) -> None:

@@ -247,7 +247,7 @@ class Recv:
     """One received message with tensors that need gradients: the data of its node."""
 
     __slots__ = (
-        *("context", "context_id", "count", "devices", "hooked"),
+        *("context", "context_id", "count", "devices", "hooked", "incarnation"),
         *("message", "node", "order", "source", "source_name"),
     )
 
@@ -259,7 +259,9 @@ class Recv:
         source: int,
         name: str,
         devices: Sequence[str] = (),
+        incarnation: int = 0,
     ) -> None:
+        self.incarnation = incarnation  # of the sender
         self.context = weakref.ref(context) if context is not None else None
         self.context_id = context_id
         self.message = message

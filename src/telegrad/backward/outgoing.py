@@ -14,7 +14,7 @@ from telegrad.backward.failure import PassAborted
 from telegrad.backward.messaging import ReplyTo
 from telegrad.backward.nodes import HELD_BY_ENGINE, Recv
 from telegrad.backward.pass_run import GradientMessage, OnReply, PassRun, running
-from telegrad.errors import TelegradError
+from telegrad.errors import TelegradError, WorkerLost
 from telegrad.protocol.backward import IdleReport, PassEffect
 from telegrad.torch_private import compiled_autograd_is_on
 from telegrad.torch_private_ownership import nobody_else_holds_any
@@ -57,6 +57,9 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
         )
     if not reached:
         return  # it is an input, and nothing behind it is needed
+    lost = lost_sender(run, recv)
+    if lost is not None:
+        raise lost
     present: list[torch.Tensor] = []
     on_cpu, large = True, False
     for grad in grads:
@@ -106,6 +109,18 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
         outbox.held[recv.message] = message  # sent when the island has ended
     elif not send_gradients(run, message):
         raise PassAborted("the pass has failed")
+
+
+def lost_sender(run: PassRun, recv: Recv) -> WorkerLost | None:
+    """Return the error of a pass that needs what a worker had recorded that was replaced since; None if it was not."""
+    if run.messaging.agent.peers.find(recv.source).record.incarnation == recv.incarnation:
+        return None
+    return WorkerLost(
+        f"worker {recv.source_name!r} was lost and replaced since it sent a tensor that a backward pass of context "
+        f"{recv.context_id:#x} has reached: leave the context, and run the step again",
+        worker=recv.source_name,
+        context=recv.context_id,
+    )
 
 
 def _are_unheld(grads: Sequence[torch.Tensor]) -> bool:

@@ -11,7 +11,7 @@ from telegrad import events
 from telegrad.backward.effects import carry_out
 from telegrad.backward.inputs import Found
 from telegrad.backward.messaging import ReplyTo
-from telegrad.backward.outgoing import expect_reply, send
+from telegrad.backward.outgoing import expect_reply, lost_sender, send
 from telegrad.backward.pass_run import PassRun
 from telegrad.protocol.backward import PassEffect
 from telegrad.wire.messages import LeadsToInputReq, ProbeReq, ResumeReq
@@ -33,6 +33,10 @@ def walk(run: PassRun, step: Callable[[], Found]) -> None:
         for _ in range(len(found.ask) + len(found.tell)):
             rules.probe_sent()
     for recv, indices in found.ask.items():
+        lost = lost_sender(run, recv)
+        if lost is not None:
+            run.fail(lost)
+            continue
         number = expect_reply(run, recv.source, rules.probe_acknowledged)
         send(run, recv.source, ProbeReq(number, run.info, recv.message, tuple(sorted(indices))))
     for sent, indices in found.tell.items():

@@ -174,7 +174,7 @@ def shutdown(
     workers. RRefs that are still held at the end of a graceful shutdown are logged. With `strict_references`, the
     shutdown then raises ReferencesHeld after everything is closed.
     """
-    agent = process_agent()
+    timeout, agent = given_timeout(timeout) or 0, process_agent()  # a wrong argument must not end the agent
     if agent is None:
         return
     try:

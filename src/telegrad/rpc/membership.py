@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable
 from typing import Literal
 
@@ -9,8 +11,12 @@ from telegrad.agent.agent import Agent
 from telegrad.connection.worker_record import check_name
 from telegrad.default_agent import default_agent
 from telegrad.errors import DeadlineExceeded, NotInitialized
+from telegrad.execution.reported_wait import ReportedWait
 from telegrad.protocol.membership import Member, State
-from telegrad.worker_info import WorkerStatus
+from telegrad.waiting_report import seconds
+from telegrad.worker_info import WorkerInfo, WorkerStatus
+
+_log = logging.getLogger("telegrad")
 
 _STATES: dict[State, Literal["alive", "lost", "left"]] = {
     State.ALIVE: "alive",
@@ -32,18 +38,26 @@ def _status(agent: Agent, member: Member) -> WorkerStatus:
     return WorkerStatus(name, worker_id, _STATES[member.state], generation, age, addresses)
 
 
-def wait_for_worker(name: str, timeout: float | None = None) -> WorkerStatus:
+def wait_for_worker(name: str | WorkerInfo, timeout: float | None = None) -> WorkerStatus:
     """Wait until the worker with that name is alive: until it has joined, or was replaced after it was lost.
 
-    Raises DeadlineExceeded after `timeout` seconds (None: no limit).
+    Raises DeadlineExceeded after `timeout` seconds (None: no limit). After 3 seconds it logs for whom it waits.
     """
     agent = default_agent()
+    name = name.name if isinstance(name, WorkerInfo) else name
     check_name(name)
     _check_timeout(timeout)
     if not agent.peers.members.is_open:
         agent.peers.find(name)  # raises an error that lists the workers
     begin = agent.runtime.now()
-    there = agent.peers.members.wait_for(name, None if timeout is None else begin + timeout)
+
+    def report(elapsed: float) -> None:
+        _log.warning(
+            "worker %r has waited %s in wait_for_worker() for worker %r", agent.me.name, seconds(elapsed), name
+        )
+
+    with ReportedWait(agent.runtime, agent.executor, report):
+        there = agent.peers.members.wait_for(name, None if timeout is None else begin + timeout)
     member = agent.peers.members.find(name)
     if not there or member is None:
         if agent.closed:
@@ -71,5 +85,10 @@ def on_worker_lost(callback: Callable[[WorkerStatus, str], None]) -> Callable[[]
     """
     if not callable(callback):
         raise TypeError(f"the callback for lost workers must be a function of status and reason, not {callback!r}")
+    if inspect.iscoroutinefunction(callback):
+        raise TypeError(
+            f"the callback for lost workers must be a plain function, not the coroutine function {callback!r}, which "
+            "no event loop would run"
+        )
     agent = default_agent()
     return agent.peers.members.on_lost(lambda member, reason: callback(_status(agent, member), reason))
