@@ -357,8 +357,11 @@ def _explained(explainer: Explainer | None, error: DeadlineExceeded, timeout: fl
 
 def _missing_error(key: Round, missing: list[str], timeout: float) -> DeadlineExceeded:
     have = "has" if len(missing) == 1 else "have"
-    what = f"{have} not called shutdown()" if key.topic == SHUTDOWN else "did not join the collective"
-    text = f"after {timeout:.3g} s {workers(missing)} {what}"
+    text = f"after {timeout:.3g} s {workers(missing)} "
+    if key.topic == SHUTDOWN:
+        text += f"{have} not called shutdown()"
+    else:
+        text += "did not join the collective: each member must call it as often as the others, or give it more timeout"
     return DeadlineExceeded(text, worker=missing[0], elapsed=timeout)
 
 

@@ -149,7 +149,8 @@ class RRef(Reference, Generic[T]):
         """Raise an error if the owner cannot provide the value."""
         if user.owner_lost:
             name = self.owner_name()
-            raise WorkerLost(f"{describe(self._id)} is gone: worker {name!r}, its owner, is lost", worker=name)
+            text = f"{describe(self._id)} is gone: worker {name!r}, its owner, is lost; create the value again"
+            raise WorkerLost(text, worker=name)
         if user.refused:
             raise ReferenceGone(
                 f"{self!r} no longer exists: the worker that sent it was lost before its owner confirmed it"
