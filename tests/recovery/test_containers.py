@@ -60,6 +60,7 @@ def assign(**values: Any) -> Callable[[Any], None]:
         (lambda: SimpleNamespace(pair=[1]), assign(pair={1: 2})),
         (lambda: {"module": MODULE}, lambda state: state.update(best=0.5)),
         (lambda: {"first": 1, "second": 2}, lambda state: state.update(first=state.pop("first"))),
+        (dict, lambda state: state.update({None: 1, 0: 2})),
         (lambda: UserDict(count=0), lambda state: state.update(count=1)),
         (lambda: [MODULE, 1], lambda state: state.append(2)),
         (lambda: [MODULE, 1], lambda state: state.pop()),
@@ -114,6 +115,25 @@ def test_what_exists_is_changed_in_place() -> None:
 def test_objects_must_stay(make: Callable[[], Any], step: Callable[[Any], object], message: str) -> None:
     with pytest.raises(TypeError, match=f"no snapshot can be taken {message}|{message}"):
         after(make, step)
+
+
+@pytest.mark.parametrize(
+    ("saved", "built", "message"),
+    [
+        ({"best": 0.5}, {}, r"^state\['best'\] was saved, and the build function does not make it any more$"),
+        ({"call": print}, {}, r"^state\['call'\] was saved, and the build function does not make it any more$"),
+        ({}, {"best": 0.5}, r"^the build function makes state\['best'\], of which nothing was saved$"),
+        ({}, {"call": print}, r"^the build function makes state\['call'\], of which nothing was saved$"),
+        ({"x": print}, {"x": 1}, r"^state\['x'\] was an object when it was saved, and a plain value is built$"),
+        ([1, 2], [1], r"^state\[1\] was saved, and the build function does not make it any more$"),
+    ],
+)
+def test_the_state_of_another_build_function_is_refused(saved: Any, built: Any, message: str) -> None:
+    share = Container(saved, "state", CONSTANTS).save()
+    before = built.copy()
+    with pytest.raises(TelegradError, match=message):
+        Container(built, "state", CONSTANTS).load(share)
+    assert built == before
 
 
 def test_a_defaultdict_of_a_step_cannot_be_made_again() -> None:

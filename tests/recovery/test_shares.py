@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import telegrad
 from telegrad import recovery
 from telegrad.default_agent import acting_as
 from telegrad.errors import RecoveryFailed
-from telegrad.recovery import shares
+from telegrad.recovery import files, shares
 from telegrad.recovery.shares import Run, SnapshotId
 from telegrad.recovery.snapshots import Snapshots
 from telegrad.recovery.stateful import Found
@@ -179,5 +180,27 @@ def test_a_worker_that_joined_after_a_snapshot_has_nothing_to_load() -> None:
                 reference = telegrad.remote("c", torch.nn.Linear, (1, 1))
                 with pytest.raises(RecoveryFailed, match="has built objects on worker 'c', of which there is no sna"):
                     snapshots.load(Found(found.local, {"c": {"y": reference}}), everybody)
+
+        sim.run(program)
+
+
+def test_the_number_of_a_snapshot_that_was_given_up_is_not_used_again(tmp_path: Path) -> None:
+    with Simulation(1, ["driver", "b"]) as sim, torch.random.fork_rng(devices=[]):
+
+        def program() -> None:
+            with acting_as(sim["driver"]):
+                snapshots = Snapshots("driver", sim["driver"].me.incarnation, 1, tmp_path)
+                everybody = {name: sim[name].me.incarnation for name in ("driver", "b")}
+                found = Found({"x": torch.zeros(1)}, {})
+                snapshots.begin(found, everybody, 5)
+                snapshots.finish()
+                snapshots.begin(found, everybody, 6)
+                snapshots.drop_all([])  # worker b may still write snapshot 2
+                assert snapshots.load(found, everybody) == 5
+                snapshots.begin(found, everybody, 5)
+                snapshots.finish()
+                latest = files.latest(tmp_path)
+                assert latest is not None
+                assert (latest.number, latest.step) == (3, 5)
 
         sim.run(program)

@@ -14,6 +14,7 @@ import telegrad
 from telegrad import recovery
 from telegrad.default_agent import acting_as
 from telegrad.errors import RecoveryFailed, TelegradError, WorkerLost
+from telegrad.recovery import files
 from telegrad.settings import AgentSettings
 from telegrad.testing.simulation import Simulation
 
@@ -152,6 +153,25 @@ def test_the_result_is_the_same_whoever_is_killed_when(kills: dict[int, str], un
     assert [each.workers for each in training.recoveries] == [tuple(names) for names in kills.values()]
 
 
+def test_a_worker_that_is_lost_while_another_one_is_waited_for_is_recorded() -> None:
+    def program(sim: Simulation) -> list[recovery.Recovery]:
+        def disturb(number: int) -> None:
+            if number == 5 and not killed:
+                killed.append(number)
+                replace_at(sim, {5: "b"})(5)
+                sim.scheduler.start("launcher", "restart c", later)
+
+        def later() -> None:
+            sim.sleep(2.0)  # worker b is being waited for
+            sim.kill("c")
+            sim.restart("c")
+
+        killed: list[int] = []
+        return train(sim, disturb)[2].recoveries
+
+    assert [each.workers for each in simulate(program)] == [("b", "c")]
+
+
 def test_two_neighbours_cannot_both_be_lost_at_once_without_a_directory(tmp_path: Path, undisturbed: Any) -> None:
     def without(sim: Simulation) -> None:
         with pytest.raises(RecoveryFailed, match="worker 'b' was lost together with 'c', which held its snapshot"):
@@ -227,6 +247,51 @@ def test_an_error_that_is_no_loss_ends_the_training() -> None:
             train(sim, disturb)
 
     simulate(program)
+
+
+@pytest.mark.parametrize("where", ["step", "build"])
+def test_an_error_of_the_program_is_raised_although_a_worker_is_lost_then(where: str) -> None:
+    def program(sim: Simulation) -> None:
+        def fail() -> None:
+            replace_at(sim, {0: "c"})(0)
+            sim.sleep(5.0)  # the driver knows the replacement
+            raise ZeroDivisionError("a bug")
+
+        with acting_as(sim["driver"]):
+            training = recovery.Training(fail if where == "build" else lambda: None)
+            with pytest.raises(ZeroDivisionError, match="a bug") as caught:
+                training.run(lambda state, number: fail(), 1)
+        assert caught.value.__notes__ == [
+            "(the step lost worker 'c', too, and is not repeated: no call raised this error)"
+        ]
+
+    simulate(program)
+
+
+def fail_elsewhere() -> None:
+    raise ValueError("what the worker before this one knew is missing")
+
+
+def test_an_error_of_a_call_when_a_worker_is_lost_is_logged_and_the_step_repeated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def program(sim: Simulation) -> list[recovery.Recovery]:
+        def step(state: None, number: int) -> None:
+            if not training.recoveries:
+                replace_at(sim, {0: "c"})(0)
+                sim.sleep(5.0)
+                try:
+                    telegrad.rpc_sync("c", fail_elsewhere)
+                except ValueError as error:
+                    raise ExceptionGroup("several", [error]) from None
+
+        with acting_as(sim["driver"]):
+            training = recovery.Training(lambda: None)
+            training.run(step, 1)
+        return training.recoveries
+
+    assert [each.workers for each in simulate(program)] == [("c",)]
+    assert "step 0 failed when a worker was lost, and is repeated: ExceptionGroup('several', [Value" in caplog.text
 
 
 def test_an_error_that_was_raised_for_a_loss_is_a_loss(undisturbed: Any) -> None:
@@ -332,6 +397,42 @@ def test_a_loss_between_two_loops_needs_a_directory(tmp_path: Path, undisturbed:
     losses, recoveries = simulate(lambda sim: program(sim, directory=tmp_path))
     assert losses == undisturbed[1]
     assert (recoveries[0].workers, recoveries[0].resumed) == (("c",), 4)
+
+
+@pytest.mark.parametrize("removed", [True, False], ids=["removed", "of another run"])
+def test_a_directory_that_has_lost_the_snapshot_is_not_begun_anew(tmp_path: Path, removed: bool) -> None:
+    def program(sim: Simulation) -> None:
+        def between() -> None:
+            if removed:
+                (tmp_path / files.LATEST).unlink()
+            else:
+                (tmp_path / files.LATEST).write_text('{"number": 1, "step": 0, "run": "aa"}')
+            sim.kill("c")
+            sim.restart("c")
+            sim.sleep(5.0)
+
+        text = r"snapshot \d+ of this training is not the last one in .* any more: pass each training a directory"
+        with pytest.raises(RecoveryFailed, match=text):
+            loops(sim, [7, STEPS], between, directory=tmp_path)
+
+    simulate(program)
+
+
+def test_two_trainings_in_one_directory_do_not_mix(tmp_path: Path) -> None:
+    def program(sim: Simulation) -> None:
+        with acting_as(sim["driver"]):
+            first, second = (recovery.Training(dict, every=1, directory=tmp_path) for _ in range(2))
+            loop = first.steps(3)
+            next(loop)
+            second.run(lambda state, number: None, 2)
+            with first, pytest.raises(RecoveryFailed, match=r"has written snapshot . to .* since this one began"):
+                first._take_snapshot()
+            loop.close()
+            latest = files.latest(tmp_path)
+            assert latest is not None
+            assert latest.step == 2
+
+    simulate(program)
 
 
 def test_a_worker_that_leaves_in_order_is_not_waited_for(undisturbed: Any) -> None:

@@ -30,7 +30,12 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
 SavedValue = tuple[Any, ...]
 """The kind of a value, and what is needed to make it again."""
 SavedContainer = list[tuple[str, Any, SavedValue | None]]
-"""All entries in their order: the label, the name if the build function did not create it, the value if it is one."""
+"""All entries in their order: the label, the name in a tuple if the build function did not create it, and the value,
+if it is one.
+
+Those that steps have removed follow.
+"""
+_REMOVED: SavedValue = ("removed", None)
 
 
 def is_plain(value: Any) -> bool:
@@ -168,11 +173,12 @@ class Container:
                     "in the build function"
                 )
             else:
-                saved.append((label, None if label in self._names else name, save_value(each)))
-        missing = self._objects.keys() - {label for label, _, _ in saved}
-        if missing:
-            raise TypeError(f"no snapshot can be taken without {self._key}{min(missing)}, which a step has removed")
-        return saved
+                saved.append((label, None if label in self._names else (name,), save_value(each)))
+        missing = self._names.keys() - {label for label, _, _ in saved}
+        objects = self._objects.keys() & missing
+        if objects:
+            raise TypeError(f"no snapshot can be taken without {self._key}{min(objects)}, which a step has removed")
+        return saved + [(label, None, _REMOVED) for label in sorted(missing)]
 
     def _check_same(self, label: str, value: Any) -> None:
         built = self._objects[label]
@@ -184,14 +190,16 @@ class Container:
             )
 
     def load(self, saved: SavedContainer) -> None:
-        """Set all values, and remove those that were not there."""
+        """Set all values, and remove those that were not there. Raises if the build function has made others."""
+        self._check_built(saved)
         before = {label: each for _, label, each in entries(self._holder)}
         after: list[tuple[Any, Any]] = [
             (
-                self._names.get(label, name),
+                self._names[label] if label in self._names else name[0],
                 self._objects[label] if value is None else load_value(before.get(label), value),
             )
             for label, name, value in saved
+            if value is None or value[0] != _REMOVED[0]
         ]
         holder = self._holder
         if isinstance(holder, list):
@@ -204,3 +212,15 @@ class Container:
                 delattr(holder, name)
             for name, each in after:
                 setattr(holder, name, each)
+
+    def _check_built(self, saved: SavedContainer) -> None:
+        """Raise if the entries that the build function had made for what was saved are not those that it made here."""
+        added = {label for label, name, _ in saved if name is not None}
+        built = {label: value is None for label, name, value in saved if name is None}
+        for label in sorted((built.keys() | self._names.keys()) - added):
+            if label not in self._names:
+                raise TelegradError(f"{self._key}{label} was saved, and the build function does not make it any more")
+            if label not in built:
+                raise TelegradError(f"the build function makes {self._key}{label}, of which nothing was saved")
+            if built[label] and label not in self._objects:
+                raise TelegradError(f"{self._key}{label} was an object when it was saved, and a plain value is built")

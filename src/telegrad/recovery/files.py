@@ -73,11 +73,16 @@ def write(folder: Path, worker: str, share: Any) -> None:
 def read(folder: Path, worker: str) -> Any:
     """Return a worker's share, or None if there is none."""
     path = folder / f"{worker}.pt"
-    if not path.exists():
-        return None
     try:
         _check_intact(path)
         return torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecoveryFailed(
+            f"worker {worker!r} cannot read its snapshot from {path}: {error}. Check the disk and the permissions, and "
+            "start the training again: it goes on from the last snapshot"
+        ) from error
     except Exception as error:
         raise RecoveryFailed(
             f"worker {worker!r} cannot read its snapshot from {path}: {_last_line(error)}. Pass another directory to "
@@ -85,45 +90,73 @@ def read(folder: Path, worker: str) -> Any:
         ) from error
 
 
-def commit(directory: Path, latest: Latest, workers: Iterable[str]) -> None:
-    """Record that a snapshot is complete, and remove those before it."""
-    folder = latest.folder(directory)
-    unseen = [worker for worker in workers if not (folder / f"{worker}.pt").exists()]
-    if unseen:
+def commit(directory: Path, new: Latest, workers: Iterable[str], before: Latest | None = None) -> None:
+    """Record that a snapshot is complete, and remove those before it.
+
+    `before` is the last complete one that this run knows. Raises if the directory has one of another run instead.
+    """
+    folder = new.folder(directory)
+    found = latest(directory)
+    if found is not None and found != before and found.run != new.run:
         raise RecoveryFailed(
-            f"worker {unseen[0]!r} has written its snapshot to {folder}, but it is not there for the worker that "
-            "drives the training: the directory must be on a file system that all workers share"
+            f"another training has written snapshot {found.number} to {directory} since this one began: pass each "
+            "training a directory of its own, and end this one before you start it again"
         )
     try:
-        _replace(directory / LATEST, lambda path: path.write_bytes(msgspec.json.encode(latest)))
+        there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        unseen = [worker for worker in workers if f"{worker}.pt" not in there]
+        if not unseen:
+            _replace(directory / LATEST, lambda path: path.write_bytes(msgspec.json.encode(new)))
     except OSError as error:
         raise RecoveryFailed(
             f"the snapshot in {directory} cannot be completed: {error}. Make room or check the permissions, and start "
             "the training again: it goes on from the one before"
         ) from error
-    for other in directory.iterdir():
-        match = _FOLDER.fullmatch(other.name)
-        if match is not None and int(match[1]) < latest.number:
-            try:
+    if unseen:
+        raise RecoveryFailed(
+            f"worker {unseen[0]!r} has written its snapshot to {folder}, but it is not there for the worker that "
+            "drives the training: the directory must be on a file system that all workers share, and nothing else may "
+            "remove files there"
+        )
+    _remove_before(directory, new.number)
+
+
+def _remove_before(directory: Path, number: int) -> None:
+    try:
+        for other in list(directory.iterdir()):
+            match = _FOLDER.fullmatch(other.name)
+            if match is not None and int(match[1]) < number:
                 shutil.rmtree(other)
-            except OSError as error:  # on a network file system, say, while somebody reads it
-                _log.warning("the old snapshot %s cannot be removed: %s", other, error)
+    except OSError as error:  # on a network file system, say, while somebody reads it
+        _log.warning("the snapshots in %s before number %d cannot be removed: %s", directory, number, error)
 
 
 def latest(directory: Path) -> Latest | None:
     """Return the last complete snapshot, if there is one."""
     path = directory / LATEST
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Latest) if path.exists() else None
-    except (OSError, msgspec.MsgspecError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=Latest)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecoveryFailed(
+            f"{path}, which names the last snapshot, cannot be read: {error}. Check the disk and the permissions, or "
+            "pass another directory"
+        ) from error
+    except msgspec.MsgspecError as error:
         raise RecoveryFailed(
             f"{path} does not name a snapshot of a training ({error}): pass a directory that nothing else uses"
         ) from error
 
 
 def _save(share: Any, path: Path) -> None:
-    with path.open("wb") as file:  # if the disk is full, torch does not say so for a path
-        torch.save(share, file)
+    try:
+        with path.open("wb") as file:  # if the disk is full, torch does not say so for a path
+            torch.save(share, file)
+    except RuntimeError as error:  # torch could not end the file after this
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
 
 
 def _check_intact(path: Path) -> None:
@@ -144,7 +177,8 @@ def _check_readable(worker: str, share: Any) -> None:
     except Exception as error:
         raise RecoveryFailed(
             f"the snapshot of worker {worker!r} contains what cannot be read back from disk: {_last_line(error)}. "
-            "What state_dict() returns must consist of tensors, numbers, strings, lists, tuples and dicts"
+            "With a directory, the state must consist of tensors, Python's own numbers, strings, lists, tuples, sets "
+            "and dicts"
         ) from error
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from telegrad.errors import TelegradError
+
 RandomState = dict[str, Any]
 
 
@@ -20,8 +22,7 @@ def save() -> RandomState:
         state["devices"] = devices.get_rng_state_all()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        kind, keys, position, has_gauss, gauss = numpy.random.get_state()
-        state["numpy"] = kind, [int(key) for key in keys], position, has_gauss, gauss
+        state["numpy"] = _plain(numpy.random.get_state(legacy=False))
     return state
 
 
@@ -34,7 +35,26 @@ def load(state: RandomState) -> None:
     if devices is not None and "devices" in state:
         devices.set_rng_state_all(state["devices"])
     if "numpy" in state:  # also if this process has not imported it yet
-        importlib.import_module("numpy").random.set_state(tuple(state["numpy"]))
+        _load_numpy(importlib.import_module("numpy").random, state["numpy"])
+
+
+def _load_numpy(module: Any, state: dict[str, Any]) -> None:
+    kind = state["bit_generator"]
+    if kind != module.get_state(legacy=False)["bit_generator"]:  # the program has set another one than NumPy's own
+        if not hasattr(module, kind):
+            raise TelegradError(
+                f"NumPy's global generator was a {kind}, which NumPy does not have: set it with "
+                "numpy.random.set_bit_generator() when the program starts, on every worker"
+            )
+        module.set_bit_generator(getattr(module, kind)())
+    module.set_state(state)
+
+
+def _plain(state: Any) -> Any:
+    """Return a state of NumPy without arrays, which a snapshot on disk must not have."""
+    if isinstance(state, dict):
+        return {key: _plain(each) for key, each in state.items()}
+    return state.tolist() if hasattr(state, "tolist") else state
 
 
 def _device_module() -> Any:

@@ -43,6 +43,7 @@ class Snapshots:
         self._directory = directory
         self._run = Run(driver, incarnation, secrets.token_hex(8))
         self._number = 0
+        self._latest: files.Latest | None = None  # the last one on disk that this run has completed or read
         self._complete: _Snapshot | None = None
         self._pushing: tuple[_Snapshot, list[Future[None]]] | None = None
 
@@ -105,7 +106,8 @@ class Snapshots:
         self._complete = snapshot
         if self._directory is not None and snapshot.is_built:
             latest = files.Latest(snapshot.id.number, snapshot.step, self._run.token)
-            files.commit(self._directory, latest, snapshot.incarnations)
+            files.commit(self._directory, latest, snapshot.incarnations, self._latest)
+            self._latest = latest
 
     def load(self, found: Found, workers: Incarnations) -> int:
         """Give all objects the state that they had in the last complete snapshot, and return its step; 0: none."""
@@ -142,10 +144,16 @@ class Snapshots:
 
     def _load_from_disk(self, directory: Path, found: Found, workers: Incarnations) -> int:
         latest = files.latest(directory)
+        if self._latest is not None and latest != self._latest:
+            raise RecoveryFailed(
+                f"snapshot {self._latest.number} of this training is not the last one in {directory} any more: pass "
+                "each training a directory of its own, and remove nothing there"
+            )
         if latest is None:
             files.create(directory)
             return 0
-        self._number = latest.number
+        self._latest = latest
+        self._number = max(self._number, latest.number)  # what is still being sent never mixes with what follows
         snapshot = SnapshotId(self._run, latest.number)
         folder = str(latest.folder(directory))
         fetches = dict.fromkeys(workers, (shares.fetch, (snapshot, None, folder)))

@@ -20,8 +20,8 @@ def save(tensor: torch.Tensor) -> SavedTensor:
         )
     if tensor.is_meta:
         raise TypeError("no snapshot can be taken of a tensor on the meta device: it has no values")
-    if tensor.is_nested and tensor.layout is torch.strided:
-        raise TypeError("no snapshot can be taken of a nested tensor with strides: use layout=torch.jagged")
+    if tensor.is_nested:
+        raise TypeError("no snapshot can be taken of a nested tensor: put its values() and offsets() into the state")
     grad = tensor.grad if tensor.is_leaf else None
     return on_cpu(tensor), None if grad is None else on_cpu(grad), tensor.requires_grad, str(tensor.device)
 

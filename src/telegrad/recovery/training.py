@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
+from telegrad.calls.tracebacks import RemoteTraceback
 from telegrad.default_agent import default_agent
 from telegrad.errors import DeadlineExceeded, RecoveryFailed, TelegradError
 from telegrad.protocol.membership import State
@@ -188,6 +189,8 @@ class Training(Generic[T]):
             return False
         if not isinstance(error, Exception) or not self._is_loss(error):
             return False
+        if not isinstance(error, TelegradError | ConnectionError):
+            _log.warning("step %d failed when a worker was lost, and is repeated: %r", self._step, error)
         self._failed = True
         return True
 
@@ -236,11 +239,13 @@ class Training(Generic[T]):
         return [name for name, incarnation in self._staying().items() if current.get(name) != incarnation]
 
     def _is_loss(self, error: Exception) -> bool:
-        """Return whether a worker was lost, which the error may speak of before this worker has noticed it."""
+        """Return whether the error may speak of the loss of a worker, maybe before this worker has noticed it."""
+        if not _may_be_a_loss(error, self._lost()):
+            return False
         runtime = self._agent.runtime
         deadline = runtime.now() + _GRACE
         while not self._lost():
-            if not _may_be_a_loss(error) or runtime.now() >= deadline:
+            if runtime.now() >= deadline:
                 return False
             self._agent.executor.wait(runtime.event(), runtime.now() + _POLL)
         return True
@@ -256,7 +261,9 @@ class Training(Generic[T]):
                 _log.warning("the training lost %s in step %d, and waits for a replacement", named(lost), failed_at)
             if (given_up := self._agent.local.given_up) is not None:
                 raise given_up  # those who seem lost to this worker wait for its replacement
-            self._incarnations = self._wait_for_all()
+            current = self._wait_for_all()
+            workers.update(name for name, one in self._staying().items() if current.get(name) != one)
+            self._incarnations = current
             try:
                 if all_agree(self._staying, self._lost, self._timeout):
                     self._rebuild()
@@ -297,11 +304,22 @@ class Training(Generic[T]):
         return self._current()
 
 
-def _may_be_a_loss(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it was raised for, may speak of a loss."""
+def _may_be_a_loss(error: Exception, lost: list[str]) -> bool:
+    """Return whether an error may speak of a loss. If not, it says that workers were lost at the same time."""
+    if _is_from_a_call(error):
+        return True
+    if lost:
+        error.add_note(f"(the step lost {named(lost)}, too, and is not repeated: no call raised this error)")
+    return False
+
+
+def _is_from_a_call(error: BaseException | None) -> bool:
+    """Return whether a call has raised an error, or one that it was raised for."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, TelegradError | ConnectionError):
+        if isinstance(error, TelegradError | ConnectionError | RemoteTraceback):
+            return True
+        if isinstance(error, BaseExceptionGroup) and any(map(_is_from_a_call, error.exceptions)):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__
