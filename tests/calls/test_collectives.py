@@ -13,6 +13,7 @@ import torch
 
 from telegrad import autograd, rpc
 from telegrad.agent.agent import Agent
+from telegrad.calls.collective_messages import Stage
 from telegrad.calls.shutdown_rounds import _Round
 from telegrad.errors import (
     CallCancelled,
@@ -347,6 +348,49 @@ def test_whoever_waits_in_a_tree_says_for_whom_wherever_that_is(caplog: pytest.L
     )
 
 
+def test_whoever_waits_in_a_tree_names_the_member_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Not itself, and not the one between them."""
+    with Simulation(seed=1, workers=MANY, settings=TREE) as sim:
+
+        def program() -> None:
+            threads = [late(sim, name, 12.0 * (name == "w0"), rpc.barrier) for name in MANY]
+            sim.sleep(1.0)
+            for name in MANY[1:]:
+                sim.network.part("w0", name)
+            sim.sleep(6.0)
+            sim.network.heal()
+            for thread in threads:
+                assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+    lines = sorted(record.getMessage() for record in caplog.records if "waited 3 s" in record.getMessage())
+    assert lines == sorted(
+        f"worker {name!r} has waited 3 s in barrier() for worker 'w0', which collects the values and does not answer"
+        for name in MANY[1:]
+    )
+
+
+def test_a_shutdown_that_has_lasted_too_long_raises_a_timeout_although_the_root_is_dead() -> None:
+    with Simulation(seed=1, workers=MANY, settings=TREE) as sim:
+        raised: dict[str, DeadlineExceeded] = {}
+
+        def shut_down(name: str) -> None:
+            with pytest.raises(DeadlineExceeded) as caught:
+                sim[name].shutdown(timeout=5.0)
+            raised[name] = caught.value
+
+        def program() -> None:
+            threads = [sim.spawn(name, partial(shut_down, name)) for name in MANY if name not in ("w0", "w2")]
+            sim.sleep(4.9)
+            sim.kill("w0")  # a worker below w1 asks w1, which asks w0
+            for thread in threads:
+                assert thread.join(60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+        assert raised["w3"].worker == "w0"
+        assert "worker 'w0' is lost" in str(raised["w3"])
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_member_that_is_ahead_of_the_others_fails_the_rounds_that_it_skipped(seed: int) -> None:
     with Simulation(seed=seed, workers=MANY[:7], settings=TREE) as sim:
@@ -417,6 +461,41 @@ def test_a_value_that_cannot_be_read_is_an_error_for_all(make: Callable[[], obje
         sim.run(program)
         assert texts.keys() == set(MANY)
         assert all("pickle" in text for text in texts.values()), texts
+
+
+@pytest.mark.parametrize("stage", [Stage.ENTER, Stage.SUBTREE])
+@pytest.mark.parametrize("shutdown", [False, True])
+def test_nobody_waits_for_ever_if_the_member_above_fails(
+    monkeypatch: pytest.MonkeyPatch, stage: Stage, shutdown: bool
+) -> None:
+    with Simulation(seed=3, workers=MANY, settings=TREE) as sim:
+        errors: dict[str, Exception | None] = {}
+
+        def take_part(name: str) -> None:
+            errors[name] = None
+            try:
+                sim[name].shutdown() if shutdown else rpc.barrier()
+            except (PayloadError, MemoryError) as error:
+                errors[name] = error
+
+        def program() -> None:
+            root = sim["w0"].collectives
+            node: Any = root.shutdown_rounds if shutdown else root.node
+            arrive = node.arrive
+
+            def fail_once(*args: Any) -> None:
+                if (args[4] if shutdown else args[1].stage) is stage:
+                    monkeypatch.setattr(node, "arrive", arrive)
+                    raise MemoryError
+                arrive(*args)
+
+            monkeypatch.setattr(node, "arrive", fail_once)
+            for thread in [sim.spawn(name, partial(take_part, name)) for name in MANY]:
+                assert thread.join(sim.scheduler.now + 60.0), f"{thread.node} still waits"
+
+        sim.run(program)
+        assert any(errors.values())
+        assert shutdown or all("MemoryError" in str(error) for error in errors.values()), errors
 
 
 def test_a_value_that_only_a_leaf_cannot_pass_ends_the_collective_of_a_star() -> None:

@@ -20,6 +20,7 @@ from telegrad.backward.islands import Start
 from telegrad.backward.nodes import RECV_NODE, Recv, SendRpcBackward
 from telegrad.protocol.backward import ROOT
 from telegrad.protocol.input_paths import InputPaths, Origin, ReceivedTensor, Vertex
+from telegrad.torch_private import engine_task
 
 
 class Found(msgspec.Struct, eq=False):
@@ -128,13 +129,20 @@ def _order_of(node: Any) -> int:
 
 @contextlib.contextmanager
 def capturing(tensors: dict[int, torch.Tensor]) -> Iterator[dict[int, torch.Tensor | None]]:
-    """Capture the gradients that the engine computes for these on this thread in the block, after all their hooks."""
+    """Capture the gradients that the engine computes for these on this thread in the block, after all their hooks.
+
+    The block runs the engine once. Hooks and Functions in it may run the engine again, through the same tensors.
+    """
     thread = get_ident()
     captured: dict[int, torch.Tensor | None] = {}
+    tasks: dict[int, int] = {}  # the run of the engine in which each was captured
 
     def capture(number: int, grad: torch.Tensor | None) -> None:
-        if get_ident() == thread:  # else it is a pass of another context
-            captured[number] = grad
+        if get_ident() != thread:  # it is a pass of another context
+            return
+        task = engine_task()
+        if task <= tasks.get(number, task):  # else it is a run inside the run of the block, which has a later number
+            captured[number], tasks[number] = grad, task
 
     handles = []
     for number, tensor in tensors.items():

@@ -167,7 +167,7 @@ def may_be_unheard_of(error: BaseException) -> bool:
 
 def told(me: str, what: str, error: BaseException) -> TelegradError:
     """Return the error for the others if this worker cannot pass its value to the one that collects it."""
-    text = f"worker {me!r} cannot take part in {what}: {error}"
+    text = f"worker {me!r} cannot take part in {what}: {str(error) or repr(error)}"  # a MemoryError has no text
     if isinstance(error, AuthenticationError):
         return AuthenticationError(text)
     return PayloadError(text) if isinstance(error, PayloadError) else CallCancelled(text, worker=me)

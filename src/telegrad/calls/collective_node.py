@@ -272,7 +272,8 @@ class CollectiveNode:
     def _failed_above(self, key: Round, collective: _Collective, error: Exception) -> None:
         if may_be_unheard_of(error):
             kind = AuthenticationError if isinstance(error, AuthenticationError) else PayloadError
-            error = kind(f"worker {self.name!r} could not pass on the values of a collective: {error}")
+            text = str(error) or repr(error)  # a MemoryError has no text
+            error = kind(f"worker {self.name!r} could not pass on the values of a collective: {text}")
             self._tell_above(key, collective.known, error)
         self._fail_here(key, collective, error)
 

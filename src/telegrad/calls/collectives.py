@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from telegrad.calls.call import Call, current_served
+from telegrad.calls.collective_errors import explained, late, missing_error, silent
 from telegrad.calls.collective_kinds import name_value, tagged, untagged
 from telegrad.calls.collective_messages import (
     DETACHED,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("telegrad")
 
 _ASK = 2.0  # seconds for another member to say whom it waits for
+_SHARE = 0.75  # of the time that a question may take: how long it waits for the answer of the next member
 _FRESH = 0.5  # seconds for which such an answer is given to others, too
 _SLACK = 5.0  # seconds after the timeout of a collective within which it must have ended
 
@@ -169,7 +171,7 @@ class Collectives:
                     try:
                         result = self.shutdown_report.send(target.record.name, arguments, left)
                     except DeadlineExceeded as error:  # of this worker: the others wait on
-                        raise _late(error, key, target.record.name, self._awaited, timeout) from None
+                        raise late(error, key, target.record.name, self._awaited, timeout) from None
             except WorkerLost:
                 # Go on only if the worker itself was lost: the next one takes over, or its replacement.
                 if not target.gone:
@@ -190,7 +192,7 @@ class Collectives:
         def ended(call: Call) -> None:
             try:
                 value = self._client.result(call)
-            except TelegradError as error:
+            except Exception as error:  # noqa: BLE001 - also what is not telegrad's: others wait for `done`
                 done(None, _without_frames(error))
                 return
             if value is UNKNOWN_VIEW:
@@ -203,7 +205,7 @@ class Collectives:
         def send() -> None:
             try:
                 self._begin(to, GATHER, arguments, timeout=0.0, on_done=ended)
-            except TelegradError as error:
+            except Exception as error:  # noqa: BLE001 - as above
                 done(None, _without_frames(error))
 
         self._local.executor.submit(send, urgent=True)
@@ -221,10 +223,10 @@ class Collectives:
 
     def _report(self, wait: ReportedWait, target: str, key: Round, what: str, elapsed: float) -> None:
         """Log whom a collective waits for, on a worker thread."""
-        waits_for = f"worker {target!r}, which collects the values and does not answer"
         try:
             missing = self._awaited(target, key)
         except TelegradError as error:
+            waits_for = f"worker {silent(error, target)!r}, which collects the values and does not answer"
             _log.debug("worker %r cannot ask %r whom a collective waits for: %s", self._local.name, target, error)
         else:
             if not missing:  # it has just ended
@@ -266,7 +268,11 @@ class Collectives:
         return self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
 
     def _ask(self, member: str, key: Round, *, up: bool = True) -> list[str]:
-        missing = self._call(member, GATHER, (*key, up), timeout=_ASK)
+        served, timeout = current_served.get(), _ASK
+        if served is not None and served.deadline is not None:
+            # Less than the one has that asks this worker: it shall still hear who does not answer.
+            timeout = min(_ASK, max(0.01, _SHARE * (served.deadline - self._local.runtime.now())))
+        missing = self._call(member, GATHER, (*key, up), timeout=timeout)
         known = {peer.record.name for peer in self._peers.all()}
         if not isinstance(missing, list) or not known.issuperset(map(str, missing)):
             raise ProtocolError(f"worker {member!r} does not say which workers a collective waits for")
@@ -278,7 +284,7 @@ class Collectives:
         def name_the_missing() -> None:
             missing = self._whom(key, up=False)
             if missing:
-                fail(_explained(self.explainer, _missing_error(key, missing, timeout), timeout))
+                fail(explained(self.explainer, missing_error(key, missing, timeout), timeout))
 
         self._local.executor.submit(name_the_missing)
 
@@ -346,46 +352,11 @@ def _view_of(local: LocalWorker, peers: Peers, names: Sequence[str]) -> View:
     return tuple((record.name, record.generation, record.incarnation) for record in members)
 
 
-def _explained(explainer: Explainer | None, error: DeadlineExceeded, timeout: float) -> DeadlineExceeded:
-    """Return the error with a note that says what is stuck, if that is worth the time."""
-    if explainer is not None and explainer.is_worth(timeout):
-        explanation = explainer.explain("a collective", 0)
-        if explanation:
-            error.add_note(explanation)
-    return error
-
-
-def _missing_error(key: Round, missing: list[str], timeout: float) -> DeadlineExceeded:
-    have = "has" if len(missing) == 1 else "have"
-    text = f"after {timeout:.3g} s {workers(missing)} "
-    if key.topic == SHUTDOWN:
-        text += f"{have} not called shutdown()"
-    else:
-        text += "did not join the collective: each member must call it as often as the others, or give it more timeout"
-    return DeadlineExceeded(text, worker=missing[0], elapsed=timeout)
-
-
-def _late(
-    error: DeadlineExceeded, key: Round, target: str, ask: Callable[[str, Round], list[str]], timeout: float | None
-) -> DeadlineExceeded:
-    """Return the error of a shutdown that has lasted too long, with the notes of that of its call to `target`."""
-    try:
-        missing = ask(target, key)
-    except WorkerLost:  # then another one can be asked
-        raise
-    except TelegradError:
-        missing = []
-    late = _missing_error(key, missing or [target], timeout or 0.0)
-    for note in getattr(error, "__notes__", ()):
-        late.add_note(note)
-    return late
-
-
 def _wait_text(target: str, what: str) -> str:
     return f"the others in {what}, whose values worker {target!r} collects"
 
 
-def _without_frames(error: TelegradError) -> TelegradError:
+def _without_frames(error: Exception) -> Exception:
     """Return an error that refers to no calls: it is remembered, and given to all members that come later."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

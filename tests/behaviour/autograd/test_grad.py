@@ -313,3 +313,26 @@ def test_the_hook_of_an_input_counts_although_it_was_computed_from_a_sibling_of_
     wanted = torch.autograd.grad(*program(locally))
     with autograd.context() as context:
         assert_all_equal(autograd.grad(context, *program(remotely)), wanted)
+
+
+@pytest.mark.parametrize("order", ["the input first", "the hook first"])
+def test_an_engine_run_in_a_hook_through_an_input_does_not_change_its_gradient(group: Group, order: str) -> None:
+    def program(call: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        def again(_: object) -> None:
+            with torch.enable_grad():
+                torch.autograd.grad((used * 7).sum(), [base], retain_graph=True)
+
+        base, early = leaf(3, seed=2), leaf(3, seed=3).cos()  # the engine executes nodes that were made later first
+        received, sibling = call("b", pair, leaf(3), leaf(3, seed=1))
+        used = sibling.exp() * base
+        late = used * early
+        (early if order == "the input first" else late).register_hook(again)
+        return [received.sum(), late.sum()], [received, used, early]
+
+    wanted = torch.autograd.grad(*program(locally), retain_graph=True)
+    with autograd.context() as context:
+        assert_all_equal(autograd.grad(context, *program(remotely), retain_graph=True), wanted)
+    with autograd.context() as context:
+        roots, inputs = program(remotely)
+        context.backward(roots, retain_graph=True, inputs=inputs)
+        assert_all_equal([context.gradients[tensor] for tensor in inputs], wanted)
