@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.support.channels import FakeAgent, FakeLink, connected_channel
 
+from telegrad.connection.channel import Channel
 from telegrad.connection.handshake import NONCE_SIZE, Rejected
 from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
@@ -300,6 +301,22 @@ def test_a_new_incarnation_counts_its_connections_anew(peers: Peers) -> None:
     restarted = hello(B, incarnation=9, generation=1, attempt=1, session=78)
     peers.check(restarted)
     assert peers.resume(LINK, restarted) == (0, 0)
+
+
+def test_a_worker_that_is_lost_between_the_check_and_its_session_gets_no_channel(peers: Peers) -> None:
+    make, made = peers.make_channel, []
+
+    def lose(*args: Any, **kwargs: Any) -> Channel:
+        peers.lost_workers.peer_lost(peers.find("b"), "its cable was cut")
+        made.append(make(*args, **kwargs))
+        return made[0]
+
+    peers.make_channel = lose
+    peers.check(hello(B))
+    with pytest.raises(Rejected, match="this incarnation of worker 'b' was given up: its cable was cut"):
+        peers.resume(LINK, hello(B))
+    assert peers.find("b").incoming is None
+    assert made[0].session.state.is_over
 
 
 def test_an_unknown_session_cannot_be_resumed(peers: Peers) -> None:

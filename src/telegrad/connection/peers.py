@@ -273,7 +273,12 @@ class Peers:
             allocate=local.buffers.take,
         )
         with peer.lock:
-            peer.incoming = fresh
+            gone = "" if peer.left else peer.gone  # since it was checked
+            if not gone:
+                peer.incoming = fresh
+        if gone:  # nobody would tell the channel that its peer is lost
+            fresh.close(gone)
+            raise Rejected("incarnation", f"this incarnation of worker {hello.name!r} was given up: {gone}")
         if channel is not None:
             channel.close("the peer started a new session")
         return (0, 0)
