@@ -165,6 +165,13 @@ def may_be_unheard_of(error: BaseException) -> bool:
     return isinstance(error, Exception) and (isinstance(error, LimitExceeded) or not isinstance(error, _OUTCOMES))
 
 
+def not_passed_on(me: str, error: BaseException) -> TelegradError:
+    """Return the error for the others if this worker cannot pass on the values that it has collected."""
+    kind = AuthenticationError if isinstance(error, AuthenticationError) else PayloadError
+    text = str(error) or repr(error)  # a MemoryError has no text
+    return kind(f"worker {me!r} could not pass on the values of a collective: {text}")
+
+
 def told(me: str, what: str, error: BaseException) -> TelegradError:
     """Return the error for the others if this worker cannot pass its value to the one that collects it."""
     text = f"worker {me!r} cannot take part in {what}: {str(error) or repr(error)}"  # a MemoryError has no text

@@ -41,16 +41,15 @@ from telegrad.calls.collective_messages import (
     failure,
     from_plain,
     may_be_unheard_of,
+    not_passed_on,
 )
 from telegrad.calls.collective_view import KnownView
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_table import Peer
 from telegrad.connection.peers import Peers
 from telegrad.errors import (
-    AuthenticationError,
     CallCancelled,
     GroupsDiffer,
-    PayloadError,
     ProtocolError,
     TelegradError,
     WorkerLost,
@@ -271,9 +270,7 @@ class CollectiveNode:
 
     def _failed_above(self, key: Round, collective: _Collective, error: Exception) -> None:
         if may_be_unheard_of(error):
-            kind = AuthenticationError if isinstance(error, AuthenticationError) else PayloadError
-            text = str(error) or repr(error)  # a MemoryError has no text
-            error = kind(f"worker {self.name!r} could not pass on the values of a collective: {text}")
+            error = not_passed_on(self.name, error)
             self._tell_above(key, collective.known, error)
         self._fail_here(key, collective, error)
 

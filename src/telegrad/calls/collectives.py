@@ -268,11 +268,7 @@ class Collectives:
         return self._whom(key, up=True) if target == self._local.name else self._ask(target, key)
 
     def _ask(self, member: str, key: Round, *, up: bool = True) -> list[str]:
-        served, timeout = current_served.get(), _ASK
-        if served is not None and served.deadline is not None:
-            # Less than the one has that asks this worker: it shall still hear who does not answer.
-            timeout = min(_ASK, max(0.01, _SHARE * (served.deadline - self._local.runtime.now())))
-        missing = self._call(member, GATHER, (*key, up), timeout=timeout)
+        missing = self._call(member, GATHER, (*key, up), timeout=_time_to_ask(self._local.runtime.now()))
         known = {peer.record.name for peer in self._peers.all()}
         if not isinstance(missing, list) or not known.issuperset(map(str, missing)):
             raise ProtocolError(f"worker {member!r} does not say which workers a collective waits for")
@@ -350,6 +346,14 @@ def _view_of(local: LocalWorker, peers: Peers, names: Sequence[str]) -> View:
     if mine not in wanted:
         raise ValueError(f"worker {mine!r} is not among {sorted(names)}, so it cannot take part")
     return tuple((record.name, record.generation, record.incarnation) for record in members)
+
+
+def _time_to_ask(now: float) -> float:
+    """Return how long a question may take: less than the one has that asks this worker, which shall hear the answer."""
+    served = current_served.get()
+    if served is None or served.deadline is None:
+        return _ASK
+    return min(_ASK, max(0.01, _SHARE * (served.deadline - now)))
 
 
 def _wait_text(target: str, what: str) -> str:

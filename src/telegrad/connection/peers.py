@@ -272,13 +272,7 @@ class Peers:
             settings=session_settings(local, peer.record.name),
             allocate=local.buffers.take,
         )
-        with peer.lock:
-            gone = "" if peer.left else peer.gone  # since it was checked
-            if not gone:
-                peer.incoming = fresh
-        if gone:  # nobody would tell the channel that its peer is lost
-            fresh.close(gone)
-            raise Rejected("incarnation", f"this incarnation of worker {hello.name!r} was given up: {gone}")
+        _take_in(peer, fresh)
         if channel is not None:
             channel.close("the peer started a new session")
         return (0, 0)
@@ -299,6 +293,17 @@ class Peers:
                 left = (address, observe_address(address)) if address.startswith("unix://") else (address,)
                 gone = sum(transport.remove_dead(each) for each in left) == len(left) and gone
         return gone
+
+
+def _take_in(peer: Peer, channel: Channel) -> None:
+    """Use the channel that a worker has opened, unless the worker was lost since it was checked."""
+    with peer.lock:
+        gone = "" if peer.left else peer.gone
+        if not gone:
+            peer.incoming = channel
+    if gone:  # nobody would tell the channel
+        channel.close(gone)
+        raise Rejected("incarnation", f"this incarnation of worker {peer.record.name!r} was given up: {gone}")
 
 
 def _record_member(local: LocalWorker, record: WorkerRecord, what: str) -> None:

@@ -130,24 +130,12 @@ class RunnerSupervisor:
     def _on_connected(self) -> None:
         assert self._engine.listener is not None
         for channel, hello in self._engine.listener.connected():
-            size = hello.size or max(hello.rank + 1, len(self.workers))
-            if size != len(self.workers) or not 0 <= hello.rank < size:
+            problem = _misplaced(self._engine, self.workers, hello)
+            if problem:
                 channel.close()
-                self._fail(
-                    None,
-                    f"{self._engine.name} has started {max(size, hello.rank + 1)} processes, but the group has "
-                    f"{len(self.workers)} workers: its options must not change the number of processes",
-                )
+                self._fail(None, f"{self._engine.name} has started {problem}")
                 continue
             worker = self.workers[self._work.names[hello.rank]]
-            if worker.channel is not None and not self._engine.restarts:
-                channel.close()
-                self._fail(
-                    None,
-                    f"{self._engine.name} has started two processes as rank {hello.rank}: its options must give each "
-                    "process of the group a rank of its own",
-                )
-                continue
             if worker.channel is not None:
                 self._disconnect(worker)
             worker.connect(channel, hello)
@@ -333,6 +321,19 @@ class _WatchedChannels:
         """Wait for this worker's channel no more."""
         for descriptor in self._events.pop(name, {}):
             self._selector.unregister(descriptor)
+
+
+def _misplaced(engine: Engine, workers: Mapping[str, RunnerWorker], hello: Hello) -> str:
+    """Say which processes an engine has started that it should not have, given the hello of one; empty: none."""
+    size = hello.size or max(hello.rank + 1, len(workers))
+    if size != len(workers) or not 0 <= hello.rank < size:
+        return (
+            f"{max(size, hello.rank + 1)} processes, but the group has {len(workers)} workers: its options must not "
+            "change the number of processes"
+        )
+    if list(workers.values())[hello.rank].channel is not None and not engine.restarts:
+        return f"two processes as rank {hello.rank}: its options must give each process of the group a rank of its own"
+    return ""
 
 
 def _start(work: Work, name: str, rank: int, environment: dict[str, str]) -> Start:
