@@ -57,9 +57,11 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
         )
     if not reached:
         return  # it is an input, and nothing behind it is needed
-    lost = lost_sender(run, recv)
-    if lost is not None:
-        raise lost
+    sender = run.messaging.agent.peers.table.by_id.get(recv.source)  # the short way, without calls, to `lost_sender`
+    if sender is None or sender.record.incarnation != recv.incarnation:
+        lost = lost_sender(run, recv)
+        if lost is not None:
+            raise lost
     present: list[torch.Tensor] = []
     on_cpu, large = True, False
     for grad in grads:
