@@ -12,6 +12,7 @@ from telegrad.errors import TelegradError
 from telegrad.futures import Future
 from telegrad.rref.handle import RRef
 from telegrad.testing.universe.judge import objection
+from telegrad.testing.universe.persistence import Persistence
 from telegrad.testing.universe.plan import Action
 from telegrad.testing.universe.training import Training
 from telegrad.testing.universe.world import Handle, World
@@ -101,6 +102,10 @@ class Program:
                 training = Training(self._world, self._worker, action)
                 self._using = training.key
                 training.run()
+            case "persist":
+                persistence = Persistence(self._world, self._worker, action)
+                self._using = persistence.key
+                persistence.run()
             case "sleep":
                 self._world.sim.sleep(action.seconds)
             case _:

@@ -136,6 +136,7 @@ def draw_plan(seed: int) -> Plan:
         tuple(sorted(draw.sample(workers, draw.randint(2, min(4, len(workers))))))
         for _ in range(draw.choice((0, 0, 0, 0, 1, 2)))
     )
+    programs = _draw_persistence(random.Random(f"persistence {seed}"), workers, programs)
     mood = draw.random()
     kinds: tuple[str, ...] = ()
     if mood > 0.12:
@@ -160,6 +161,19 @@ def draw_plan(seed: int) -> Plan:
         autograd_program=draw.getrandbits(30) if draw.random() < 0.15 else None,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
+
+
+def _draw_persistence(
+    draw: random.Random, workers: tuple[str, ...], programs: tuple[tuple[str, tuple[Action, ...]], ...]
+) -> tuple[tuple[str, tuple[Action, ...]], ...]:
+    """Let some programs begin with a context that is used again after its workers may have been replaced."""
+    if draw.random() > 0.12:
+        return programs
+    route = tuple(draw.choice(workers) for _ in range(draw.randint(1, 3)))
+    pause = draw.choice((0.02, 1.0, 20.0, 100.0)) * draw.random()
+    action = Action("persist", route, count=draw.randint(2, 3), flag=draw.random() < 0.5, seconds=pause)
+    (worker, actions), *others = programs
+    return ((worker, (action, *actions)), *others)
 
 
 def _draw_newcomers(draw: random.Random, workers: tuple[str, ...], may_part: bool) -> list[Fault]:

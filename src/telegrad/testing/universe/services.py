@@ -56,7 +56,7 @@ class Services:
         self._world = world
         self._name = agent.me.name
         world.started += 1
-        for name in ("hop", "fail", "later", "make", "keep", "use", "pass_on", "weight", "scaled"):
+        for name in ("hop", "fail", "later", "make", "keep", "use", "pass_on", "weight", "scaled", "chained"):
             agent.register(name, getattr(self, name))
         agent.peers.members.on_lost(partial(world.lost, agent))
 
@@ -126,6 +126,18 @@ class Services:
         self._world.serves(key, self._name)
         weight = self._world.weights[training, self._name]
         return layer(x, weight)
+
+    def chained(self, key: str, context: str, route: list[str], x: torch.Tensor) -> torch.Tensor:
+        """Scale a tensor here and along a route."""
+        world = self._world
+        world.serves(key, self._name)
+        y = x * world.weights[context, self._name]
+        if not route:
+            return y
+        inner = world.new_key("link", self._name)
+        reached: torch.Tensor = rpc.rpc_sync(route[0], "@chained", (inner, context, route[1:], y), timeout=0)
+        world.has_returned(inner)
+        return reached
 
 
 def layer(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
