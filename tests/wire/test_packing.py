@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.message_stream import Contents, allocate, frames_of
 
 from telegrad.wire.frames import BULK_CHUNK, BULK_HEAD, CHUNK, INLINE_LIMIT, MESSAGE, PREFIX_SIZE
-from telegrad.wire.packing import message_size, pack, pack_small
+from telegrad.wire.packing import message_size, pack, pack_shared, pack_small
+
+
+class Region(NamedTuple):
+    """A region of shared memory, which may be larger than what is in it."""
+
+    view: memoryview
+    slab: int = 0
+    offset: int = 0
+    number: int = 1
 
 
 @given(head=st.integers(0, 300), data=st.integers(0, 300), region=st.integers(0, 300))
@@ -49,3 +60,16 @@ def test_packing_takes_a_snapshot(size: int, copied: bool) -> None:
 @pytest.mark.parametrize("region", [None, Contents(b"")])
 def test_a_message_without_a_region_needs_no_padding(region: Contents | None) -> None:
     assert bytes(pack_small(b"head", b"data", region).body)[PREFIX_SIZE:] == b"headdata"
+
+
+@given(st.integers(0, 3 * CHUNK))
+def test_the_sizes_of_frames_add_up_to_the_message(size: int) -> None:
+    frames = frames_of(b"head", b"data", b"r" * size)
+    assert sum(frame.size for frame in frames) == sum(len(frame.body) for frame in frames)
+    assert size + 8 < sum(frame.size for frame in frames) < size + 80
+
+
+@given(data=st.integers(0, 300), size=st.integers(1, CHUNK))
+def test_the_size_of_a_frame_includes_what_it_refers_to_in_shared_memory(data: int, size: int) -> None:
+    frame = pack_shared(b"head", b"d" * data, Contents(b"r" * size), Region(memoryview(bytearray(data + size + 100))))
+    assert frame.size == len(frame.body) + data + size

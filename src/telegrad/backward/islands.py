@@ -116,10 +116,11 @@ def plan(
             if not stack:
                 break
             edges = stack.pop()
-        part.direct = part.direct and len(owner) == before and len(begin) == len(leaves)
-        if len(reached) == 1 and not part.tied and len(owner) - before <= _FEW_NODES and len(leaves) <= _FEW_LEAVES:
+        visited, found = len(owner) - before, len(leaves)
+        part.direct = part.direct and not visited and len(begin) == found
+        if visited <= _FEW_NODES and found <= _FEW_LEAVES and not part.tied and len(reached) == 1:
             # From the end: a walk to `before` would visit the nodes of all other entries.
-            part.last = _last(reached, itertools.islice(reversed(owner), len(owner) - before))
+            part.last = _last(reached, itertools.islice(reversed(owner), visited))
     if wanted is not None:
         for part in parts.values():
             for node in part.leaves.keys() & wanted.keys():  # visits the shorter one

@@ -69,8 +69,9 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
             present.append(grad)  # a comprehension would be one call more
             on_cpu = on_cpu and grad.is_cpu
             large = large or grad.numel() >= _MANY_ELEMENTS
-    states = (GRADIENT,) * len(grads)
-    if len(present) < len(grads):
+    count = len(grads)
+    states, is_whole = (GRADIENT,) * count, len(present) == count
+    if not is_whole:
         states = tuple(
             [
                 GRADIENT if grad is not None else NONE if index in reached else UNREACHED
@@ -78,7 +79,7 @@ def propagate(node: Any, grads: Sequence[torch.Tensor | None]) -> None:
             ]
         )
     devices = recv.devices
-    if devices and len(present) < len(grads):
+    if devices and not is_whole:
         devices = [device for device, grad in zip(devices, grads, strict=True) if grad is not None]
     metadata = None
     if run.info.create_graph:

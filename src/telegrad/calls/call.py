@@ -64,7 +64,9 @@ class Call(msgspec.Struct, eq=False):
     sent: float = 0.0
     """When the request was sent; 0 while it is not."""
     size: int = 0
-    """Bytes of the request."""
+    """Bytes of the request that its credits count: those that went over the link."""
+    shared: int = 0
+    """Bytes of the request in shared memory."""
     thread: int = 0
     """The thread that made it."""
     context_id: int = 0

@@ -148,7 +148,10 @@ class Client:
                 assert callable(rref_access)
                 rref_access = rref_access()
             frames = self._pack_request(call, peer, function, args, kwargs, creation, rref_access, devices)
-            call.size = len(frames[0].body) if len(frames) == 1 else sum([len(frame.body) for frame in frames])
+            for frame in frames:
+                call.size += len(frame.body)
+                if frame.shared is not None:  # the only frame
+                    call.shared = frame.size - call.size
             if parent is not None:
                 parent.children[call.id] = call
             elif call.is_reserved:
@@ -197,8 +200,7 @@ class Client:
         rref_access: RRefAccess | None,
         devices: DevicePairs | None,
     ) -> Frames:
-        me = self._local.me
-        by_name = peer.record.main == me.main and bool(me.main)
+        by_name = peer.record.main == self._local.me.main != ""
         context = current_context.get()
         if context is not None:
             call.context_id = context.id
@@ -229,15 +231,13 @@ class Client:
                 left = 1e-3  # 0 means no deadline
         rest: tuple[Any, ...] = (creation, rref_access)
         kind: type[Request] = Request
-        placements = call.channel.placements
-        placement = placements.requests if devices is None else placements.for_request(devices)
+        channel = call.channel
+        placement = channel.placements.requests if devices is None else channel.placements.for_request(devices)
         if (autocast_is_enabled() and self.carries_autocast) or placement.pairs:
             autocast = current_autocast() if autocast_is_enabled() and self.carries_autocast else None
             kind, rest = RequestWithState, (creation, rref_access, autocast, placement.pairs)
         make_head = partial(kind, call.id, name, left, call.parent is not None or call.is_reserved or name == GATHER)
-        frames, call.outgoing = self._pipeline.pack(
-            call.channel, encoded, make_head, rest, context, True, placement, call
-        )
+        frames, call.outgoing = self._pipeline.pack(channel, encoded, make_head, rest, context, True, placement, call)
         return frames
 
     def wait(self, call: Call, deadline: float | None = None) -> bool:
@@ -267,10 +267,10 @@ class Client:
 
     def _time_is_up(self, call: Call) -> bool:
         """Expire the call if its own deadline has passed, not only that of a wait."""
-        if call.deadline is not None and self._local.runtime.now() >= call.deadline:
-            self.completion.expire(call)
-            return True
-        return False
+        if call.deadline is None or self._local.runtime.now() < call.deadline:
+            return False
+        self.completion.expire(call)
+        return True
 
     def result(self, call: Call) -> Any:
         """Return what a call that has ended returned, or raise what it raised."""

@@ -109,8 +109,8 @@ class Completion:
                 0,
                 None if parent is None else (parent.worker.name, parent.id),
                 outcome,
-                call.size,
-                0 if message is None else message.size,
+                call.size + call.shared,
+                0 if message is None else message.size + message.shared,
                 call.thread,
                 (call.sent,) if call.sent else (),
             )

@@ -93,7 +93,7 @@ class Server:
             now,
             now + request.timeout if 0.0 < request.timeout < _FOREVER else None,
             0 if request.nested else message.size,
-            received=message.size,
+            received=message.size + message.shared,
             held=held,
         )
         references = request.creation is not None or bool(request.references)
@@ -222,7 +222,7 @@ class Server:
             values = self._unpack(served.worker, request, holder.pop(), references)
             if references:
                 references.clear()
-            if name.startswith("@"):
+            if name[:1] == "@":
                 function, deferred = self._services.get(name) or _unknown(self._services, name)
                 if deferred:
                     function = partial(function, partial(self._answer, served))

@@ -118,9 +118,10 @@ class Channel:
             try:
                 for frame in frames:
                     kind, body, region = frame
-                    sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, len(body))
+                    size = len(body)
+                    sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, size)
                     sequenced += 1
-                    self.sent += len(body) if region is None else len(body) + len(region.view)
+                    self.sent += size if region is None else size + len(region.view)
                     if link is None:
                         continue
                     if memory is None:

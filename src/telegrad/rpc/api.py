@@ -220,7 +220,7 @@ def rpc_sync(
         return agent.client.call(
             to.name if isinstance(to, WorkerInfo) else to,
             func,
-            args if type(args) is tuple else positional(args),
+            args if type(args) is tuple else () if args is None else positional(args),
             kwargs if kwargs is None or type(kwargs) is dict else keyword(kwargs),
             None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
             None if device_map is None else parse_device_map(device_map, "device_map"),
@@ -254,7 +254,7 @@ def rpc_async(
     future.start(
         to.name if isinstance(to, WorkerInfo) else to,
         func,
-        args if type(args) is tuple else positional(args),
+        args if type(args) is tuple else () if args is None else positional(args),
         kwargs if kwargs is None or type(kwargs) is dict else keyword(kwargs),
         None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
         devices=None if device_map is None else parse_device_map(device_map, "device_map"),

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from telegrad.errors import is_shortage
 from telegrad.transport.base import Link
-from telegrad.wire.frames import Kind, pack_header
+from telegrad.wire.frames import HEADER_SIZE, Kind, pack_header
 
 # PING and GOODBYE say how much was sent before them, so they must not overtake anything.
 BEHIND_BULK = frozenset(int(kind) for kind in (Kind.BULK_HEAD, Kind.BULK_CHUNK, Kind.PING, Kind.GOODBYE))
@@ -38,7 +38,8 @@ class SocketWriter(Link):
     def send(
         self, kind: int, body: bytes | bytearray | memoryview, sequence: int, ack_control: int, ack_bulk: int
     ) -> None:
-        header = pack_header(kind, len(body), sequence, ack_control, ack_bulk)
+        size = len(body)
+        header = pack_header(kind, size, sequence, ack_control, ack_bulk)
         try:
             with self._lock:
                 if self._closed:
@@ -46,10 +47,10 @@ class SocketWriter(Link):
                 if self._started or self._control or self._bulk:
                     queue = self._bulk if kind in BEHIND_BULK else self._control
                     queue.append([memoryview(header), memoryview(body)])
-                    self._queued += len(header) + len(body)
+                    self._queued += HEADER_SIZE + size
                     return
                 try:
-                    if len(body) <= MAX_JOINED:
+                    if size <= MAX_JOINED:
                         sent = self._socket.send(header + body)
                     else:
                         sent = self._socket.sendmsg((header, body))
@@ -61,7 +62,7 @@ class SocketWriter(Link):
                     if not is_shortage(error):
                         return  # receive() will raise
                     sent = 0
-                if sent < len(header) + len(body):
+                if sent < HEADER_SIZE + size:
                     self._started = remaining([memoryview(header), memoryview(body)], sent)
                     self._update_mask()
         except BaseException as error:

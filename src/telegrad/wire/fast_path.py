@@ -39,6 +39,7 @@ def _dumps(value: object) -> bytes:
 _NONE = _dumps(None)
 _TENSOR = _dumps(_MARKER)
 _CALLS = [_dumps(((_MARKER,) * count, {})) for count in range(_MAX_TENSORS + 1)]
+_NO_ARGUMENTS = _CALLS[0]
 _COUNTS = {data: count for count, data in enumerate(_CALLS)}
 MAX_SIZE = max(map(len, (_NONE, _TENSOR, *_CALLS)))
 """Longer bytes are never in the table of `decode`."""
@@ -58,6 +59,8 @@ def encode(value: Any) -> tuple[bytes, list[Any]] | None:
     args, kwargs = value
     if type(args) is not tuple or type(kwargs) is not dict or kwargs:
         return None
+    if not args:
+        return _NO_ARGUMENTS, []
     tensors = []
     for arg in args:
         kind = type(arg)
@@ -67,10 +70,11 @@ def encode(value: Any) -> tuple[bytes, list[Any]] | None:
             tensors.append(arg)
         elif kind not in _ATOMS:
             return None
-    if len(tensors) > 1 and len(set(map(id, tensors))) < len(tensors):
+    count = len(tensors)
+    if count > 1 and len(set(map(id, tensors))) < count:
         return None  # a repeated tensor must be received as one object
-    if len(tensors) == len(args) <= _MAX_TENSORS:
-        return _CALLS[len(args)], tensors
+    if count <= _MAX_TENSORS and count == len(args):
+        return _CALLS[count], tensors
     if not tensors:
         return pickle.dumps(value, _PROTOCOL), tensors
     return _dumps((tuple([_MARKER if type(arg) is torch.Tensor else arg for arg in args]), kwargs)), tensors

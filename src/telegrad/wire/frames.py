@@ -134,6 +134,9 @@ class Message(NamedTuple):
     data: memoryview
     region: memoryview
     size: int
+    """Bytes that came over the link."""
+    shared: int = 0
+    """Bytes that are in shared memory."""
 
 
 # The constructor of a named tuple is a Python function, and slower than everything else in reading a small frame.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -28,6 +28,11 @@ def function_name(function: Callable[..., object], *, main_by_name: bool = True)
     >>> function_name(torch.add), function_name(lambda: None)
     ('torch:add', None)
     """
+    if type(function) is FunctionType:  # most are: the short way, for names without a dot
+        home, short = function.__module__, function.__qualname__
+        loaded = sys.modules.get(home) if type(home) is str else None
+        if loaded is not None and "." not in short and getattr(loaded, short, _MISSING) is function:
+            return None if home == "__main__" and not main_by_name else f"{home}:{short}"
     if isinstance(function, torch.jit.ScriptFunction):
         return script_name(function)
     module = getattr(function, "__module__", None)
@@ -73,7 +78,8 @@ def resolve_function(name: str) -> Callable[..., Any]:
         return find_script(name)
     module, _, path = name.partition(":")
     if "<" not in name:
-        found = _lookup(module, path)
+        loaded = sys.modules.get(module)  # as `_lookup` does, with one call less
+        found = _lookup(module, path) if loaded is None or "." in path else getattr(loaded, path, _MISSING)
         if callable(found):
             return found
     parts = [*module.split("."), *path.split(".")]

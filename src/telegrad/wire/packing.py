@@ -20,6 +20,7 @@ from telegrad.wire.frames import (
     SHARED_MESSAGE,
     aligned,
     next_chunk,
+    unpack_prefix,
 )
 from telegrad.wire.in_place import InPlaceRegion
 from telegrad.wire.slab_messages import pack_location
@@ -54,6 +55,14 @@ class OutgoingFrame(NamedTuple):
     shared: Any = None
     """The `SharedRegion` of a SHARED_MESSAGE, as the transport allocated it."""
 
+    @property
+    def size(self) -> int:
+        """The bytes of the message in this frame, and in shared memory."""
+        if self.shared is None:
+            return len(self.body)
+        lengths: tuple[int, int, int] = unpack_prefix(self.body)
+        return len(self.body) + sum(lengths[1:])
+
 
 # The constructor of a named tuple is a Python function, and slower than everything else in packing a small message.
 _new_outgoing: Callable[[tuple[int, bytes | bytearray | memoryview, None]], OutgoingFrame]
@@ -69,10 +78,11 @@ def message_size(head: bytes, data: bytes, region_size: int) -> int:
 
 def pack_small(head: bytes, data: bytes, region: RegionSource | None = None) -> OutgoingFrame:
     """Return one frame with the whole message. The region starts at a multiple of 16."""
+    head_size, data_size = len(head), len(data)
     if region is None or not region.size:
-        return _new_outgoing((MESSAGE, _pack_prefix(len(head), len(data), 0) + head + data, None))
-    prefix = _pack_prefix(len(head), len(data), region.size)
-    end = PREFIX_SIZE + len(head) + len(data)
+        return _new_outgoing((MESSAGE, _pack_prefix(head_size, data_size, 0) + head + data, None))
+    prefix = _pack_prefix(head_size, data_size, region.size)
+    end = PREFIX_SIZE + head_size + data_size
     contents = region.copy()
     if contents is not None:
         return _new_outgoing((MESSAGE, b"".join((prefix, head, data, _PADDING[-end & 15], contents)), None))
@@ -128,10 +138,12 @@ def pack(
     head: bytes, data: bytes, region: RegionSource | None, allocate: Callable[[int], memoryview | SharedRegion]
 ) -> tuple[OutgoingFrame, ...]:
     """Return the frames of a message, as a snapshot: the sender may change its tensors afterwards."""
-    if region is None and PREFIX_SIZE + len(head) + len(data) <= INLINE_LIMIT:
-        return (_new_outgoing((MESSAGE, _pack_prefix(len(head), len(data), 0) + head + data, None)),)
+    head_size, data_size = len(head), len(data)
+    end = PREFIX_SIZE + head_size + data_size
+    if region is None and end <= INLINE_LIMIT:
+        return (_new_outgoing((MESSAGE, _pack_prefix(head_size, data_size, 0) + head + data, None)),)
     region_size = 0 if region is None else region.size
-    if ((PREFIX_SIZE + len(head) + len(data) + 15) & ~15) + region_size <= INLINE_LIMIT:
+    if ((end + 15) & ~15) + region_size <= INLINE_LIMIT:
         return (pack_small(head, data, region),)
     if type(region) is InPlaceRegion:
         return tuple(pack_in_place(head, data, region))

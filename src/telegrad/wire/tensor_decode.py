@@ -74,10 +74,10 @@ def _decode_plain(
     Return None for anything else, including invalid descriptors: `_RegionDecoder` raises the matching error.
     """
     available = len(region)
-    if isinstance(region, memoryview) and (region.readonly or region.format != "B"):
+    if type(region) is memoryview and (region.readonly or region.format != "B"):
         return None
     made: list[torch.Tensor | memoryview] = []
-    code, count, nbytes, end = -1, 0, 0, 0
+    code, dimensions, count, nbytes, end = -1, 0, 0, 0, 0
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
     for descriptor in descriptors:
@@ -85,7 +85,8 @@ def _decode_plain(
             return None
         if descriptor.dtype != code or descriptor.shape != shape:  # else as the one before
             code, shape = descriptor.dtype, descriptor.shape
-            if not 0 <= code < _PLAIN_DTYPES or len(shape) > MAX_DIMENSIONS:
+            dimensions = len(shape)
+            if not 0 <= code < _PLAIN_DTYPES or dimensions > MAX_DIMENSIONS:
                 return None
             dtype = DTYPES[code]
             count = 1
@@ -107,7 +108,7 @@ def _decode_plain(
             tensor = _frombuffer(bytearray(region[offset:end]), dtype=dtype, count=count)
         else:
             tensor = _frombuffer(region, dtype=dtype, count=count, offset=offset)
-        if len(shape) != 1:
+        if dimensions != 1:
             tensor.resize_(shape)
         if descriptor.requires_grad:
             if not (dtype.is_floating_point or dtype.is_complex):

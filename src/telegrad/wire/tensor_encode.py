@@ -57,7 +57,7 @@ _UNINTERCEPTED = (torch.Tensor, torch.nn.Parameter)  # types whose methods user 
 class RegionLayout:
     """The offsets of all attachments in a region of ``size`` bytes. ``write`` and ``copy`` copy their contents."""
 
-    __slots__ = ("_dense", "_on_devices", "_others", "descriptors", "size")
+    __slots__ = ("_dense", "_on_devices", "_others", "_readable", "descriptors", "size")
 
     def __init__(self) -> None:
         self.descriptors: tuple[TensorDescriptor, ...] = ()
@@ -65,6 +65,7 @@ class RegionLayout:
         self._dense: list[tuple[int, torch.Tensor, int, int]] = []  # offset, dense tensor, bytes, repeated bytes
         self._others: list[SpanCopy | ElementCopy | BufferCopy] = []  # all other attachments in host memory
         self._on_devices: list[DeviceCopy] = []
+        self._readable = can_read_tensors()  # whoever describes the attachments copies them, in the same state
 
     def reserve(self, nbytes: int) -> int:
         """Reserve the next ``nbytes`` of the region and return their offset."""
@@ -84,7 +85,7 @@ class RegionLayout:
             view = view.cast("B")
         if view.nbytes < self.size:
             raise ValueError(f"the region has {view.nbytes} bytes, but the layout needs {self.size}")
-        if can_read_tensors():
+        if self._readable:
             self._write(view)
         else:
             with default_torch_state():
@@ -95,7 +96,7 @@ class RegionLayout:
 
         For small regions, two copies take less time than `write`.
         """
-        if self._others or self._on_devices or not can_read_tensors():
+        if self._others or self._on_devices or not self._readable:
             return None
         parts = []
         for _, tensor, nbytes, period in self._dense:
@@ -141,7 +142,7 @@ def encode_tensors(
             for attachment in attachments:
                 if isinstance(attachment, torch.Tensor):
                     check_not_dual(attachment)
-        if can_read_tensors():
+        if layout._readable:
             if placement.moves_cpu or not _describe_plain(layout, attachments, share):
                 _describe_all(layout, attachments, share, placement)
         else:
