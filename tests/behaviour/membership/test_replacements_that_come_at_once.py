@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from telegrad import autograd, rpc
 from telegrad.connection.channel import Channel
 from telegrad.connection.peer_table import Peer
 from telegrad.default_agent import acting_as
+from telegrad.errors import WorkerLost
 from telegrad.rref.handle import RRef
 from telegrad.testing.simulation import Simulation
 
@@ -66,6 +69,33 @@ def test_the_replacement_hears_of_the_end_of_a_context_that_it_was_called_in() -
                 with autograd.context():
                     rpc.rpc_sync("b", abs, (-1,))
                     sim.sleep(30)
+                sim.sleep(30)
+                assert sim["b"].autograd.contexts.all() == []
+
+        sim.run(program)
+
+
+def test_a_call_that_could_not_be_sent_to_the_worker_before_is_not_taken_for_one_to_the_replacement() -> None:
+    with Simulation(1, ["a", "b"]) as sim:
+
+        def program() -> None:
+            with acting_as(sim["a"]):
+                rpc.rpc_sync("b", abs, (-1,))
+                channel = sim["a"].peers.find("b").outgoing
+                assert channel is not None
+                post = channel.post
+
+                def replace_and_post(*args: Any, **options: Any) -> bool:
+                    sim.kill("b")
+                    sim.restart("b")
+                    rpc.rpc_sync("b", abs, (-1,))
+                    return post(*args, **options)
+
+                channel.post = replace_and_post  # type: ignore[method-assign]  # so late is the thread that calls
+                with autograd.context():
+                    with pytest.raises(WorkerLost, match="restarted"):
+                        rpc.rpc_sync("b", abs, (-1,))
+                    sim.sleep(5)
                 sim.sleep(30)
                 assert sim["b"].autograd.contexts.all() == []
 
