@@ -150,6 +150,30 @@ def test_who_does_not_want_to_wait_ends_the_shutdown_of_another_thread() -> None
     assert [str(error) for error in errors] == ["worker 'a' cannot take part in a shutdown: it has been shut down"]
 
 
+def test_the_error_of_a_worker_that_was_replaced_is_not_the_cause_of_what_follows() -> None:
+    with Simulation(1, ["a", "b", "c"]) as sim:
+
+        def program() -> None:
+            protocol = sim["a"].shutdown_protocol
+            assert sim["a"].call("b", abs, (-1,)) == 1
+            left = sim["b"]
+            left.shutdown_protocol.note_cause(ValueError("no such file"))
+            left.close()
+            sim.sleep(2)
+            assert protocol.first_cause == "worker 'b' ended with ValueError: no such file"
+            sim.kill("b")
+            sim.restart("b")
+            assert protocol.first_cause == ""
+            assert sim["a"].call("b", abs, (-1,)) == 1
+            left = sim["b"]
+            left.shutdown_protocol.note_cause(OSError("disk full"))
+            left.close()
+            sim.sleep(2)
+            assert protocol.first_cause == "worker 'b' ended with OSError: disk full"
+
+        sim.run(program)
+
+
 def test_a_closed_agent_can_be_shut_down_any_number_of_times() -> None:
     with Simulation(1, ["a", "b"]) as sim:
 

@@ -72,6 +72,23 @@ def test_a_worker_that_leaves_in_order_is_no_loss() -> None:
     assert heard == []
 
 
+def test_a_worker_that_is_replaced_before_anybody_noticed_its_loss_is_a_loss() -> None:
+    heard: list[tuple[int, State, str]] = []
+    with Simulation(1, ["a", "b"]) as sim:
+
+        def program() -> None:
+            sim["a"].peers.members.on_lost(
+                lambda member, reason: heard.append((member.identity.incarnation, member.state, reason))
+            )
+            before = sim["b"].me.incarnation
+            sim.kill("b")
+            sim.restart("b")
+            sim.sleep(1)
+            assert heard == [(before, State.LOST, "it was restarted")]
+
+        sim.run(program)
+
+
 def test_a_thread_waits_for_a_worker_until_it_is_there_again() -> None:
     with Simulation(1, ["a", "b"]) as sim:
 

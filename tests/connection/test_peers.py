@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.channels import FakeAgent, FakeLink, connected_channel
 
 from telegrad.connection.channel import Channel
 from telegrad.connection.handshake import NONCE_SIZE, Rejected
+from telegrad.connection.peer_table import Peer
 from telegrad.connection.peers import Peers
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import ResourceExhausted, UnknownWorker, WorkerLost
@@ -19,6 +21,7 @@ from telegrad.protocol.membership import MAX_STEP, State
 from telegrad.settings import AgentSettings
 from telegrad.transport.base import LinkClosed
 from telegrad.transport.unix import UnixTransport
+from telegrad.waiting import RealRuntime
 from telegrad.wire.handshake_messages import Hello, Purpose
 
 A = WorkerRecord("a", 0, 1, (), host="here")
@@ -183,14 +186,50 @@ def test_a_worker_cannot_use_up_its_generations(peers: Peers) -> None:
     assert peers.find("b").record.generation == 0
 
 
-def test_an_older_incarnation_that_is_registered_late_does_not_replace_a_later_one(peers: Peers) -> None:
-    """Two threads have admitted two incarnations, and the first one registers its own last."""
+def test_an_incarnation_that_was_replaced_since_it_was_admitted_gets_no_session(peers: Peers) -> None:
+    peers.check(hello(B, incarnation=9, generation=1))
     peers.check(hello(B, incarnation=10, generation=2))
-    peers._register(msgspec.structs.replace(B, incarnation=9, generation=1))
-    assert peers.find("b").record.incarnation == 10
     with pytest.raises(Rejected, match="'b' was replaced by a later one") as caught:
-        peers.resume(None, hello(B, incarnation=9, generation=1))  # type: ignore[arg-type]  # no link is needed
+        peers.resume(LINK, hello(B, incarnation=9, generation=1))
     assert caught.value.code == "incarnation"
+
+
+def test_a_replacement_is_not_there_before_all_have_heard_of_the_loss_of_its_predecessor(peers: Peers) -> None:
+    """Another thread has noticed the loss, and tells those who know the worker by its id."""
+    telling, go_on, there = Event(), Event(), Event()
+
+    def observe(peer: Peer, channels: list[Channel], reason: str) -> None:
+        telling.set()
+        assert go_on.wait(30)
+
+    def admit() -> None:
+        peers.check(hello(B, incarnation=9, generation=1))
+        there.set()
+
+    peers.lost_workers.observe(observe)
+    lost = Thread(target=peers.lost_workers.peer_lost, args=(peers.find("b"), "it was killed"))
+    threads = [lost, Thread(target=admit)]
+    threads[0].start()
+    assert telling.wait(30)
+    threads[1].start()
+    assert not there.wait(0.1)
+    assert peers.find("b").record is B
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert there.is_set()
+    assert peers.find("b").record.incarnation == 9
+    assert peers.members.state_of(peers.find("b").record) is State.ALIVE
+
+
+def test_a_replacement_does_not_wait_for_ever_until_all_have_heard(
+    peers: Peers, agent: PeersAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "wait", lambda event, deadline: False)
+    before = peers.find("b")
+    before.gone, before.told = "it was killed", RealRuntime().event()  # and a destructor of a value does not return
+    peers.check(hello(B, incarnation=9, generation=1))
+    assert peers.find("b").record.incarnation == 9
 
 
 def test_members_are_described_by_id(peers: Peers) -> None:

@@ -82,18 +82,21 @@ def test_what_another_member_says_counts_if_its_generation_is_later() -> None:
 def test_what_another_member_says_is_about_names_and_ids_that_the_group_can_have() -> None:
     closed, open_group = group(3), group(3, is_open=True)
     stranger = Identity("d", 3, 0, 0)
-    assert not closed.learn(stranger, 1.0)
-    assert open_group.learn(stranger, 1.0)
+    assert closed.learn(stranger, 1.0) is Admission.KNOWN
+    assert open_group.learn(stranger, 1.0) is Admission.JOINED
     for membership in (closed, open_group):
-        assert not membership.learn(Identity("e", 1, 0, 0), 1.0), "the id belongs to another"
-        assert not membership.learn(identity("b", 5, 1)._replace(id=7), 1.0), "the worker has another id"
-        assert membership.learn(identity("b", 5, 1), 1.0)
+        assert membership.learn(Identity("e", 1, 0, 0), 1.0) is Admission.KNOWN, "the id belongs to another"
+        of_another_id = identity("b", 5, 1)._replace(id=7)
+        assert membership.learn(of_another_id, 1.0) is Admission.KNOWN, "the worker has another id"
+        assert membership.learn(identity("b", 5, 1), 1.0) is Admission.DISPLACES
+        lose(membership, "b")
+        assert membership.learn(identity("b", 5, 1), 1.0) is Admission.REPLACES
 
 
 def test_nobody_can_use_up_the_generations_of_a_name() -> None:
     membership = group(3)
     far = identity("b", 7, MAX_STEP + 1)
-    assert not membership.learn(far, 1.0)
+    assert membership.learn(far, 1.0) is Admission.KNOWN
     with pytest.raises(NotAdmitted, match="generation 4294967297 of worker 'b' is far ahead of the last one"):
         membership.admit(far, 1.0)
     with pytest.raises(NotAdmitted, match="far ahead"):
@@ -107,7 +110,7 @@ def test_nobody_can_use_up_the_generations_of_a_name() -> None:
     assert membership.votes() == {}
     assert membership.known_generation(identity("b", 8)) == 0
     open_group = group(3, is_open=True)
-    assert not open_group.learn(Identity("g", 9, 7, MAX_STEP + 1), 1.0)
+    assert open_group.learn(Identity("g", 9, 7, MAX_STEP + 1), 1.0) is Admission.KNOWN
     with pytest.raises(NotAdmitted, match="is not its first one"):
         open_group.admit(Identity("g", 9, 7, MAX_STEP + 1), 1.0)
     assert membership.vote(identity("b", 8, MAX_STEP), 1.0) == ""
@@ -119,6 +122,9 @@ def test_nobody_can_use_up_the_generations_of_a_name() -> None:
 def test_a_later_generation_replaces_an_earlier_one() -> None:
     membership = group(2)
     assert membership.admit(identity("b"), 1.0) is Admission.KNOWN
+    assert membership.admit(identity("b", 5, 3), 1.0) is Admission.DISPLACES
+    assert membership.find("b") == Member(identity("b"), State.ALIVE, 0.0), "it is declared lost first"
+    lose(membership, "b")
     assert membership.admit(identity("b", 5, 3), 1.0) is Admission.REPLACES
     assert membership.admit(identity("b", 5, 3), 1.0) is Admission.KNOWN
     with pytest.raises(NotAdmitted, match="was replaced by a later one: restart it"):
@@ -279,7 +285,9 @@ def test_no_generation_of_a_name_has_two_incarnations(size: int, steps: list[tup
                         replaced.add(members[each].find(each).identity, now)  # type: ignore[union-attr]  # as above
                 for each in voters:
                     replaced.merge(members[each].votes().items())
-                    members[each].admit(me, now)
+                    if members[each].admit(me, now) is Admission.DISPLACES:
+                        lose(members[each], me.name, now)
+                        assert members[each].admit(me, now) is Admission.REPLACES
                 members[me.name] = replaced
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from telegrad.execution.timers import Timer
 from telegrad.protocol.limits import SessionSettings
 from telegrad.settings import AgentSettings
 from telegrad.transport.buffers import BufferPool
+from telegrad.waiting import Event, RealRuntime
 from telegrad.wire.devices import DevicePairs, Placement
 from telegrad.wire.frames import Frame, Limits, Message
 
@@ -102,6 +104,14 @@ class FakeAgent:
 
     def cancel(self, timer: Timer) -> None:
         timer.action = None
+
+    def event(self) -> Event:
+        """Return a new event."""
+        return RealRuntime().event()
+
+    def wait(self, event: Event, deadline: float | None) -> bool:
+        """Wait for an event that another thread is about to set."""
+        return event.wait(None if deadline is None else time.monotonic() + deadline - self.time)
 
     def pause(self) -> None:
         self.reported.append(("paused",))

@@ -95,7 +95,9 @@ class AutogradExtension(Extension):
             return
         peer = message.peer.id
         with context.lock:
-            if message.is_request and peer in context.made:  # else it has been lost
+            # All calls to a worker that is lost are forgotten (`caller_lost`): these may be to its replacement.
+            is_lost = message.call is not None and message.call.channel.session.state.is_over
+            if message.is_request and peer in context.made and not is_lost:
                 context.made[peer] -= 1
                 if not context.made[peer]:
                     del context.made[peer]

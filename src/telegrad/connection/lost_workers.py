@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("telegrad")
 
+_RESTARTED = "it was restarted"
+_TELLING = 10.0  # seconds for which a replacement waits until all have heard of the loss of its predecessor
 _DYING = 1.0  # seconds within which a killed process is gone
 
 LossObserver = Callable[["Peer", list[Channel], str], None]
@@ -95,6 +97,7 @@ class LostWorkers:
             if peer.gone:
                 return
             peer.gone, peer.left = reason, left
+            told = peer.told = local.runtime.event()
             self._peers.changes += 1
             if failed or not left:
                 peer.failed_at = local.runtime.now()
@@ -110,14 +113,32 @@ class LostWorkers:
             _log.info("worker %r: worker %r has left the group: %s", local.name, peer.record.name, reason)
         now, what = local.runtime.now(), "left" if left else "lost"
         local.events.record(MEMBER, now, now, peer.record.id, peer=peer.record.name, what=what, outcome=reason)
-        for channel in channels:
-            channel.close(reason)
-        for observer, _ in self._observers:
-            self._tell(observer, peer, channels, reason)
-        self._peers.members.gone(peer.record, reason, left=left)
-        local.buffers.trim()  # those that its messages were received in may be hundreds of megabytes
+        try:
+            for channel in channels:
+                channel.close(reason)
+            for observer, _ in self._observers:
+                self._tell(observer, peer, channels, reason)
+            self._peers.members.gone(peer.record, reason, left=left)
+            local.buffers.trim()  # those that its messages were received in may be hundreds of megabytes
+        finally:
+            told.set()
         if not left and not self._remove_traces(peer):
             local.executor.timers.at(peer.dying_until, lambda: self._remove_traces(peer))
+
+    def displace(self, name: str) -> None:
+        """Declare the worker lost that has a name, because another takes its place, and wait until all have heard.
+
+        Those who know workers by id would otherwise take the replacement for it. Another thread may be telling them:
+        they do not wait for anything, but they free values of users, whose destructors may do what they want.
+        """
+        member, peer = self._peers.members.find(name), self._peers.table.get(name)
+        if member is None:
+            return
+        if peer is not None and peer.record.incarnation == member.identity.incarnation:
+            self.peer_lost(peer, _RESTARTED)
+            if peer.told is not None:
+                self._local.executor.wait(peer.told, self._local.runtime.now() + _TELLING)
+        self._peers.members.gone(member.identity, _RESTARTED, left=False)  # if it still counts as alive
 
     def given_up(self, peer: Peer, reason: str) -> None:
         """Note that another worker holds this one for lost.

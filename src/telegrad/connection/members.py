@@ -20,7 +20,7 @@ LossCallback = Callable[[Member, str], None]
 
 
 class Described(Protocol):
-    """A WorkerRecord, or a Hello."""
+    """A WorkerRecord, a Hello, or an Identity."""
 
     @property
     def name(self) -> str: ...
@@ -129,8 +129,8 @@ class Members:
         with self._lock:
             return self._get().vote(identity, self._local.runtime.now())
 
-    def learn(self, record: WorkerRecord) -> bool:
-        """Take over what another member says about a worker. Returns whether that was new."""
+    def learn(self, record: WorkerRecord) -> Admission:
+        """Take over what another member says about a worker; see `Membership.learn`."""
         with self._lock:
             return self._get().learn(identity_of(record), self._local.runtime.now())
 
@@ -150,14 +150,14 @@ class Members:
         with self._lock:
             self._get().may_vote = may_vote
 
-    def gone(self, record: WorkerRecord, reason: str, *, left: bool) -> None:
+    def gone(self, worker: Described, reason: str, *, left: bool) -> None:
         """Record that a worker was lost or has left, and tell those who want to know of losses."""
         with self._lock:
             membership = self._get()
             state = State.LEFT if left else State.LOST
-            if not membership.gone(record.name, record.incarnation, state, self._local.runtime.now()):
+            if not membership.gone(worker.name, worker.incarnation, state, self._local.runtime.now()):
                 return
-            member = membership.find(record.name)
+            member = membership.find(worker.name)
             callbacks = list(self._callbacks)
         assert member is not None
         if left or self._local.closed or self._local.departing:

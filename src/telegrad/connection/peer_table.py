@@ -10,6 +10,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.connector import Opening
 from telegrad.connection.packed_group import PackedGroup
 from telegrad.connection.worker_record import WorkerRecord
+from telegrad.waiting import Event
 
 
 class Peer:
@@ -23,9 +24,11 @@ class Peer:
         """Whether the worker is gone after an orderly shutdown."""
         self.failed_at: float | None = None
         """When the worker was lost, or ended with an error; None if neither has happened."""
+        self.told: Event | None = None
+        """Set when everybody in this process has heard that the worker is gone; None if nobody has to."""
         self.dying_until = 0.0
         """If the worker was lost: until when its process may still be exiting, and listening."""
-        self.lock = threading.Lock()  # protects outgoing, incoming, opening and last_attempt
+        self.lock = threading.Lock()  # protects outgoing, incoming, opening, last_attempt, gone and told
         self.outgoing: Channel | None = None
         self.incoming: Channel | None = None
         self.opening: Opening | None = None

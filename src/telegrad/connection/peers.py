@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -80,7 +81,7 @@ class Peers:
     def join_group(self, records: Iterable[WorkerRecord]) -> None:
         """Add the workers of a group that this worker joins, except those that have connected to it meanwhile."""
         for record in records:
-            self.members.learn(record)  # the membership has most of them already
+            self.learn(record)  # the membership has most of them already
             with self.table.lock:
                 member = self.members.find(record.name)
                 is_latest = member is None or member.identity.incarnation == record.incarnation
@@ -89,11 +90,10 @@ class Peers:
 
     def learn(self, record: WorkerRecord) -> bool:
         """Take over what another member says about a worker. Returns whether that was new."""
-        if not self.members.learn(record):
-            self._update(record)
-            return False
-        self._register(record)
-        return True
+        if self._take(record, partial(self.members.learn, record)) is not Admission.KNOWN:
+            return True
+        self._update(record)
+        return False
 
     def _update(self, record: WorkerRecord) -> None:
         """Take over the generation that an incarnation has got since it was registered, if the membership has."""
@@ -104,19 +104,23 @@ class Peers:
                     peer.record = record
                     self.changes += 1
 
-    def _register(self, record: WorkerRecord) -> None:
-        """Add a worker, in place of an incarnation that it replaces."""
-        with self.table.lock:
-            member = self.members.find(record.name)
-            if member is not None and member.identity.incarnation != record.incarnation:
-                return  # another thread has admitted a later one since
-            before = self.table.get(record.name)
-            self._add(record)
-        _record_member(self._local, record, "joined" if before is None else "replaced")
-        if before is not None:
-            self.lost_workers.peer_lost(before, "it was restarted")
-        self.members.announce(record.name)
-        self.relaying.refresh()
+    def _take(self, record: WorkerRecord, admit: Callable[[], Admission]) -> Admission:
+        """Add a worker if the membership admits it, in place of an incarnation that is lost or has left."""
+        while True:
+            with self.table.lock:  # the membership and the table name the same incarnation
+                admission = admit()
+                is_new = admission in (Admission.JOINED, Admission.REPLACES)
+                before = self.table.get(record.name)
+                if is_new:
+                    self._add(record)
+            if admission is not Admission.DISPLACES:
+                break
+            self.lost_workers.displace(record.name)
+        if is_new:
+            _record_member(self._local, record, "joined" if before is None else "replaced")
+            self.members.announce(record.name)
+            self.relaying.refresh()
+        return admission
 
     def _add(self, record: WorkerRecord) -> None:
         self.table.add(record)
@@ -184,12 +188,11 @@ class Peers:
             _check_question(self, hello)
             return
         try:
-            admission = self.members.admit(identity_of(hello))
+            admission = self._take(record, partial(self.members.admit, identity_of(hello)))
         except NotAdmitted as error:
             raise Rejected(error.code, str(error)) from error
         if admission is not Admission.KNOWN:
             _log.info("worker %r: worker %r has joined the group (%s)", self._local.name, record.name, admission.name)
-            self._register(record)
             return
         self._update(_record_of(hello))
         known = self.find(hello.name)

@@ -2,7 +2,9 @@
 
 Names and ids are stable, incarnations change. Every incarnation of a worker has a *generation*, 0 for the first. A
 worker that takes the place of another one of the same name has a higher generation, and members accept it for that
-reason alone. So the generation must be unique, and there are two ways to get one:
+reason alone. But whoever holds the earlier one for alive declares it lost first (`Admission.DISPLACES`): much is known
+by the name or id of a worker, and must be forgotten before the next worker has them. A generation must be unique, and
+there are two ways to get one:
 
 - From an *authority*: a launcher that starts at most one process for each name at a time, and counts the starts.
 - From a *quorum*. The newcomer asks all members, and each one votes for at most one incarnation in each generation. A
@@ -80,6 +82,8 @@ class Admission(Enum):
     KNOWN = 0
     JOINED = 1
     REPLACES = 2
+    DISPLACES = 3
+    """It will replace a worker that is held for alive. Nothing has changed: declare that one lost, and ask again."""
 
 
 class NotAdmitted(Exception):
@@ -179,15 +183,20 @@ class Membership:
         self._members[identity.name] = Member(identity, State.ALIVE, now)
         return True
 
-    def learn(self, identity: Identity, now: float) -> bool:
-        """Take over what another member says about a worker, if it can be. Returns whether that was new."""
+    def learn(self, identity: Identity, now: float) -> Admission:
+        """Take over what another member says about a worker, if it can be. KNOWN: it is not new, or cannot be."""
         member = self.find(identity.name)
         if member is None:
             if not self.is_open or self._has_id(identity.id) or identity.generation > MAX_STEP:
-                return False
-        elif member.identity.id != identity.id or identity.generation > member.identity.generation + MAX_STEP:
-            return False
-        return self.add(identity, now)
+                return Admission.KNOWN
+            self.add(identity, now)
+            return Admission.JOINED
+        known = member.identity
+        if known.id != identity.id or not known.generation < identity.generation <= known.generation + MAX_STEP:
+            return Admission.KNOWN
+        if member.state is State.ALIVE and known.incarnation != identity.incarnation:
+            return Admission.DISPLACES
+        return Admission.REPLACES if self.add(identity, now) else Admission.KNOWN
 
     def _has_id(self, worker_id: int) -> bool:
         return any(known.identity.id == worker_id for known in self._all().values())
@@ -233,6 +242,8 @@ class Membership:
             raise NotAdmitted(
                 "incarnation", f"another process is worker {name!r} of this group: give each worker its own name"
             )
+        if member.state is State.ALIVE:
+            return Admission.DISPLACES
         self._members[name] = Member(identity, State.ALIVE, now)
         return Admission.REPLACES
 

@@ -28,7 +28,7 @@ from telegrad.backward.contexts import current
 from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.calls.call import Call, current_served
 from telegrad.connection.peer_table import Peer
-from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, WorkerLost
+from telegrad.errors import CallCancelled, DeadlineExceeded, NotInitialized, PayloadError, WorkerLost
 from telegrad.execution.autocast import current_autocast, enter_autocast
 from telegrad.execution.executor import GuaranteedTask
 from telegrad.execution.reported_wait import ReportedWait
@@ -295,8 +295,9 @@ class RetriedFuture(Future[T]):
         value, error = None, None
         try:
             value = self._caller.run(outcome)
-        except Exception as raised:  # noqa: BLE001 - raised by whoever waits
-            error = self._translate(raised).with_traceback(None)  # see telegrad.calls.reraise
+        except BaseException as raised:  # noqa: BLE001 - raised by whoever waits
+            error = raised if isinstance(raised, Exception) else _of_a_value(raised)
+            error = self._translate(error).with_traceback(None)  # see telegrad.calls.reraise
         call, self._retried = self._retried, None
         try:
             self._caller.run(self._complete, value, error)
@@ -308,6 +309,17 @@ class RetriedFuture(Future[T]):
         """Cancel the call on both sides. Returns False if the call is over."""
         call = self._retried
         return call is not None and not self.done() and call.cancel()
+
+
+def _of_a_value(raised: BaseException) -> PayloadError:
+    """Return the error for whoever waits, if a value has raised what would end the program, as SystemExit.
+
+    It must not end a thread of the executor, on which nobody would complete the future.
+    """
+    kind = type(raised).__name__
+    error = PayloadError(f"a value of the call raised {kind} when it was pickled or unpickled: {raised}")
+    error.__cause__ = raised.with_traceback(None)
+    return error
 
 
 def _fingerprint_check(agent: Agent, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Callable[[], bool]:

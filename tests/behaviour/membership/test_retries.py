@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 import telegrad
 from telegrad import autograd, rpc
-from telegrad.errors import CallCancelled, DeadlineExceeded, RemoteError, WorkerLost
+from telegrad.errors import CallCancelled, DeadlineExceeded, PayloadError, RemoteError, WorkerLost
 from telegrad.settings import AgentSettings
 from telegrad.testing.simulation import Simulation
 
@@ -325,6 +326,38 @@ def test_arguments_that_were_changed_are_not_sent_again(value: Any, change: Call
 
     story(1, program)
     assert runs == ["b"]
+
+
+class Exits:
+    """A value that ends the program when it is pickled for the third time, to compare it; or when it is unpickled."""
+
+    def __init__(self, *, unpickled: bool = False) -> None:
+        self.unpickled = unpickled
+        self.pickled = 0
+
+    def __reduce__(self) -> Any:
+        self.pickled += 1
+        if self.pickled > 2:
+            raise SystemExit(3)
+        return (sys.exit, (3,)) if self.unpickled else (int, (3,))
+
+
+@telegrad.idempotent
+def make_exits() -> Exits:
+    return Exits(unpickled=True)
+
+
+def test_a_value_that_ends_the_program_does_not_leave_others_waiting() -> None:
+    text = "a value of the call raised SystemExit when it was pickled or unpickled"
+
+    def program(sim: Simulation) -> None:
+        with pytest.raises(PayloadError, match=text):
+            rpc.rpc_async("c", make_exits, timeout=0).wait(60)
+        future = rpc.rpc_async("b", slow, (Exits(),), timeout=0)
+        with pytest.raises(PayloadError, match=text):
+            future.wait(60)
+
+    story(1, program)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

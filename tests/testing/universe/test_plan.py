@@ -21,7 +21,7 @@ def test_every_fault_and_action_is_drawn() -> None:
     actions = {action.kind for plan in PLANS for _, program in plan.programs for action in program}
     assert actions == {
         *("call", "calls", "coroutine", "fail", "create", "own", "fetch", "share", "pass on", "drop", "actor"),
-        *("train", "persist", "sleep"),
+        *("train", "persist", "retry", "sleep"),
     }
     assert any(plan.autograd_program is not None for plan in PLANS)
     assert any(plan.gathers for plan in PLANS)

@@ -14,6 +14,7 @@ from telegrad.rref.handle import RRef
 from telegrad.testing.universe.judge import objection
 from telegrad.testing.universe.persistence import Persistence
 from telegrad.testing.universe.plan import Action
+from telegrad.testing.universe.retries import Retries
 from telegrad.testing.universe.training import Training
 from telegrad.testing.universe.world import Handle, World
 
@@ -65,7 +66,7 @@ class Program:
                 world,
                 error,
                 here=self._worker,
-                may_be_late=bool(action.timeout) or (world.disturbed and action.kind == "gather"),
+                may_be_late=bool(action.timeout) or (world.disturbed and action.kind in ("gather", "retry")),
                 may_be_cancelled=action.kind == "calls" and action.flag,
                 lineage=world.lineage[self._using] if self._using is not None else (),
             )
@@ -106,6 +107,8 @@ class Program:
                 persistence = Persistence(self._world, self._worker, action)
                 self._using = persistence.key
                 persistence.run()
+            case "retry":
+                Retries(self._world, self._worker, action).run()
             case "sleep":
                 self._world.sim.sleep(action.seconds)
             case _:

@@ -137,6 +137,7 @@ def draw_plan(seed: int) -> Plan:
         for _ in range(draw.choice((0, 0, 0, 0, 1, 2)))
     )
     programs = _draw_persistence(random.Random(f"persistence {seed}"), workers, programs)
+    programs = _draw_retries(random.Random(f"retries {seed}"), workers, programs)
     mood = draw.random()
     kinds: tuple[str, ...] = ()
     if mood > 0.12:
@@ -174,6 +175,18 @@ def _draw_persistence(
     action = Action("persist", route, count=draw.randint(2, 3), flag=draw.random() < 0.5, seconds=pause)
     (worker, actions), *others = programs
     return ((worker, (action, *actions)), *others)
+
+
+def _draw_retries(
+    draw: random.Random, workers: tuple[str, ...], programs: tuple[tuple[str, tuple[Action, ...]], ...]
+) -> tuple[tuple[str, tuple[Action, ...]], ...]:
+    """Let some programs end with calls that are made again if their callee is lost and replaced."""
+    if draw.random() > 0.12:
+        return programs
+    pause = draw.choice((0.002, 0.1, 2.0, 20.0)) * draw.random()
+    action = Action("retry", (draw.choice(workers),), count=draw.randint(1, 4), flag=draw.random() < 0.5, seconds=pause)
+    (worker, actions), *others = programs
+    return ((worker, (*actions, action)), *others)
 
 
 def _draw_newcomers(draw: random.Random, workers: tuple[str, ...], may_part: bool) -> list[Fault]:

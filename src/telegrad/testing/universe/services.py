@@ -9,6 +9,7 @@ import torch
 
 from telegrad import rpc
 from telegrad.agent.agent import Agent
+from telegrad.testing.universe.retries import worlds
 from telegrad.testing.universe.world import Handle, World
 
 
@@ -56,6 +57,7 @@ class Services:
         self._world = world
         self._name = agent.me.name
         world.started += 1
+        worlds[agent] = world
         for name in ("hop", "fail", "later", "make", "keep", "use", "pass_on", "weight", "scaled", "chained"):
             agent.register(name, getattr(self, name))
         agent.peers.members.on_lost(partial(world.lost, agent))

@@ -52,6 +52,8 @@ class World:
         self._losses: set[tuple[int, int]] = set()  # incarnations: who told the program that it had lost whom
         self._admitted: dict[tuple[str, int], int] = {}  # name and generation -> incarnation
         self.ran: Counter[str] = Counter()
+        self.tried: Counter[str] = Counter()
+        """How often functions ran that may run again."""
         self.returned: set[str] = set()
         self.lineage: defaultdict[str, set[str]] = defaultdict(set)
         """By value: the workers that created, own, held or passed on a reference to it."""
@@ -93,6 +95,11 @@ class World:
         self.story.add(worker, "runs %s", key)
         if self.ran[key] > 1:
             self.violated(f"{key} ran {self.ran[key]} times")
+
+    def tries(self, key: str, worker: str) -> None:
+        """Record that a function runs that may run again."""
+        self.tried[key] += 1
+        self.story.add(worker, "runs %s", key)
 
     def has_returned(self, key: str) -> None:
         """Record that a caller has the result of a call."""
