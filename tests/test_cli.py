@@ -37,6 +37,16 @@ def test_a_command_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert "COMMAND" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["run", "--restrat", "3", "train.py"], ["status", "--restrat"]])
+def test_an_unknown_option_is_an_error_of_its_command(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(command)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: telegrad {command[0]} ")
+    assert f"telegrad {command[0]}: error: unrecognized arguments: --restrat" in err
+
+
 def test_help_of_run_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["run", "--help"])

@@ -64,7 +64,7 @@ def _reader_has_left() -> bool:
 
 
 def _run_command(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     if "run" in options:
         code: int = options.run(options)
         return code
@@ -78,7 +78,17 @@ def _run_command(arguments: Sequence[str] | None) -> int:
     return _run_on_hosts(options) if options.hosts else _run(options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options. Those that a command does not know are errors of the command, with its usage."""
+    parser, commands = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
+def _parser() -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+    """Return the parser, and the parsers of its commands."""
     parser = argparse.ArgumentParser(
         prog="telegrad",
         description="Autograd across machines: start workers, create their shared secret, and look at "
@@ -148,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_k8s(commands)
     add_parsers(commands)
     doctor.add_parser(commands)
-    return parser
+    return parser, commands
 
 
 def _add_k8s(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

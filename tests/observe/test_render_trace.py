@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.support.recorded_groups import MadeUpGroup, worker_view
 
-from telegrad.observe.model import Event, GroupView, Kind
+from telegrad.observe.model import Event, GroupView, Kind, LiveCall
 from telegrad.observe.recording import Recording
 from telegrad.observe.render_trace import LOOKS, flatten, render_trace
 from telegrad.observe.render_trace import _Slice as Slice
@@ -53,6 +53,15 @@ def test_merged_rows_show_what_any_thread_did() -> None:
     assert bars(picture, "wait") == [pytest.approx((0.0, 1.0), abs=1e-3)]
     assert len(bars(picture, "forward")) == 2
     assert picture.index(LOOKS["wait"][0] + '"/>') < picture.index(LOOKS["forward"][0])  # painted over it
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_worker_does_not_wait_while_others_wait_for_it_in_a_collective(merged: bool) -> None:
+    waiting = LiveCall(1, "b", "a", "a collective", 0.0, state="deferred")
+    view = worker_view("a", now=10.0, events=(served(0, 0.0, 10.0),), served=(waiting,))
+    picture = render_trace(events_of(GroupView((view,), now=10.0)), merged=merged)
+    assert bars(picture, "wait") == []
+    assert bars(picture, "forward") == [pytest.approx((0.0, 1.0), abs=1e-3)]
 
 
 def test_a_window_cuts_what_is_outside() -> None:

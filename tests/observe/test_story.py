@@ -65,6 +65,12 @@ def test_the_latest_contexts_and_calls_are_listed_with_the_names_that_callees_kn
     assert "calls Model.forward on 'b'" in render(story_of_call(GroupView((a, b)), ("a", 1)))
 
 
+def test_a_listed_call_that_its_callee_has_not_yet_ended_has_a_name_that_people_know() -> None:
+    a = view("a", Event(0, Kind.CALL, 1.0, 2.0, 1, "b", "@telegrad.method"))
+    lines = latest(GroupView((a, view("b"))))
+    assert [line.text for line in lines] == ["call a:1 of a method of a remote object on 'b'"]
+
+
 def test_a_gradient_arrives_after_it_was_sent_although_the_offsets_are_not_exact() -> None:
     a = view("a", Event(0, Kind.GRADIENT_SENT, 5.0, 5.2, 9, "b", context=1, pass_id=3))
     b = view("b", Event(0, Kind.GRADIENT_ARRIVED, 4.9, 4.9, 9, "a", context=1, pass_id=3))

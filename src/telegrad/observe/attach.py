@@ -288,6 +288,8 @@ def attach(address: str | None = None, group: str | None = None, directory: str 
         from telegrad.observe.remote import RemoteConnection
 
         return Attached(RemoteConnection(address), same_host=False)
+    if directory is not None and not Path(directory).is_dir():
+        raise TelegradError(f"there is no directory {directory!r}, in which to look for the sockets of workers")
     silent: list[str] = []
     chosen = choose(local_groups(None if directory is None else Path(directory), silent), group, silent)
     problem: OSError | None = None

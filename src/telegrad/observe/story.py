@@ -86,7 +86,7 @@ def latest(group: GroupView, most: int = 10) -> list[StoryLine]:
             contexts[number] = min(line, contexts.get(number, line))  # the worker that entered it first
         for event in view.events:
             if event.kind is Kind.CALL and event.parent is None and event.what != GATHER:
-                what = names.get((view.name, event.id), event.what) or "a function by value"
+                what = readable_name(names.get((view.name, event.id), event.what)) or "a function by value"
                 text = f"call {view.name}:{event.id} of {what} on {event.peer!r}"
                 calls.append(StoryLine(event.began + shift, 1, view.name, text, event.peer, event.id, event.kind))
     return sorted([*sorted(contexts.values())[-most:], *sorted(calls)[-most:]])

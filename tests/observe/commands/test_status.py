@@ -89,3 +89,9 @@ def test_story_of_nothing_known_and_of_no_id(group: Group, capsys: pytest.Captur
 def test_a_group_that_is_not_there_is_an_error(group: Group, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--group", "nobody"]) == 1
     assert "no group of this user here has a worker 'nobody'" in capsys.readouterr().err
+
+
+def test_a_runtime_directory_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = str(tmp_path / "missing")
+    assert cli.main(["status", "--runtime-dir", missing]) == 1
+    assert capsys.readouterr().err.startswith(f"telegrad status: there is no directory {missing!r}")
