@@ -58,6 +58,7 @@ def test_a_picture_is_drawn_if_the_name_says_so(tmp_path: Path, capsys: pytest.C
     [
         (["--seconds", "-1"], "--seconds must be at least 0, not -1"),
         (["-o", "/no/such/folder/trace.json"], "there is no folder '/no/such/folder' to write to"),
+        (["-o", "trace.png"], "the output ends with .json or .svg, unlike 'trace.png'"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_recorded(

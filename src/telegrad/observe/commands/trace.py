@@ -42,6 +42,9 @@ def run(options: argparse.Namespace) -> int:
     if not options.seconds >= 0:
         print(f"telegrad trace: --seconds must be at least 0, not {options.seconds:g}", file=sys.stderr)
         return 2
+    if options.output.suffix not in (".json", ".svg"):
+        print(f"telegrad trace: the output ends with .json or .svg, unlike {str(options.output)!r}", file=sys.stderr)
+        return 2
     if not options.output.absolute().parent.is_dir():
         print(f"telegrad trace: there is no folder {str(options.output.parent)!r} to write to", file=sys.stderr)
         return 2
