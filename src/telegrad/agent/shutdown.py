@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from telegrad.calls.exit_cause import cause_of, error_in_flight
+from telegrad.calls.exit_cause import FirstCause, cause_of, error_in_flight
 from telegrad.calls.observing import OBSERVE
 from telegrad.calls.service_names import GATHER
 from telegrad.connection.channel import Channel
 from telegrad.errors import DeadlineExceeded, ProtocolError, ReferencesHeld, TelegradError
 from telegrad.execution.reported_wait import ReportedWait
 from telegrad.interrupts import shielded
-from telegrad.protocol.membership import Identity
 from telegrad.protocol.shutdown_report import report_of, to_plain
 from telegrad.waiting import Event, Runtime
 from telegrad.waiting_report import WaitingReport, seconds
@@ -88,16 +87,12 @@ class Shutdown:
         self._done: Event = agent.runtime.event()  # everything is closed
         self._drained: Event | None = None
         self._cause = ""  # the error with which this worker exits, if any
-        self._first_cause: tuple[Identity, str] | None = None  # who has told this worker, and what
+        self._first_cause = FirstCause(agent.peers.members)
 
     @property
     def first_cause(self) -> str:
         """Which other worker exited with an error first, and with which error. Empty if it was replaced since."""
-        if self._first_cause is None:
-            return ""
-        teller, cause = self._first_cause
-        member = self._agent.peers.members.find(teller.name)
-        return "" if member is not None and member.identity.incarnation != teller.incarnation else cause
+        return self._first_cause.text()
 
     def note_cause(self, error: BaseException | None) -> None:
         """Record that this worker exits with `error`, if any. The other workers get the first one."""
@@ -107,13 +102,8 @@ class Shutdown:
 
     def heard(self, worker: str, cause: str) -> None:
         """Record that another worker exited with an error."""
-        member = self._agent.peers.members.find(worker)
-        if not self.first_cause and member is not None:
-            follows = cause.startswith("because ")
-            first = cause.removeprefix("because ") if follows else f"worker {worker!r} ended {cause}"
-            self._first_cause = member.identity, first
-            if not self._local.closed:
-                _log.warning("worker %r: %s", self._agent.me.name, first)
+        if self._first_cause.heard(worker, cause) and not self._local.closed:
+            _log.warning("worker %r: %s", self._agent.me.name, self.first_cause)
 
     @property
     def begun(self) -> bool:

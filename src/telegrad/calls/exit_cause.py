@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 from telegrad.calls.exceptions import text_of
 from telegrad.connection.goodbye import shortened
+from telegrad.connection.members import Members
 from telegrad.errors import WorkerLost
+from telegrad.protocol.membership import Identity
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -40,6 +42,32 @@ def cause_of(error: BaseException | None, first: str = "", *, place: bool = True
     text = shortened(text_of(error).partition("\n")[0])
     where = _place_of(error) if place else ""
     return f"with {type(error).__name__}{': ' if text else ''}{text}{f' ({where})' if where else ''}"
+
+
+class FirstCause:
+    """Which other worker exited with an error first, and with which one. Forgotten when who told of it is replaced."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._heard: tuple[Identity, str] | None = None  # who has told this worker, and what
+
+    def text(self) -> str:
+        """Return who it was, and why; empty if there is none."""
+        if self._heard is None:
+            return ""
+        teller, text = self._heard
+        member = self._members.find(teller.name)
+        return "" if member is not None and member.identity.incarnation != teller.incarnation else text
+
+    def heard(self, worker: str, cause: str) -> bool:
+        """Record what a worker that exits said of itself. Returns whether that is the first cause."""
+        member = self._members.find(worker)
+        if member is None or self.text():
+            return False
+        follows = cause.startswith("because ")
+        text = cause.removeprefix("because ") if follows else f"worker {worker!r} ended {cause}"
+        self._heard = member.identity, text
+        return True
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

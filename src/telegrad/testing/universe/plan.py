@@ -183,7 +183,7 @@ def _draw_retries(
     """Let some programs end with calls that are made again if their callee is lost and replaced."""
     if draw.random() > 0.12:
         return programs
-    pause = draw.choice((0.002, 0.1, 2.0, 20.0)) * draw.random()
+    pause = draw.choice((0.002, 0.1, 2.0, 8.0)) * draw.random()  # a function runs on if its worker leaves meanwhile
     action = Action("retry", (draw.choice(workers),), count=draw.randint(1, 4), flag=draw.random() < 0.5, seconds=pause)
     (worker, actions), *others = programs
     return ((worker, (*actions, action)), *others)

@@ -16,7 +16,7 @@ _RETRIES = 2
 _LIMIT = 200.0  # seconds: a worker may be replaced late, or never
 
 
-worlds: weakref.WeakKeyDictionary[Agent, World] = weakref.WeakKeyDictionary()
+worlds: weakref.WeakKeyDictionary[Agent, weakref.ref[World]] = weakref.WeakKeyDictionary()
 """The universe of each worker: only functions of modules are made again, which cannot know it otherwise."""
 
 
@@ -24,7 +24,8 @@ worlds: weakref.WeakKeyDictionary[Agent, World] = weakref.WeakKeyDictionary()
 def run_again(key: str, seconds: float) -> str:
     """Take some time, and say where this ran."""
     agent = default_agent()
-    world, name = worlds[agent], agent.me.name
+    world, name = worlds[agent](), agent.me.name
+    assert world is not None
     world.tries(key, name)
     agent.executor.wait(agent.runtime.event(), agent.runtime.now() + seconds)  # others are served meanwhile
     return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -57,7 +58,7 @@ class Services:
         self._world = world
         self._name = agent.me.name
         world.started += 1
-        worlds[agent] = world
+        worlds[agent] = weakref.ref(world)  # it refers to the agent
         for name in ("hop", "fail", "later", "make", "keep", "use", "pass_on", "weight", "scaled", "chained"):
             agent.register(name, getattr(self, name))
         agent.peers.members.on_lost(partial(world.lost, agent))
