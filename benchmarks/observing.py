@@ -97,4 +97,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Imported under its own name: functions of __main__ would be sent by value, which takes as long as the call.
+    import observing
+
+    sys.exit(observing.main())

@@ -52,7 +52,7 @@ class PassHandlers:
             return
         try:
             grads = self._pipeline.tensors(channel.worker, request, message)
-            size = message.size + message.shared
+            size = message.total
             del message  # or its memory would live as long as the island runs
             if len(grads) < len(request.states):
                 grads = _at_their_tensors(request.states, grads)

@@ -54,9 +54,6 @@ def gradient(
         return
     message, states, ring = request.message, request.states, run.events
     now = run.touched = messaging.now()
-    if ring.on:  # as `PassRun.note` does
-        about = (message, name, "", context.id, run.info.number, None, "", 0, size, get_ident(), ())
-        ring.append((ring.next(), events.GRADIENT_ARRIVED, now, now, *about))
     reached: Sequence[int] = range(len(states))
     if UNREACHED in states:
         reached = [index for index in reached if states[index] != UNREACHED]
@@ -97,6 +94,11 @@ def gradient(
             wakeup.finished = True  # it looks there when it is done here
         else:
             wakeup.set()
+    if (
+        ring.on
+    ):  # as `PassRun.note` does. At the end: whoever waits for what this gradient leads to does not wait for it
+        n, kind, where, pass_id, thread = ring.next(), events.GRADIENT_ARRIVED, context.id, run.info.number, get_ident()
+        ring.append((n, kind, now, now, message, name, "", where, pass_id, None, "", 0, size, thread))
 
 
 def refuse(run: PassRun, reply_to: ReplyTo, error: Exception) -> None:

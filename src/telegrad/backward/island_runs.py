@@ -105,9 +105,6 @@ def _end(run: PassRun, island: Island, began: float, what: str) -> list[PassEffe
     run.threads.pop(thread, None)
     run.touched = ended
     run.islands_run += 1
-    if ring.on:  # as `PassRun.note` does
-        about = (0, "", what, run.context.id, run.info.number, None, "", 0, 0, thread, ())
-        ring.append((ring.next(), events.ISLAND, began, ended, *about))
     for entry in island.entries:
         fed = run.graph.fed.get(entry)  # type: ignore[call-overload]  # entries but ROOT are message ids
         if fed is not None:
@@ -119,7 +116,10 @@ def _end(run: PassRun, island: Island, began: float, what: str) -> list[PassEffe
         if message is not None and len(effects) == 1 and run.failure is None:
             reply = _reply_with(run, message, effects[0])
     if message is not None and send_gradients(run, message, reply) and reply is not None:
-        return []  # the reply left with the gradients
+        effects = []  # the reply left with the gradients
+    if ring.on:  # as `PassRun.note` does. At the end: others wait for the gradients, and nobody for this
+        n, kind, context, number = ring.next(), events.ISLAND, run.context.id, run.info.number
+        ring.append((n, kind, began, ended, 0, "", what, context, number, None, "", 0, 0, thread))
     return effects
 
 

@@ -175,8 +175,9 @@ class PassRun:
         """Record an event of the pass. Gradients and islands are recorded where they are sent, taken and run."""
         ring = self.events
         if ring.on:  # as `EventRing.record` does, with one call less
-            about = (number, peer, what, self.context.id, self.info.number, None, outcome, size, received, get_ident())
-            ring.append((ring.next(), kind, began, ended, *about, ()))
+            context, pass_id, thread = self.context.id, self.info.number, get_ident()
+            about = (number, peer, what, context, pass_id, None, outcome, size, received, thread)
+            ring.append((ring.next(), kind, began, ended, *about))
 
     def describe(self) -> str:
         """Name the pass."""
@@ -191,8 +192,8 @@ class PassRun:
             if ring.on:  # as in `note`, with one call less
                 outcome = "" if self.failure is None else type(self.failure).__name__
                 what, number = "began here" if self.begun_here else "", self.info.number
-                about = (number, "", what, self.context.id, number, None, outcome, 0, 0, get_ident(), ())
-                ring.append((ring.next(), events.PASS, self.began, ended, *about))
+                n, kind, began, context, thread = ring.next(), events.PASS, self.began, self.context.id, get_ident()
+                ring.append((n, kind, began, ended, number, "", what, context, number, None, outcome, 0, 0, thread))
             self.messaging.count("passes")
 
     def wait_for_slot(self, event: Event) -> None:

@@ -110,9 +110,9 @@ class Completion:
                 None if parent is None else (parent.worker.name, parent.id),
                 outcome,
                 call.size + call.shared,
-                0 if message is None else message.size + message.shared,
+                0 if message is None else message.total,
                 call.thread,
-                (call.sent,) if call.sent else (),
+                call.sent,
             )
             events.append(entry)
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other alive

@@ -103,8 +103,30 @@ class Replier:
             _log.debug("the reply to %s of worker %r cannot be delivered: %s", served.function, served.caller, failure)
         finally:
             self._leaving.discard(served)
-            if self._local.events.on:
-                self.record(served, computed, "" if error is None else type(error).__name__, frames)
+            ring = self._local.events
+            if ring.on:
+                size, context = 0, served.autograd
+                for frame in frames:  # as `OutgoingFrame.size` does, with one call less
+                    size += len(frame.body) if frame.shared is None else frame.size
+                entry = (
+                    ring.next(),
+                    SERVE,
+                    served.started,
+                    self._now(),
+                    served.id,
+                    channel.peer,
+                    served.function,
+                    0 if context is None else context.context,
+                    0,
+                    None,
+                    "" if error is None else type(error).__name__,
+                    size,
+                    served.received,
+                    served.thread,
+                    served.running,
+                    computed,
+                )
+                ring.append(entry)
             if served.held is not None:
                 served.held.release()
             for extension in served.extensions:
@@ -114,31 +136,6 @@ class Replier:
                     _log.exception("an extension failed after the reply to %s", served.function)
             if (on_idle := self._local.on_idle) is not None:  # it may be removed now
                 on_idle()
-
-    def record(self, served: Served, computed: float, outcome: str, frames: Frames) -> None:
-        """Record a call that was answered."""
-        events, context = self._local.events, served.autograd
-        size = 0
-        for frame in frames:  # as `OutgoingFrame.size` does, with one call less
-            size += len(frame.body) if frame.shared is None else frame.size
-        entry = (  # flat, because parts that are put together would be copied
-            events.next(),
-            SERVE,
-            served.started,
-            self._now(),
-            served.id,
-            served.worker.name,
-            served.function,
-            0 if context is None else context.context,
-            0,
-            None,
-            outcome,
-            size,
-            served.received,
-            served.thread,
-            (served.running, computed),
-        )
-        events.append(entry)
 
     def pack_failure(self, served: Served, error: BaseException) -> Frames:
         explain(error)

@@ -29,6 +29,7 @@ from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_account import Held
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import CallCancelled, FunctionNotFound, ProtocolError, TelegradError
+from telegrad.events import SERVE
 from telegrad.execution.autocast import enter_autocast
 from telegrad.execution.event_loop import EventLoop, InGradMode
 from telegrad.torch_private import FutureBase
@@ -93,7 +94,7 @@ class Server:
             now,
             now + request.timeout if 0.0 < request.timeout < _FOREVER else None,
             0 if request.nested else message.size,
-            received=message.size + message.shared,
+            received=message.total,
             held=held,
         )
         references = request.creation is not None or bool(request.references)
@@ -199,8 +200,7 @@ class Server:
         finally:
             current_served.reset(token)
             self.active.pop((channel, call), None)
-        if self._local.events.on:
-            self.replier.record(served, self._local.runtime.now(), outcome, frames)
+        _record(self._local, served, outcome, sum([frame.size for frame in frames]))
         try:
             channel.post(frames)
         except TelegradError as failure:  # the caller is gone
@@ -304,6 +304,15 @@ class Server:
         return [
             served for key in list(self.active) if key[0] is channel for served in self.cancel(channel, key[1], reason)
         ]
+
+
+def _record(local: LocalWorker, served: Served, outcome: str, size: int) -> None:
+    """Record a call that is a message of its own kind; the others are recorded when their reply has left."""
+    now = local.runtime.now()
+    marks = served.running, now
+    name, what, thread = served.worker.name, served.function, served.thread
+    about = SERVE, served.started, now, served.id
+    local.events.record(*about, peer=name, what=what, outcome=outcome, size=size, thread=thread, marks=marks)
 
 
 def _is_owned(result: object) -> bool:

@@ -171,7 +171,7 @@ class Receiver:
                         else:
                             self._peers.deliver(self._channel, message)
                     elif message is not None:
-                        self.received += message.size + message.shared
+                        self.received += message.total
                         self._peers.deliver(self._channel, message)
                 except ProtocolError as error:
                     # The session counts the frame as received, so the peer would not send it again.

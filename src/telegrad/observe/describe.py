@@ -20,7 +20,7 @@ from telegrad.calls.server import Server
 from telegrad.calls.service_names import readable_name
 from telegrad.connection.peer_table import Peer
 from telegrad.errors import NotInitialized
-from telegrad.events import Entry
+from telegrad.events import FIELDS, Entry
 from telegrad.observe.describe_autograd import context_views, pass_views
 from telegrad.observe.describe_waits import Running, waits_of
 from telegrad.observe.model import CallKey, Event, Kind, LiveCall, ViewRequest, WorkerView
@@ -220,9 +220,10 @@ def _events(agent: Agent, request: ViewRequest, stacks: Stacks) -> tuple[tuple[E
 
 
 def _event(entry: Entry, stacks: Stacks) -> Event:
-    fields: list[Any] = list(entry)  # in the order of the fields
+    fields: list[Any] = list(entry[:FIELDS])  # in the order of the fields
     fields[1], fields[13] = Kind(fields[1]), stacks.native_id(fields[13])
-    return Event(*fields)
+    marks = entry[FIELDS:]
+    return Event(*fields, marks=marks if any(marks) else ())  # type: ignore[misc]  # mypy takes * for all fields
 
 
 def _resident() -> int:

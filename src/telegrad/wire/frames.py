@@ -135,8 +135,8 @@ class Message(NamedTuple):
     region: memoryview
     size: int
     """Bytes that came over the link."""
-    shared: int = 0
-    """Bytes that are in shared memory."""
+    total: int
+    """These, and those in shared memory."""
 
 
 # The constructor of a named tuple is a Python function, and slower than everything else in reading a small frame.

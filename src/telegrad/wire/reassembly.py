@@ -45,7 +45,7 @@ class DiscardedMessage(Message):
     def __new__(
         cls, head: bytes | bytearray | memoryview, size: int, error: CallError, *, truncated: bool = False
     ) -> DiscardedMessage:
-        made = tuple.__new__(cls, (memoryview(head), _EMPTY, _EMPTY, size, 0))
+        made = tuple.__new__(cls, (memoryview(head), _EMPTY, _EMPTY, size, size))
         made.error, made.truncated = error, truncated
         return made
 
@@ -128,7 +128,7 @@ class Assembler:
                     return self._discard(frame, PREFIX_SIZE, aligned(end) + region)
                 raise ProtocolError(f"a message of {head} + {data} + {region} bytes in a frame of {size}")
             view = memoryview(body)
-            return _new_message((view[PREFIX_SIZE:start], view[start:end], view[size - region :], size, 0))
+            return _new_message((view[PREFIX_SIZE:start], view[start:end], view[size - region :], size, size))
         if kind == BULK_HEAD:
             head, _, _ = self._read_prefix(body)
             if len(body) != PREFIX_SIZE + head and type(frame) is not TruncatedFrame:
@@ -149,7 +149,8 @@ class Assembler:
         memory = self.open_region(slab, offset, data + region, number)
         if type(frame) is TruncatedFrame:
             return self._discard(frame, start, start + head + data + region)  # and the region is freed
-        return Message(memoryview(body)[start:], memory[region:], memory[:region], len(body), data + region)
+        size = len(body)
+        return Message(memoryview(body)[start:], memory[region:], memory[:region], size, size + data + region)
 
     def _discard(self, frame: Frame, start: int, size: int) -> DiscardedMessage:
         """Return the placeholder for a message whose head is truncated."""
@@ -205,7 +206,8 @@ class Assembler:
         start = len(buffer) - region
         view = memoryview(self._head)
         self._head = b""
-        return Message(view[PREFIX_SIZE:], buffer[:data], buffer[start:], PREFIX_SIZE + head + len(buffer))
+        size = PREFIX_SIZE + head + len(buffer)
+        return Message(view[PREFIX_SIZE:], buffer[:data], buffer[start:], size, size)
 
     def _read_prefix(self, body: bytes | bytearray | memoryview) -> tuple[int, int, int]:
         if len(body) < PREFIX_SIZE:
