@@ -28,6 +28,10 @@ FIELDS = 14
 """How many there are before the marks."""
 
 
+def _nothing_to_record() -> None:
+    """Do nothing."""
+
+
 class EventRing:
     """The latest events of one agent.
 
@@ -47,6 +51,12 @@ class EventRing:
         self.next = itertools.count().__next__
         self.append: Callable[[Entry], None] = self._entries.append
         self._listeners: tuple[Callable[[Entry], None], ...] = ()
+        self.at_once = False
+        """Whether somebody is told of every event when it happens."""
+        self.unrecorded: deque[Any] = deque()
+        """Calls that have ended. They are recorded when a thread waits for another worker, or before other events."""
+        self.catch_up: Callable[[], None] = _nothing_to_record
+        """Records them."""
 
     def record(
         self,
@@ -59,6 +69,7 @@ class EventRing:
         what: str = "",
         context: int = 0,
         pass_id: int = 0,
+        parent: tuple[str, int] | None = None,
         outcome: str = "",
         size: int = 0,
         received: int = 0,
@@ -67,8 +78,10 @@ class EventRing:
     ) -> None:
         """Record an event. `number` is the id of what it is about."""
         if self.on:
+            if self.unrecorded:
+                self.catch_up()
             thread = thread or get_ident()
-            entry = (kind, began, ended, number, peer, what, context, pass_id, None, outcome, size, received, thread)
+            entry = (kind, began, ended, number, peer, what, context, pass_id, parent, outcome, size, received, thread)
             self.append((self.next(), *entry, *marks))
 
     def listen(self, listener: Callable[[Entry], None]) -> Callable[[], None]:
@@ -92,6 +105,7 @@ class EventRing:
 
     def _set_append(self) -> None:
         self.append = self._append_and_tell if self._listeners else self._entries.append
+        self.at_once = bool(self._listeners)
 
     def _append_and_tell(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -100,6 +114,7 @@ class EventRing:
 
     def since(self, first: int) -> tuple[list[Entry], int, int]:
         """Return the events from number `first` on, the number to ask for next, and how many were dropped."""
+        self.catch_up()
         entries = sorted(self._entries)  # numbers differ, so nothing else is compared
         entries = [entry for entry in entries if entry[0] >= first]
         if not entries:

@@ -63,7 +63,7 @@ class Client:
         self.cancel = self.completion.cancel
         self._deadlines = Deadlines(local.runtime, local.executor, self.completion.expire)
         self.asking = Asking(local, peers, self._call_ids, self._deadlines)
-        self._reader = LinkReader(local.name, local.runtime, local.executor)
+        self._reader = LinkReader(local.name, local.runtime, local.executor, local.events)
         self.retried: set[Retried] = set()
         """Calls that are made again if their callee is lost. Between two attempts they are in no channel."""
         self.carries_autocast = True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Protocol
 
-from telegrad.calls.call import Call
+from telegrad.calls.call import Call, Served
 from telegrad.calls.link_reader import Waiter
 from telegrad.calls.observing import OBSERVE
 from telegrad.calls.pipeline import pack_head
@@ -16,7 +16,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_table import Peer
 from telegrad.errors import CallCancelled, DeadlineExceeded, TelegradError, WorkerLost
-from telegrad.events import CALL
+from telegrad.events import CALL, EventRing
 from telegrad.execution.executor import GuaranteedTask
 from telegrad.interrupts import shielded
 from telegrad.waiting import Event
@@ -53,6 +53,34 @@ class Completion:
         """How many calls ended with an error."""
         self.explainer: Explainer | None = None
         """Says what a call waits for whose deadline has passed."""
+        local.events.catch_up = self._record_ended
+
+    def _record_ended(self) -> None:
+        """Record the calls that have ended well, and wait for that."""
+        ring, unrecorded = self._events, self._events.unrecorded
+        try:
+            while unrecorded:
+                call = unrecorded.popleft()
+                entry = (
+                    ring.next(),
+                    CALL,
+                    call.started,
+                    call.ended,
+                    call.id,
+                    call.worker,
+                    call.function,
+                    call.context_id,
+                    0,
+                    None,
+                    "",
+                    call.size + call.shared,
+                    call.received,
+                    call.thread,
+                    call.sent,
+                )
+                ring.append(entry)
+        except IndexError:
+            return  # another thread has recorded the rest
 
     def finish(
         self,
@@ -95,26 +123,16 @@ class Completion:
         parent, call.parent = call.parent, None  # what ends with it must not live as long as the call
         if parent is not None:
             parent.children.pop(call.id, None)
-        events = self._events
-        if events.on:
-            entry = (  # flat, because parts that are put together would be copied
-                events.next(),
-                CALL,
-                call.started,
-                self._now(),
-                call.id,
-                call.worker,
-                call.function,
-                call.context_id,
-                0,
-                None if parent is None else (parent.worker.name, parent.id),
-                outcome,
-                call.size + call.shared,
-                0 if message is None else message.total,
-                call.thread,
-                call.sent,
-            )
-            events.append(entry)
+        ring = self._events
+        if ring.on:
+            call.ended, call.received = self._now(), 0 if message is None else message.total
+            if outcome or parent is not None:
+                _record(ring, call, parent, outcome)
+            else:
+                ring.unrecorded.append(call)
+                # A thread that waits for the call gets it first, and records it while it waits for the next one.
+                if not call.waiters or ring.at_once:
+                    self._record_ended()
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other alive
         if on_done is not None:
             if answer is None:
@@ -243,3 +261,27 @@ class Completion:
         except TelegradError as lost:  # nobody is left to tell
             _log.debug("%s was cancelled, but its worker is gone: %s", call, lost)
         return True
+
+
+def _record(ring: EventRing, call: Call, parent: Served | None, outcome: str) -> None:
+    made_by = None if parent is None else (parent.worker.name, parent.id)
+    about = CALL, call.started, call.ended, call.id
+    peer, what, context, sent, thread = (
+        call.worker,
+        call.function,
+        call.context_id,
+        call.size + call.shared,
+        call.thread,
+    )
+    ring.record(
+        *about,
+        peer=peer,
+        what=what,
+        context=context,
+        parent=made_by,
+        outcome=outcome,
+        size=sent,
+        received=call.received,
+        thread=thread,
+        marks=(call.sent,),
+    )

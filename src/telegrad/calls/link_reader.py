@@ -15,6 +15,7 @@ from threading import get_ident
 import msgspec
 
 from telegrad.connection.channel import Channel
+from telegrad.events import EventRing
 from telegrad.execution.executor import Executor
 from telegrad.transport.base import Ready
 from telegrad.waiting import Event, Runtime
@@ -56,10 +57,11 @@ class Waiter(msgspec.Struct, eq=False):
 class LinkReader:
     """Reads links on the threads that wait for what they bring."""
 
-    def __init__(self, worker: str, runtime: Runtime, executor: Executor) -> None:
+    def __init__(self, worker: str, runtime: Runtime, executor: Executor, events: EventRing) -> None:
         self._worker = worker
         self._runtime = runtime
         self._executor = executor
+        self._events = events
 
     def wait(self, waiter: Waiter, channel: Channel, deadline: float | None, *, handle: bool = False) -> bool:
         """Wait until `waiter` is set, reading `channel` unless another thread does; False if `deadline` passes first.
@@ -67,6 +69,8 @@ class LinkReader:
         With `handle`, this thread also runs the handlers of one-way messages that it reads, each after it has stopped
         leading, so that what a handler waits for can be read by others.
         """
+        if self._events.unrecorded:
+            self._events.catch_up()  # the worker that this thread waits for needs longer
         waiter.channel = channel
         thread = waiter.thread = get_ident()
         inbox: deque[Callable[[], None]] | tuple[()] = ()

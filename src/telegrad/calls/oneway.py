@@ -46,7 +46,7 @@ class OneWay:
         self._local = local
         self._peers = peers
         self._pipeline = pipeline
-        self._reader = LinkReader(local.name, local.runtime, local.executor)
+        self._reader = LinkReader(local.name, local.runtime, local.executor, local.events)
         self._handlers: dict[type, Handler] = {}
         self._returning: dict[type, Handler] = {}
         self._urgent: set[type] = set()
