@@ -166,10 +166,13 @@ def _check_group(agent: Agent, token: bytes | None, group: Sequence[WorkerRecord
 
 
 def _listen_if_needed(agent: Agent, group: Sequence[WorkerRecord]) -> None:
-    """Open the TCP port, unless all workers reach each other over unix sockets. No workers: any may join later."""
+    """Open the TCP port, unless all workers reach each other over unix sockets. No workers: any may join later.
+
+    Each also has to reach itself: it calls itself, at least to shut down.
+    """
     dialer = agent.peers.connector.dialer
-    samples, me = representatives(group), agent.me
-    if group and all(record == me or dialer.is_local(record) for each in (samples, group) for record in each):
+    samples = representatives(group)
+    if group and all(dialer.is_local(record) for each in (samples, group) for record in each):
         return  # the samples first: in a large group, those of another host are among them
     for listener in agent.listeners:
         listener.open()

@@ -63,3 +63,8 @@ def test_a_group_listens_on_tcp_only_if_it_needs_it(
 ) -> None:
     for result in launch.local(ports_in_a_group, 3, (transports, directories), init=False, timeout=120):
         assert result == (advertises, listens)
+
+
+def test_a_worker_that_is_alone_calls_itself_over_the_only_transport_that_it_has() -> None:
+    assert launch.local(ports_in_a_group, 1, (("tcp",), "one"), init=False, timeout=60) == [(True, True)]
+    assert launch.local(ports_in_a_group, 1, (None, "one"), init=False, timeout=60) == [(True, False)]
