@@ -54,7 +54,7 @@ class EventRing:
         self.at_once = False
         """Whether somebody is told of every event when it happens."""
         self.unrecorded: deque[Any] = deque()
-        """Calls that have ended. They are recorded when a thread waits for another worker, or before other events."""
+        """Calls that have ended. They are recorded when a thread waits for another worker, or when somebody reads."""
         self.catch_up: Callable[[], None] = _nothing_to_record
         """Records them."""
 
