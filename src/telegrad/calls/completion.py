@@ -264,24 +264,18 @@ class Completion:
 
 
 def _record(ring: EventRing, call: Call, parent: Served | None, outcome: str) -> None:
-    made_by = None if parent is None else (parent.worker.name, parent.id)
-    about = CALL, call.started, call.ended, call.id
-    peer, what, context, sent, thread = (
-        call.worker,
-        call.function,
-        call.context_id,
-        call.size + call.shared,
-        call.thread,
-    )
     ring.record(
-        *about,
-        peer=peer,
-        what=what,
-        context=context,
-        parent=made_by,
+        CALL,
+        call.started,
+        call.ended,
+        call.id,
+        peer=call.worker,
+        what=call.function,
+        context=call.context_id,
+        parent=None if parent is None else (parent.worker.name, parent.id),
         outcome=outcome,
-        size=sent,
+        size=call.size + call.shared,
         received=call.received,
-        thread=thread,
+        thread=call.thread,
         marks=(call.sent,),
     )
