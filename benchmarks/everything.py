@@ -19,6 +19,7 @@ from typing import Any
 
 import command
 import draw
+import observing
 import others
 import training
 from measure import is_met, machine
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": {**machine(), **others.versions()},
         "settings": {"blocks": command.blocks(options), "quick": options.quick},
         "runs": [],
+        "events": {},
         "failed": {},
     }
     with command.reporting_errors("everything.py") as end:
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cases = [case for case in benchmark.cases if case in options.cases]
             if cases:
                 _measure(benchmark, transport, cases, figures)
+        for transport in options.transports:
+            _measure_observing(transport, [case for case in observing.CASES if case in options.cases], figures)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
         print("\n".join(summary(figures)))
@@ -104,6 +108,16 @@ def _measure(benchmark: command.Benchmark, transport: str, cases: Sequence[str],
     )
 
 
+def _measure_observing(transport: str, cases: Sequence[str], figures: dict[str, Any]) -> None:
+    """Add what the event stream costs, with a target of its own."""
+    if not cases:
+        return
+    print(f"\n== {observing.PROGRAM} over {transport}\n", flush=True)
+    blocks, rounds = (2, 1) if figures["settings"]["quick"] else (observing.BLOCKS, observing.ROUNDS)
+    found = figures["events"][transport] = observing.measure(transport, cases, blocks, rounds)
+    print(observing.text(transport, found), flush=True)
+
+
 def summary(figures: Mapping[str, Any]) -> list[str]:
     """Return lines that say how many targets were met, and which were missed."""
     met, missed = 0, []
@@ -117,6 +131,13 @@ def summary(figures: Mapping[str, Any]) -> list[str]:
                 else:
                     where = f"{run['program']} {case} over {run['transport']}"
                     missed.append(f"  {where}: {ratio:.2f} of {system}, and should be at most {target:.2f}")
+    for transport, events in figures["events"].items():
+        for case, found in events.items():
+            if observing.is_met(found["ratio"]):
+                met += 1
+            else:
+                where = f"{observing.PROGRAM} {case} over {transport}"
+                missed.append(f"  {where}: {found['ratio']:.3f}, and should be at most {observing.MOST:.2f}")
     return [
         "",
         f"{met} of {met + len(missed)} targets are met{'.' if not missed else '; these are not:'}",

@@ -64,6 +64,11 @@ def test_everything_writes_the_figures_of_both_transports_and_a_picture(tmp_path
     ratios = {f"{run['cases'][case]['ratio']:.2f}" for run in compared for case in ("noop", "64KB")}
     shown = {words.split()[0] for words in _texts(picture) if "≤" in words}
     assert shown == ratios
+    for transport in ("unix", "tcp"):  # a quick run says nothing about the bound, only that it is compared
+        assert written["events"][transport].keys() == {"noop"}
+        ratio = written["events"][transport]["noop"]["ratio"]
+        answer = "yes" if ratio <= 1.03 else "NO"
+        assert re.search(rf"^{transport} +off .*\nnoop .* {ratio:.3f} +1\.03 +{answer} ", done.stdout, re.MULTILINE)
     subprocess.run([sys.executable, DRAW, "--json", figures, "--picture", again], check=True, timeout=250)
     assert again.read_bytes() == picture.read_bytes()
 
