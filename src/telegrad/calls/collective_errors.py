@@ -19,14 +19,14 @@ def explained(explainer: Explainer | None, error: DeadlineExceeded, timeout: flo
     return error
 
 
-def missing_error(key: Round, missing: list[str], timeout: float) -> DeadlineExceeded:
-    """Return the error of a collective for which these members are missing after so many seconds."""
+def missing_error(key: Round, missing: list[str], timeout: float, what: str = "the collective") -> DeadlineExceeded:
+    """Return the error of a collective, a call of `what`, for which these members are missing after so many seconds."""
     have = "has" if len(missing) == 1 else "have"
     text = f"after {timeout:.3g} s {workers(missing)} "
     if key.topic == SHUTDOWN:
         text += f"{have} not called shutdown()"
     else:
-        text += "did not join the collective: each member must call it as often as the others, or give it more timeout"
+        text += f"did not join {what}: each member must call it as often as the others, or give it more timeout"
     return DeadlineExceeded(text, worker=missing[0], elapsed=timeout)
 
 

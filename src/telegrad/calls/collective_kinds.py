@@ -22,6 +22,17 @@ def tagged(what: str, value: object) -> tuple[str, object] | None:
     return None if what == BARRIER else (what, value)
 
 
+def function_of(sent: object) -> str:
+    """Return the function that the member has called that sent this, for errors.
+
+    >>> function_of(tagged("all_gather()", 1)), function_of(tagged("barrier()", None))
+    ('all_gather()', 'barrier()')
+    """
+    if sent is None:
+        return BARRIER
+    return sent[0] if type(sent) is tuple and sent and type(sent[0]) is str else "the collective"
+
+
 def untagged(what: str, sent: object, names: Iterable[str], collector: str) -> dict[str, Any]:
     """Return the values of all members, by name. Raises a ValueError if some of them have called another function.
 

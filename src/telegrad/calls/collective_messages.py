@@ -87,8 +87,8 @@ class Arrival(NamedTuple):
     stage: Stage = Stage.VALUE
 
 
-Expire = Callable[[Round, float, Callable[[Exception], None]], None]
-"""Fails a collective whose timeout, in seconds, has passed, with an error that names the missing workers."""
+Expire = Callable[[Round, str, float, Callable[[Exception], None]], None]
+"""Fails a collective, a call of the function named, whose timeout in seconds has passed. Names the missing workers."""
 
 
 class WaitsFor(NamedTuple):

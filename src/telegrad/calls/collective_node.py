@@ -29,6 +29,7 @@ import threading
 from functools import partial
 from typing import Any
 
+from telegrad.calls.collective_kinds import function_of
 from telegrad.calls.collective_messages import (
     Arrival,
     CallUp,
@@ -124,7 +125,8 @@ class CollectiveNode:
                 is_new = True
                 collective = self._pending[key] = _Collective(arrival, self._local.name, self._fan_out, now)
                 if arrival.timeout:
-                    expire = partial(self._expire, key, arrival.timeout, partial(self.fail, key, arrival.known))
+                    what = function_of(arrival.value) if stage is Stage.VALUE else "the collective"
+                    expire = partial(self._expire, key, what, arrival.timeout, partial(self.fail, key, arrival.known))
                     collective.timer = timers.at(now + arrival.timeout, expire)
                 collective.check = timers.at(now + CHECK, partial(self._check, key))
                 oldest = self._oldest.get(key.digest, {})

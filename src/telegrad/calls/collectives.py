@@ -274,13 +274,13 @@ class Collectives:
             raise ProtocolError(f"worker {member!r} does not say which workers a collective waits for")
         return missing
 
-    def _expire(self, key: Round, timeout: float, fail: Callable[[Exception], None]) -> None:
+    def _expire(self, key: Round, what: str, timeout: float, fail: Callable[[Exception], None]) -> None:
         """Fail a collective that has lasted too long. Called by a timer."""
 
         def name_the_missing() -> None:
             missing = self._whom(key, up=False)
             if missing:
-                fail(explained(self.explainer, missing_error(key, missing, timeout), timeout))
+                fail(explained(self.explainer, missing_error(key, missing, timeout, what), timeout))
 
         self._local.executor.submit(name_the_missing)
 

@@ -241,7 +241,7 @@ def test_a_barrier_names_the_worker_that_never_comes_and_what_that_does() -> Non
     assert re.search(r"main thread of worker 'c' is at .*test_stuck_programs\.py:\d+", render(report))
     assert len(errors) == 2
     for error in errors:
-        assert "worker 'c' did not join the collective" in str(error)
+        assert "worker 'c' did not join barrier()" in str(error)
         assert text in notes_of(error)
 
 
