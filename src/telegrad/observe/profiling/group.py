@@ -13,6 +13,7 @@ from telegrad.calls.call import Call, current_served
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
+from telegrad.execution.executor import GuaranteedTask
 from telegrad.execution.timers import Timer
 from telegrad.observe.profiling import merging
 from telegrad.observe.profiling.clocks import clock_offset
@@ -45,7 +46,7 @@ class GroupProfiling:
 
     def start(self, number: int, options: int, starter: int) -> None:
         """Start recording this process."""
-        process_profiler.start(number, options)
+        process_profiler.start(number, options, self._agent.me.id)
         expired = self._agent.runtime.now() + MOST_SECONDS
         self._limits[number] = starter, self._agent.executor.timers.at(expired, partial(self._expire, number))
 
@@ -82,11 +83,11 @@ class GroupProfiling:
     def _drop(self, number: int) -> None:
         self._forget(number)
         # Not here: it may take long, and threads that read messages call this.
-        self._agent.executor.submit(partial(process_profiler.drop, number))
+        self._agent.executor.submit(GuaranteedTask(process_profiler.drop, number, self._agent.me.id))
 
     def _on_lost(self, record: WorkerRecord, reason: str) -> None:
         for number, (starter, _) in list(self._limits.items()):
-            if starter == record.id:
+            if starter == record.id or self._agent.closed:
                 self._drop(number)
 
 

@@ -18,14 +18,16 @@ class ProcessProfiler:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects what follows, and starts and stops Kineto
         self._number = 0  # of the profile of a group that is running, or has been cut short
+        self._workers: set[int] = set()  # those of this process that take part in it
         self._running: Any = None
         self._ended: Any = None
         self._programs: weakref.WeakSet[Any] = weakref.WeakSet()  # profilers of the program that use Kineto
 
-    def start(self, number: int, options: int) -> None:
-        """Start recording for the profile of a group. Harmless if another worker in this process has done so."""
+    def start(self, number: int, options: int, worker: int) -> None:
+        """Start recording for the profile of a group, unless another worker in this process has done so."""
         with self._lock:
             if self._running is not None and self._number == number:
+                self._workers.add(worker)
                 return
             if self._programs or self._running is not None:
                 raise TelegradError("it is being profiled already; stop that profiler first")
@@ -35,7 +37,7 @@ class ProcessProfiler:
                 )
             )
             profile.__enter__()
-            self._number, self._running, self._ended = number, profile, None
+            self._number, self._running, self._ended, self._workers = number, profile, None, {worker}
 
     def stop(self, number: int, worker: int) -> Profile | None:
         """Stop, and return what was recorded. None if another worker in this process has got it."""
@@ -46,12 +48,14 @@ class ProcessProfiler:
             profile, self._ended, self._number = self._ended, None, 0
         return None if profile is None else _profile_of(profile, worker)
 
-    def drop(self, number: int) -> None:
-        """Stop, and forget what was recorded."""
+    def drop(self, number: int, worker: int) -> None:
+        """Stop, and forget what was recorded, unless another worker in this process takes part, too."""
         with self._lock:
             if self._number == number:
-                self._stop()
-                self._ended, self._number = None, 0
+                self._workers.discard(worker)
+                if not self._workers:
+                    self._stop()
+                    self._ended, self._number = None, 0
 
     def program_starts(self, profile: Any) -> None:
         """The program prepares or starts a profiler of its own: the profile of a group ends."""
