@@ -25,7 +25,7 @@ from telegrad.wire.messages import (
     decode_head,
     encode_head,
 )
-from telegrad.wire.reassembly import DiscardedMessage
+from telegrad.wire.reassembly import discarded
 
 PATIENCE = 20.0
 
@@ -92,6 +92,6 @@ def test_a_request_whose_head_was_cut_is_refused_and_its_caller_stays(request_: 
     channel: Any = SimpleNamespace(outgoing=False, peer="a")
     error = ResourceExhausted("no memory")
     frame: Any = None
-    message = DiscardedMessage(encode_head(request_)[:256], 70_000, error, truncated=True)
+    message = discarded(encode_head(request_)[:256], 70_000, error, truncated=True)
     assert Undeliverable(local, client, server, deliver).report(channel, frame, message, error)
     assert refused == [7]

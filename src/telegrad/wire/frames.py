@@ -29,6 +29,8 @@ from enum import IntEnum
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from telegrad.errors import LimitExceeded, OtherVersion, ProtocolError
 
 MAGIC = b"tg"
@@ -127,7 +129,7 @@ class TruncatedFrame(Frame):
     """A frame whose body was not stored. `body` holds at most its first `TRUNCATED_SIZE` bytes."""
 
 
-class Message(NamedTuple):
+class Message(msgspec.Struct, frozen=True, gc=False):  # a named tuple's fields are slow to read
     """One received message, still encoded."""
 
     head: memoryview

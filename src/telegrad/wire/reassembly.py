@@ -7,7 +7,6 @@ A message that does not fit into memory must not end the session. It is read to 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from telegrad.errors import CallError, LimitExceeded, ProtocolError, ResourceExhausted
 from telegrad.wire.frames import (
@@ -27,13 +26,11 @@ from telegrad.wire.frames import (
 )
 from telegrad.wire.slab_messages import LOCATION_SIZE, unpack_location
 
-_new_message: Callable[[tuple[memoryview, memoryview, memoryview, int, int]], Message] = partial(tuple.__new__, Message)
 
-
-class DiscardedMessage(Message):
+class DiscardedMessage(Message, frozen=True, gc=True):
     """A message whose contents were received and discarded: there was no memory for them, or a limit forbids them.
 
-    >>> DiscardedMessage(b"head", 1000, ResourceExhausted("no memory")).region
+    >>> discarded(b"head", 1000, ResourceExhausted("no memory")).region
     Traceback (most recent call last):
     telegrad.errors.ResourceExhausted: no memory
     """
@@ -42,25 +39,25 @@ class DiscardedMessage(Message):
     truncated: bool
     """Whether `head` is incomplete."""
 
-    def __new__(
-        cls, head: bytes | bytearray | memoryview, size: int, error: CallError, *, truncated: bool = False
-    ) -> DiscardedMessage:
-        made = tuple.__new__(cls, (memoryview(head), _EMPTY, _EMPTY, size, size))
-        made.error, made.truncated = error, truncated
-        return made
-
-    @property
+    @property  # type: ignore[misc]  # replaces a field: there are no contents
     def data(self) -> memoryview:
         """Raise the error."""
         raise self.error
 
-    @property
+    @property  # type: ignore[misc]  # as above
     def region(self) -> memoryview:
         """Raise the error."""
         raise self.error
 
 
 _EMPTY = memoryview(b"")
+
+
+def discarded(
+    head: bytes | bytearray | memoryview, size: int, error: CallError, *, truncated: bool = False
+) -> DiscardedMessage:
+    """Return the placeholder for a message of this head and size."""
+    return DiscardedMessage(memoryview(head), _EMPTY, _EMPTY, size, size, error, truncated)
 
 
 def _no_shared_memory(slab: int, offset: int, size: int, number: int) -> memoryview:
@@ -128,7 +125,7 @@ class Assembler:
                     return self._discard(frame, PREFIX_SIZE, aligned(end) + region)
                 raise ProtocolError(f"a message of {head} + {data} + {region} bytes in a frame of {size}")
             view = memoryview(body)
-            return _new_message((view[PREFIX_SIZE:start], view[start:end], view[size - region :], size, size))
+            return Message(view[PREFIX_SIZE:start], view[start:end], view[size - region :], size, size)
         if kind == BULK_HEAD:
             head, _, _ = self._read_prefix(body)
             if len(body) != PREFIX_SIZE + head and type(frame) is not TruncatedFrame:
@@ -155,7 +152,7 @@ class Assembler:
     def _discard(self, frame: Frame, start: int, size: int) -> DiscardedMessage:
         """Return the placeholder for a message whose head is truncated."""
         refusal = self.refuse(size) if self.refuse is not None else None
-        return DiscardedMessage(bytes(frame.body[start:]), size, refusal or self._no_memory(size), truncated=True)
+        return discarded(bytes(frame.body[start:]), size, refusal or self._no_memory(size), truncated=True)
 
     def _no_memory(self, size: int) -> ResourceExhausted:
         return ResourceExhausted(
@@ -179,7 +176,7 @@ class Assembler:
                 self._buffer = None
             if self._buffer is None:
                 error = refusal or self._no_memory(size)
-                self._discarded = DiscardedMessage(body[PREFIX_SIZE:], size, error, truncated=truncated)
+                self._discarded = discarded(body[PREFIX_SIZE:], size, error, truncated=truncated)
         else:
             target = self.destination(
                 next_chunk(self._size - self._filled) if type(frame) is TruncatedFrame else len(body)
@@ -195,10 +192,10 @@ class Assembler:
     def _complete(self) -> Message | None:
         if self._filled < self._size:
             return None
-        discarded, self._discarded = self._discarded, None
-        if discarded is not None:
+        placeholder, self._discarded = self._discarded, None
+        if placeholder is not None:
             self._head = b""
-            return discarded
+            return placeholder
         buffer = self._buffer
         assert buffer is not None
         head, data, region = self._lengths
