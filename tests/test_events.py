@@ -31,7 +31,7 @@ def test_a_reader_gets_every_event_once_or_is_told_how_many_were_dropped(size: i
 def test_an_event_whose_number_was_taken_and_that_is_not_there_yet_is_read_next_time() -> None:
     ring = EventRing(1000)
     record(ring, 2)
-    late = ring.next()
+    late = next(ring.numbers)
     record(ring, 3)
     entries, following, dropped = ring.since(0)
     assert ([entry[0] for entry in entries], following, dropped) == ([0, 1], 2, 0)
@@ -41,7 +41,7 @@ def test_an_event_whose_number_was_taken_and_that_is_not_there_yet_is_read_next_
 
 def test_an_event_that_never_comes_counts_as_dropped_in_the_end() -> None:
     ring = EventRing(1000)
-    ring.next()
+    next(ring.numbers)
     record(ring, 400)
     entries, following, dropped = ring.since(0)
     assert (len(entries), following, dropped) == (400, 401, 1)

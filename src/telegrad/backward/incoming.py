@@ -94,11 +94,10 @@ def gradient(
             wakeup.finished = True  # it looks there when it is done here
         else:
             wakeup.set()
-    if (
-        ring.on
-    ):  # as `PassRun.note` does. At the end: whoever waits for what this gradient leads to does not wait for it
-        n, kind, where, pass_id, thread = ring.next(), events.GRADIENT_ARRIVED, context.id, run.info.number, get_ident()
-        ring.append((n, kind, now, now, message, name, "", where, pass_id, None, "", 0, size, thread))
+    # As `PassRun.note` does. At the end: whoever waits for what this gradient leads to does not wait for it.
+    if ring.on:
+        n, kind, thread, append = next(ring.numbers), events.GRADIENT_ARRIVED, get_ident(), ring.append
+        append((n, kind, now, now, message, name, "", context.id, run.info.number, None, "", 0, size, thread))
 
 
 def refuse(run: PassRun, reply_to: ReplyTo, error: Exception) -> None:

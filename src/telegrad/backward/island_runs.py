@@ -118,8 +118,8 @@ def _end(run: PassRun, island: Island, began: float, what: str) -> list[PassEffe
     if message is not None and send_gradients(run, message, reply) and reply is not None:
         effects = []  # the reply left with the gradients
     if ring.on:  # as `PassRun.note` does. At the end: others wait for the gradients, and nobody for this
-        n, kind, context, number = ring.next(), events.ISLAND, run.context.id, run.info.number
-        ring.append((n, kind, began, ended, 0, "", what, context, number, None, "", 0, 0, thread))
+        n, kind, context, append = next(ring.numbers), events.ISLAND, run.context.id, ring.append
+        append((n, kind, began, ended, 0, "", what, context, run.info.number, None, "", 0, 0, thread))
     return effects
 
 

@@ -170,9 +170,9 @@ def send_gradients(run: PassRun, message: GradientMessage, reply: PiggybackedRes
     ended = run.touched = messaging.now()
     ring = run.events
     if ring.on:  # as `PassRun.note` does
-        n, kind, peer, about, context = ring.next(), events.GRADIENT_SENT, channel.peer, message.message, run.context.id
-        number, thread = run.info.number, get_ident()
-        ring.append((n, kind, began, ended, about, peer, "", context, number, None, "", size, 0, thread))
+        n, kind, thread, append = next(ring.numbers), events.GRADIENT_SENT, get_ident(), ring.append
+        about, peer, context, number = message.message, channel.peer, run.context.id, run.info.number
+        append((n, kind, began, ended, about, peer, "", context, number, None, "", size, 0, thread))
     return True
 
 

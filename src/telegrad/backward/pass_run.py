@@ -177,7 +177,7 @@ class PassRun:
         if ring.on:  # as `EventRing.record` does, with one call less
             context, pass_id, thread = self.context.id, self.info.number, get_ident()
             about = (number, peer, what, context, pass_id, None, outcome, size, received, thread)
-            ring.append((ring.next(), kind, began, ended, *about))
+            ring.append((next(ring.numbers), kind, began, ended, *about))
 
     def describe(self) -> str:
         """Name the pass."""
@@ -192,8 +192,10 @@ class PassRun:
             if ring.on:  # as in `note`, with one call less
                 outcome = "" if self.failure is None else type(self.failure).__name__
                 what, number = "began here" if self.begun_here else "", self.info.number
-                n, kind, began, context, thread = ring.next(), events.PASS, self.began, self.context.id, get_ident()
-                ring.append((n, kind, began, ended, number, "", what, context, number, None, outcome, 0, 0, thread))
+                n, kind, context, thread = next(ring.numbers), events.PASS, self.context.id, get_ident()
+                ring.append(
+                    (n, kind, self.began, ended, number, "", what, context, number, None, outcome, 0, 0, thread)
+                )
             self.messaging.count("passes")
 
     def wait_for_slot(self, event: Event) -> None:

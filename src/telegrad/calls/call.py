@@ -67,10 +67,6 @@ class Call(msgspec.Struct, eq=False):
     """Bytes of the request that its credits count: those that went over the link."""
     shared: int = 0
     """Bytes of the request in shared memory."""
-    ended: float = 0.0
-    """When it ended, until its event is recorded."""
-    received: int = 0
-    """Bytes of the reply, until then."""
     thread: int = 0
     """The thread that made it."""
     context_id: int = 0

@@ -163,7 +163,7 @@ class Client:
                 self.made += 1
             channel.calls[call.id] = call
             unwaited = on_done is not None
-            if not channel.post(frames, 0 if call.is_reserved else call.charge, unwaited=unwaited):
+            if channel.post(frames, 0 if call.is_reserved else call.charge, unwaited=unwaited) is None:
                 _take_credit(self._local, call)
                 channel.post(frames, unwaited=unwaited)
         except BaseException:

@@ -16,7 +16,7 @@ from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peer_table import Peer
 from telegrad.errors import CallCancelled, DeadlineExceeded, TelegradError, WorkerLost
-from telegrad.events import CALL, EventRing
+from telegrad.events import CALL, Entry, EventRing
 from telegrad.execution.executor import GuaranteedTask
 from telegrad.interrupts import shielded
 from telegrad.waiting import Event
@@ -57,30 +57,31 @@ class Completion:
 
     def _record_ended(self) -> None:
         """Record the calls that have ended well, and wait for that."""
-        ring, unrecorded = self._events, self._events.unrecorded
+        ring = self._events
+        unrecorded, append = ring.unrecorded, ring.append
         try:
-            while unrecorded:
-                call = unrecorded.popleft()
-                entry = (
-                    ring.next(),
-                    CALL,
-                    call.started,
-                    call.ended,
-                    call.id,
-                    call.worker,
-                    call.function,
-                    call.context_id,
-                    0,
-                    None,
-                    "",
-                    call.size + call.shared,
-                    call.received,
-                    call.thread,
-                    call.sent,
+            while True:
+                call, ended, received = unrecorded.pop(0)
+                append(
+                    (
+                        next(ring.numbers),
+                        _whole,
+                        call.started,
+                        ended,
+                        call.id,
+                        call.worker,
+                        call.function,
+                        call.context_id,
+                        call.size + call.shared,
+                        received,
+                        call.thread,
+                        call.sent,
+                    )
                 )
-                ring.append(entry)
+                if not unrecorded:
+                    return
         except IndexError:
-            return  # another thread has recorded the rest
+            return  # there were none, or another thread has recorded the rest
 
     def finish(
         self,
@@ -104,7 +105,7 @@ class Completion:
                 channel.readers.arm_poller()
         elif channel.calls.pop(call.id, None) is None:
             return False
-        outcome = ""
+        outcome = None
         if type(answer) is not Reply:
             outcome = self._outcome(call, answer, error)
         charge = call.charge
@@ -125,14 +126,12 @@ class Completion:
             parent.children.pop(call.id, None)
         ring = self._events
         if ring.on:
-            call.ended, call.received = self._now(), 0 if message is None else message.total
-            if outcome or parent is not None:
-                _record(ring, call, parent, outcome)
+            now = self._now  # looked up first: see `EventRing.append`
+            if call.waiters and outcome is None and parent is None and message is not None:
+                # The thread that waits for the call gets it first, and records it while it waits for the next one.
+                ring.unrecorded.append((call, now(), message.total))
             else:
-                ring.unrecorded.append(call)
-                # A thread that waits for the call gets it first, and records it while it waits for the next one.
-                if not call.waiters or ring.at_once:
-                    self._record_ended()
+                _record(ring, call, parent, outcome, now(), 0 if message is None else message.total)
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other alive
         if on_done is not None:
             if answer is None:
@@ -159,10 +158,10 @@ class Completion:
             on_idle()
         return True
 
-    def _outcome(self, call: Call, answer: Response | None, error: Exception | None) -> str:
-        """Return the name of the class of what a call raises; empty if it returns."""
+    def _outcome(self, call: Call, answer: Response | None, error: Exception | None) -> str | None:
+        """Return the name of the class of what a call raises; None if it returns."""
         if error is None and not isinstance(answer, Failure):
-            return ""
+            return None
         if call.function != OBSERVE:  # looking at the group leaves no traces
             with self._lock:
                 self.failed += 1
@@ -263,19 +262,26 @@ class Completion:
         return True
 
 
-def _record(ring: EventRing, call: Call, parent: Served | None, outcome: str) -> None:
+def _whole(entry: Entry) -> Entry:
+    """Return the event of a call that went well with all fields."""
+    return (entry[0], CALL, *entry[2:8], 0, None, "", *entry[8:])
+
+
+def _record(
+    ring: EventRing, call: Call, parent: Served | None, outcome: str | None, ended: float, received: int
+) -> None:
     ring.record(
         CALL,
         call.started,
-        call.ended,
+        ended,
         call.id,
         peer=call.worker,
         what=call.function,
         context=call.context_id,
         parent=None if parent is None else (parent.worker.name, parent.id),
-        outcome=outcome,
+        outcome=outcome or "",
         size=call.size + call.shared,
-        received=call.received,
+        received=received,
         thread=call.thread,
         marks=(call.sent,),
     )

@@ -70,7 +70,8 @@ class LinkReader:
         leading, so that what a handler waits for can be read by others.
         """
         if self._events.unrecorded:
-            self._events.catch_up()  # the worker that this thread waits for needs longer
+            catch_up = self._events.catch_up  # looked up first: see `EventRing`
+            catch_up()  # the worker that this thread waits for needs longer
         waiter.channel = channel
         thread = waiter.thread = get_ident()
         inbox: deque[Callable[[], None]] | tuple[()] = ()

@@ -85,11 +85,7 @@ class OneWay:
             if channel is None:
                 channel = self._channel_to(to)
         frames = self._pipeline.pack_gradients(channel, gradients, make_head, devices, owned=owned)
-        channel.post(frames)
-        size = 0
-        for frame in frames:  # as `OutgoingFrame.size` does, with one call less
-            size += len(frame.body) if frame.shared is None else frame.size
-        return channel, size
+        return channel, channel.post(frames) or 0
 
     def _channel_to(self, worker: int) -> Channel:
         if self._local.closed:

@@ -15,7 +15,7 @@ from telegrad.calls.pipeline import Frames, Pipeline, pack_head
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import FunctionNotFound, LimitExceeded, TelegradError
-from telegrad.events import SERVE
+from telegrad.events import SERVE, Entry
 from telegrad.execution import event_loop
 from telegrad.wire.messages import Failure, Reply
 
@@ -34,6 +34,7 @@ class Replier:
 
     def __init__(self, local: LocalWorker, pipeline: Pipeline) -> None:
         self._local = local
+        self._events = local.events
         self._pipeline = pipeline
         self._encode = pipeline.encode
         self._lock = threading.Lock()  # protects the two below, `active` only where they must agree
@@ -69,9 +70,9 @@ class Replier:
             try:
                 channel.account.check_unread(channel.unread())
             except LimitExceeded as excess:
-                error = excess
+                error, served.outcome = excess, type(excess).__name__
         message: OutgoingMessage | None = None
-        frames: Frames = ()
+        size = 0
         try:
             try:
                 if error is None:
@@ -91,42 +92,40 @@ class Replier:
                 else:
                     frames = self.pack_failure(served, error)
             except BaseException as failure:  # noqa: BLE001 - whatever pickling raises belongs to the caller
+                served.outcome = type(failure).__name__
                 frames = self.pack_failure(served, failure)
             if served.charge:
                 with channel.lock:
                     channel.credits.complete(served.charge)
             if served.held is not None:
                 served.held.release()
-            channel.post(frames)
+            size = channel.post(frames) or 0
         except TelegradError as failure:  # the caller is gone, and perhaps replaced by one that must not get anything
             self._pipeline.unsent(message)
             _log.debug("the reply to %s of worker %r cannot be delivered: %s", served.function, served.caller, failure)
         finally:
             self._leaving.discard(served)
-            ring = self._local.events
+            ring = self._events
             if ring.on:
-                size, context = 0, served.autograd
-                for frame in frames:  # as `OutgoingFrame.size` does, with one call less
-                    size += len(frame.body) if frame.shared is None else frame.size
-                entry = (
-                    ring.next(),
-                    SERVE,
-                    served.started,
-                    self._now(),
-                    served.id,
-                    channel.peer,
-                    served.function,
-                    0 if context is None else context.context,
-                    0,
-                    None,
-                    "" if error is None else type(error).__name__,
-                    size,
-                    served.received,
-                    served.thread,
-                    served.running,
-                    computed,
+                append, now = ring.append, self._now  # looked up first: see `EventRing`
+                append(
+                    (
+                        next(ring.numbers),
+                        _whole,
+                        served.started,
+                        now(),
+                        served.id,
+                        channel.peer,
+                        served.function,
+                        served.autograd,
+                        served.outcome,
+                        size,
+                        served.received,
+                        served.thread,
+                        served.running,
+                        computed,
+                    )
                 )
-                ring.append(entry)
             if served.held is not None:
                 served.held.release()
             for extension in served.extensions:
@@ -163,6 +162,12 @@ class Replier:
         except Exception as failure:  # noqa: BLE001 - then the caller gets a RemoteError with the text
             _log.debug("%s cannot be sent: %s", encoded.type_name, failure)
             return pack_head(served.channel, make_head(()))
+
+
+def _whole(entry: Entry) -> Entry:
+    """Return the event of a call with all fields."""
+    autograd = entry[7]
+    return (entry[0], SERVE, *entry[2:7], 0 if autograd is None else autograd.context, 0, None, *entry[8:])
 
 
 def _changed(on_head: Callable[[Any], Any], make_head: Callable[..., Any], *fields: Any) -> Any:

@@ -102,26 +102,26 @@ class Channel:
         region = memory.allocate(size) if memory is not None else None
         return self._allocate(size) if region is None else region
 
-    def post(self, frames: Sequence[OutgoingFrame], charge: int = 0, *, unwaited: bool = False) -> bool:
-        """Send the frames of one message. Raises WorkerLost if the peer is gone.
+    def post(self, frames: Sequence[OutgoingFrame], charge: int = 0, *, unwaited: bool = False) -> int | None:
+        """Send the frames of one message, and return their bytes. Raises WorkerLost if the peer is gone.
 
         `charge` is the size of a request that needs credits, else 0. If there are no credits, nothing is sent and the
-        result is False. `unwaited` marks a request whose reply no thread waits for.
+        result is None. `unwaited` marks a request whose reply no thread waits for.
         """
-        sequenced, failed = 0, None
+        sequenced, failed, total = 0, None, 0
         if self.account is not None and not self.outgoing:
             self._check_unread(self.account)
         with self.lock:
             session, link, memory = self.session, self.link, self.memory
             if charge and not self.credits.acquire(charge):
-                return False
+                return None
             try:
                 for frame in frames:
                     kind, body, region = frame
                     size = len(body)
                     sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, size)
                     sequenced += 1
-                    self.sent += size if region is None else size + len(region.view)
+                    total += size if region is None else size + len(region.view)
                     if link is None:
                         continue
                     if memory is None:
@@ -135,7 +135,9 @@ class Channel:
                 if not sequenced or isinstance(error, TelegradError):
                     raise
                 failed = error
-                self._sequence_rest(frames[sequenced:])
+                total += self._sequence_rest(frames[sequenced:])
+            finally:
+                self.sent += total
             if unwaited:
                 readers = self.readers
                 readers.unwaited += 1
@@ -145,7 +147,7 @@ class Channel:
             self.interrupted(link, "sending", failed)
             if not is_shortage(failed) or session.state.is_over:
                 raise failed
-        return True
+        return total
 
     def unread(self) -> int:
         """Return the bytes that were sent and that the peer has not read, as far as this worker knows."""
@@ -163,8 +165,8 @@ class Channel:
             self.session.mark_lost(reason)
         self.peers.lost_workers.channel_lost(self, reason)
 
-    def _sequence_rest(self, frames: Sequence[OutgoingFrame]) -> None:
-        """Queue the rest of a message whose sending was interrupted, to be sent over the next link.
+    def _sequence_rest(self, frames: Sequence[OutgoingFrame]) -> int:
+        """Queue the rest of a message whose sending was interrupted, to be sent over the next link. Returns its bytes.
 
         Without it, the next message would begin in the middle of this one. Call with the lock held.
         """
@@ -173,6 +175,7 @@ class Channel:
                 self.session.send(lane_of(frame.kind), frame, len(frame.body))
         except MemoryError as error:
             self.session.mark_lost(f"this worker has no memory to send the rest of a message: {error!r}")
+        return sum(frame.size for frame in frames)
 
     # -- links ------------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class _FaultyChannel(Channel):
         self._count = threading.Lock()  # protects _breaks
         self._breaks = 0  # how many more connections break before the queued messages are sent
 
-    def post(self, frames: Sequence[OutgoingFrame], charge: int = 0, *, unwaited: bool = False) -> bool:
+    def post(self, frames: Sequence[OutgoingFrame], charge: int = 0, *, unwaited: bool = False) -> int | None:
         """See `Channel.post`."""
         frames = tuple(frames)
         head = decode_head(_head_of(frames[0]))
@@ -80,15 +80,15 @@ class _FaultyChannel(Channel):
             self._break(fate.fails)
         elif fate.fails or fate.delay:
             # Takes its credits and expects its reply now, whatever happens to it later.
-            if not super().post((), charge, unwaited=unwaited):
-                return False
+            if super().post((), charge, unwaited=unwaited) is None:
+                return None
             if fate.fails:
                 assert isinstance(head, Request)
                 self._fail(head)
             else:
                 runtime = self.local.runtime
                 self.local.executor.timers.at(runtime.now() + fate.delay, partial(self._post_late, frames))
-            return True
+            return sum(frame.size for frame in frames)
         return super().post(frames, charge, unwaited=unwaited)
 
     def _post_late(self, frames: tuple[OutgoingFrame, ...]) -> None:
