@@ -105,8 +105,8 @@ class Channel:
     def post(self, frames: Sequence[OutgoingFrame], charge: int = 0, *, unwaited: bool = False) -> int | None:
         """Send the frames of one message, and return their bytes. Raises WorkerLost if the peer is gone.
 
-        `charge` is the size of a request that needs credits, else 0. If there are no credits, nothing is sent and the
-        result is None. `unwaited` marks a request whose reply no thread waits for.
+        `charge` is the size of a request that needs credits, else 0. Without credits it sends nothing and returns None.
+        `unwaited` marks a request whose reply no thread waits for.
         """
         sequenced, failed, total = 0, None, 0
         if self.account is not None and not self.outgoing:
@@ -136,8 +136,7 @@ class Channel:
                     raise
                 failed = error
                 total += self._sequence_rest(frames[sequenced:])
-            finally:
-                self.sent += total
+            self.sent += total
             if unwaited:
                 readers = self.readers
                 readers.unwaited += 1
@@ -151,8 +150,7 @@ class Channel:
 
     def unread(self) -> int:
         """Return the bytes that were sent and that the peer has not read, as far as this worker knows."""
-        link = self.link
-        return max(self.session.unacked_bytes, 0 if link is None else link.unsent_bytes())
+        return max(self.session.unacked_bytes, 0 if (link := self.link) is None else link.unsent_bytes())
 
     def _check_unread(self, account: PeerAccount) -> None:
         unread = self.unread()
