@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -134,7 +134,7 @@ class Contexts:
         self._alive: dict[int, DistAutogradContext] = {}
         self.get: Callable[[int], DistAutogradContext | None] = self._alive.get
         """Returns the context of an id, if it is alive here."""
-        self._ended: dict[int, None] = {}
+        self._ended: OrderedDict[int, None] = OrderedDict()  # a dict takes long to find its first item after deletions
 
     def new_message(self) -> int:
         """Return a new message id."""
@@ -219,7 +219,7 @@ class Contexts:
                 self._opened[context.opener] -= 1
             self._ended[context.id] = None
             while len(self._ended) > _REMEMBERED:
-                del self._ended[next(iter(self._ended))]
+                self._ended.popitem(last=False)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("context %#x ends on worker %d", context.id, self._worker)
         self._on_release(context)
