@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telegrad.agent.agent import Agent
 from telegrad.observe import service
 from telegrad.observe.gather import Sample, best, gather
 from telegrad.observe.model import ViewRequest
@@ -45,6 +46,26 @@ def test_a_worker_that_does_not_answer_is_no_failed_call(monkeypatch: pytest.Mon
             assert group["a"].client.completion.failed == 0
         finally:
             release.set()
+
+
+def test_comparing_clocks_with_a_worker_that_does_not_answer_leaves_time_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release, answer = threading.Event(), service.encoded_view
+
+    def late_on_c(agent: Agent, request: ViewRequest) -> bytes:
+        if agent.me.name == "c":
+            release.wait(60)
+        return answer(agent, request)
+
+    monkeypatch.setattr(service, "encoded_view", late_on_c)
+    with local_group(["a", "b", "c"]) as group:
+        try:
+            view = gather(group["a"], timeout=2.0, clocks=True)
+        finally:
+            release.set()
+    assert [worker.name for worker in view.workers] == ["a", "b"]
+    assert view.silent == {"c": "it did not answer in time"}
 
 
 def test_a_replacement_tells_its_events_from_the_first_on() -> None:

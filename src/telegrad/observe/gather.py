@@ -156,12 +156,13 @@ def gather(
         elif member.state is State.LOST:
             silent[name] = f"it is lost: {agent.peers.find(name).gone or 'it was replaced'}"
     samples: dict[str, list[Sample]] = {}
-    if clocks:
-        for _ in range(_CLOCK_ROUNDS):
-            asked = _Round(agent, names, min(deadline, agent.runtime.now() + timeout / 4))
-            asked.run(_CLOCK)
-            for name, (_, sample) in asked.views.items():
-                samples.setdefault(name, []).append(sample)
+    awake, halfway = names, deadline - timeout / 2  # members that do not answer leave time to ask the others for views
+    for _ in range(_CLOCK_ROUNDS if clocks else 0):
+        asked = _Round(agent, awake, min(halfway, agent.runtime.now() + timeout / 4))
+        asked.run(_CLOCK)
+        for name, (_, sample) in asked.views.items():
+            samples.setdefault(name, []).append(sample)
+        awake = list(asked.views)
     asked = _Round(agent, names, deadline)
     asked.run(request, since)
     silent.update(asked.silent)
