@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from telegrad.agent.agent import Agent
 from telegrad.calls.registry import Registry
 from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError
+from telegrad.observe.profiling.process_profile import process_profiler
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 
@@ -87,6 +89,23 @@ def test_a_worker_that_is_lost_is_named(agents: dict[str, Agent]) -> None:
     assert list(profile.missing) == ["b"]
     with pytest.raises(TelegradError, match="started already"):
         profile.start()
+
+
+def test_a_worker_that_loses_the_starter_leaves_the_profile_to_the_others_of_its_process(
+    agents: dict[str, Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, drop = threading.Event(), process_profiler.drop
+
+    def drop_and_tell(*args: int) -> None:
+        drop(*args)
+        heard.set()
+
+    monkeypatch.setattr(process_profiler, "drop", drop_and_tell)
+    with observe.profile() as profile:
+        agents["b"].peers.lost_workers.peer_lost(agents["b"].peers.find("a"), "its cable was cut")
+        assert heard.wait(60)
+        torch.ones(2)
+    assert "aten::ones @a" in {event.name for event in profile.events()}
 
 
 def test_a_worker_stops_recording_if_the_one_that_profiles_is_lost(agents: dict[str, Agent]) -> None:
