@@ -66,6 +66,20 @@ def test_without_the_callee_the_caller_waits_until_the_reply() -> None:
     assert timeline.arrows == []
 
 
+@pytest.mark.parametrize("of_caller", ["", "@telegrad.method"])
+def test_a_call_of_a_method_or_a_function_by_value_has_the_name_that_its_callee_knows(of_caller: str) -> None:
+    made = Event(0, Kind.CALL, 1.0, 4.0, 7, "b", of_caller)
+    served = Event(0, Kind.SERVE, 2.0, 3.0, 7, "a", "Actor.ping")
+    timeline = timeline_of(GroupView((worker_view("a", 0, events=(made,)), worker_view("b", 1, events=(served,)))))
+    assert {span.name for span in timeline.spans} == {"call Actor.ping", "serve Actor.ping"}
+
+
+def test_a_function_that_nobody_knows_the_name_of_is_named_as_such() -> None:
+    made = Event(0, Kind.CALL, 1.0, 4.0, 7, "gone", "")
+    timeline = timeline_of(GroupView((worker_view("a", events=(made,)),)))
+    assert [span.name for span in timeline.spans] == ["call a function by value"]
+
+
 def test_what_has_not_ended_is_shown_until_now() -> None:
     view = worker_view(
         "a",

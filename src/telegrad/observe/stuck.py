@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from telegrad.observe.call_names import BY_VALUE
 from telegrad.observe.model import CallKey, Frame, GroupView, LiveCall, PassView, Wait, WorkerView
 from telegrad.observe.wait_cycles import find_cycles
 
@@ -182,7 +183,7 @@ def _place(index: _Index, key: CallKey) -> tuple[str, str]:
     if served is not None:
         return served[0].name, served[1].function
     made = index.made[key]
-    return made.callee, made.function or "a function by value"
+    return made.callee, made.function or BY_VALUE
 
 
 def _where(index: _Index, key: CallKey) -> str:
