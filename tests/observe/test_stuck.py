@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.observe.model import CallKey, Frame, GroupView, LiveCall, Wait, WorkerView
+from telegrad.observe.model import CallKey, Frame, GroupView, LiveCall, PassView, Wait, WorkerView
 from telegrad.observe.stuck import analyze, count
 from telegrad.observe.stuck_text import render
 
@@ -136,6 +136,42 @@ def test_a_deadline_that_has_passed_is_said_to_have() -> None:
     call = LiveCall(1, "a", "b", "m:f", 41.0, deadline=50.0, state="sent")
     group = GroupView((worker("a", made=(call,)), worker("b", served=(call,))))
     assert "9.0 s old, its deadline has passed" in render(analyze(group))
+
+
+def test_passes_and_waits_of_threads_are_shown_with_their_ages() -> None:
+    gate = "the gradient of message 0x5 from worker 'c'"
+    run = PassView(8, 6, 41.0, "b", ("c", "d"), 1, 2, (gate,), "waits in gates", (7, 9))
+    waits = (
+        Wait("member", ("e",), 44.7, "worker 'e' to join"),
+        Wait("gate", ("c",), 42.0, gate),  # the pass says so
+        Wait("connection", ("c",), 49.5, "a connection to worker 'c'"),  # too young
+    )
+    view = worker("a", passes=(run,), waits=waits, stacks={9: (Frame("train.py", 17, "step", "loss.backward()"),)})
+    assert render(analyze(GroupView((view,)), 1.0)).splitlines() == [
+        "2 calls, passes and waits are older than 1 s:",
+        "- backward pass 0x8 of context 0x6 on 'a', begun by 'b': waits in gates, 1 islands run, 2 left, 9.0 s old",
+        "    train.py:17 in step: loss.backward()",
+        f"    a gate waits for {gate}",
+        "    waits for replies of 'c', 'd'",
+        "- a thread of worker 'a' waits for worker 'e' to join, for 5.3 s",
+    ]
+
+
+def test_a_call_that_has_not_arrived_says_why() -> None:
+    calls = (
+        LiveCall(1, "a", "b", "f", 44.0, 52.5, state="sent", where="train.py:3 in step"),
+        LiveCall(2, "a", "b", "", 45.0, state="unsent"),
+        LiveCall(3, "a", "c", "h", 46.0, state="sent"),
+    )
+    silent = {"c": "it did not answer in time"}
+    text = render(analyze(GroupView((worker("a", made=calls), worker("b")), silent), 1.0))
+    assert text.splitlines()[1:] == [
+        "- call 1: 'a' -> 'b': f, on its way, 6.0 s old, deadline in 2.5 s",
+        "    called at train.py:3 in step",
+        "- call 2: 'a' -> 'b': a function by value, not sent, 5.0 s old",
+        "- call 3: 'a' -> 'c': h, its worker does not answer, 4.0 s old",
+        "worker 'c' is silent: it did not answer in time",
+    ]
 
 
 def test_a_text_is_shortened_to_its_limit() -> None:
