@@ -6,24 +6,12 @@ import operator
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from telegrad.agent.agent import Agent
 from telegrad.observe import service
-from telegrad.observe.gather import Sample, best, gather
+from telegrad.observe.gather import gather
 from telegrad.observe.model import ViewRequest
 from telegrad.testing.group import local_group
-
-seconds = st.floats(0, 10)
-
-
-@given(st.floats(-1e3, 1e3), st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=6))
-def test_the_offset_is_never_further_off_than_its_error(shift: float, trips: list[tuple[float, float, float]]) -> None:
-    samples = [Sample(at, at + there + back, at + there + shift) for at, there, back in trips]
-    chosen = best(samples)
-    assert abs(chosen.offset + shift) <= chosen.error + 1e-9
-    assert chosen.error == min(sample.error for sample in samples)
 
 
 def test_a_lost_worker_is_silent_and_the_rest_is_seen() -> None:

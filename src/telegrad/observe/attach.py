@@ -33,6 +33,7 @@ from telegrad.observe.attach_protocol import (
     receive,
     send,
 )
+from telegrad.observe.clocks import Sample, best
 from telegrad.observe.model import GroupView
 from telegrad.transport.addresses import OBSERVE_SUFFIX
 from telegrad.transport.runtime_directory import GROUP_DIRECTORY, runtime_directory
@@ -231,14 +232,14 @@ class Attached:
 
     def _offset(self) -> float:
         """Return what to add to the times of the asked worker to get this process's."""
-        best = (float("inf"), 0.0)
+        samples = []
         for _ in range(_CLOCK_ROUNDS):
             asked = time.monotonic()
             identity = self._connection.ask(AttachRequest(who=True)).identity
             answered = time.monotonic()
             if identity is not None:
-                best = min(best, (answered - asked, (asked + answered) / 2 - identity.now))
-        return best[1]
+                samples.append(Sample(asked, answered, identity.now))
+        return best(samples).offset if samples else 0.0
 
     def close(self) -> None:
         """Stop looking."""
