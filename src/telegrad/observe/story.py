@@ -140,7 +140,7 @@ def _of_event(worker: str, event: Event, shift: float, names: Mapping[CallKey, s
         case Kind.GRADIENT_ARRIVED:
             yield line(event.began, 4, f"gets the gradients of message {event.id:#x} from {event.peer!r}")
         case Kind.CONTEXT:
-            yield line(event.began, 0, f"enters context {event.id:#x}")
+            yield line(event.began, -1, f"enters context {event.id:#x}")
             yield line(event.ended, 9, f"leaves context {event.id:#x}")
         case Kind.PASS:
             yield line(event.began, 0, f"begins to take part in backward pass {event.pass_id:#x}")
