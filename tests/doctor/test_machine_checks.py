@@ -165,9 +165,25 @@ def test_a_low_mtu_is_a_warning(tmp_path: Path) -> None:
     assert (found.level, found.text) == ("warning", "lo has an MTU of 576")
 
 
-def test_the_clock_is_synchronized_or_a_warning() -> None:
+@pytest.mark.parametrize(
+    ("status", "level", "said"),
+    [
+        (0x2001, "ok", "synchronized"),
+        (0x2041, "warning", "it is not synchronized"),
+        (None, "ok", "the system does not say"),
+    ],
+)
+def test_a_clock_that_is_not_synchronized_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, status: int | None, level: str, said: str
+) -> None:
+    monkeypatch.setattr(machine_checks, "_clock_status", lambda: status)
     found = check_clock()
-    assert (found.level == "warning") == bool(found.remedy)
+    assert (found.level, found.text.startswith(said)) == (level, True)
+
+
+def test_the_status_of_this_clock_is_read_as_the_kernel_defines_it() -> None:
+    status = machine_checks._clock_status()
+    assert status is None or status < 1 << 16  # STA_CLK is the highest bit
 
 
 def test_a_network_namespace_without_addresses_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,14 @@ class LocalConnection:
 
     def ask(self, request: AttachRequest) -> AttachAnswer:
         """Send a request, and return the answer. Raises OSError, or ProtocolError if it is none."""
-        self._socket.settimeout(_QUICK if request.who else request.timeout + _SLACK)
+        return self._ask(request, _QUICK if request.who else request.timeout + _SLACK)
+
+    def ask_about_itself(self, request: AttachRequest, worker: str) -> AttachAnswer:
+        """Do the same, but for the worker at the other end alone, which has nobody to wait for."""
+        return self._ask(msgspec.structs.replace(request, only=(worker,)), _QUICK)
+
+    def _ask(self, request: AttachRequest, timeout: float) -> AttachAnswer:
+        self._socket.settimeout(timeout)
         with suppress(BrokenPipeError):  # a worker that refuses says why, and closes, before it reads anything
             send(self._socket, encode(request))
         data = receive(self._socket, MOST_ANSWER)
@@ -260,7 +267,7 @@ def _ask_directly(identity: Identity, path: Path, request: AttachRequest) -> Gro
     except OSError:  # it is still silent
         return None
     try:
-        return connection.ask(msgspec.structs.replace(request, only=(identity.name,))).group
+        return connection.ask_about_itself(request, identity.name).group
     except (OSError, TelegradError):  # as above
         return None
     finally:
