@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.processes import wait_until
 
 import telegrad
 from telegrad import autograd, launch, observe, rpc
@@ -106,6 +107,22 @@ def test_a_worker_that_loses_the_starter_leaves_the_profile_to_the_others_of_its
         assert heard.wait(60)
         torch.ones(2)
     assert "aten::ones @a" in {event.name for event in profile.events()}
+
+
+def test_workers_stop_recording_if_the_start_is_interrupted(
+    agents: dict[str, Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(call: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agents["a"].client, "complete", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            observe.profile().start()
+    wait_until(lambda: not agents["b"].profiling.group._limits)
+    with observe.profile() as later:
+        pass
+    assert later.missing == {}
 
 
 def test_a_worker_stops_recording_if_the_one_that_profiles_is_lost(agents: dict[str, Agent]) -> None:
