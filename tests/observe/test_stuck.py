@@ -69,6 +69,10 @@ def test_a_focus_shows_only_one_call_and_what_it_waits_for() -> None:
     assert root.function == "m:g"
 
 
+def test_a_focus_on_a_call_that_has_ended_shows_all() -> None:
+    assert analyze(waiting_pair(), 1.0, ("a", 99)) == analyze(waiting_pair(), 1.0)
+
+
 def test_a_barrier_leads_to_what_the_missing_worker_waits_for() -> None:
     a = worker(
         "a",
