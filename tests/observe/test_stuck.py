@@ -178,6 +178,27 @@ def test_a_call_that_has_not_arrived_says_why() -> None:
     ]
 
 
+def test_of_each_worker_that_has_not_come_is_said_what_it_does() -> None:
+    waiting = Wait("barrier", ("b", "c", "d", "e"), 40.0, "workers to join", 0, None, ("z", 1))
+    call = LiveCall(1, "z", "a", "a collective", 40.0, state="deferred")
+    stack = (Frame("torch.py", 1, "wait", "", True), Frame("lib.py", 2, "poll", "", True))
+    group = (
+        worker("a", served=(call,), waits=(waiting,)),
+        worker("b", waits=(Wait("value", (), 41.0, "the value of an RRef"), Wait("member", ("x",), 41.0, "x to join"))),
+        worker("c", stacks={100: stack}),
+        worker("d", stacks={101: stack}, threads=130),
+        worker("e"),
+    )
+    (root,) = analyze(GroupView(group), 10.0).roots
+    assert root.waits == (
+        "waits for workers to join",
+        "worker 'b' itself waits for the value of an RRef and for x to join",
+        "the main thread of worker 'c' is at lib.py:2 in poll",
+        "the main thread of worker 'd' is at an unknown line: it has 130 threads",
+        "worker 'e' waits for nothing of telegrad's",
+    )
+
+
 def test_a_text_is_shortened_to_its_limit() -> None:
     text = render(analyze(waiting_pair(), 1.0), limit=300)
     assert len(text) <= 300
