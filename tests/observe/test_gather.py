@@ -36,6 +36,14 @@ def test_a_worker_that_does_not_answer_is_no_failed_call(monkeypatch: pytest.Mon
             release.set()
 
 
+def test_a_worker_whose_answer_cannot_be_read_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "encoded_view", lambda agent, request: b"no view")
+    with local_group(["a", "b"]) as group:
+        view = gather(group["a"], timeout=20)
+    assert [worker.name for worker in view.workers] == ["a"]
+    assert "its answer cannot be read" in view.silent["b"]
+
+
 def test_comparing_clocks_with_a_worker_that_does_not_answer_leaves_time_for_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
