@@ -153,7 +153,7 @@ def test_passes_and_waits_of_threads_are_shown_with_their_ages() -> None:
     view = worker("a", passes=(run,), waits=waits, stacks={9: (Frame("train.py", 17, "step", "loss.backward()"),)})
     assert render(analyze(GroupView((view,)), 1.0)).splitlines() == [
         "2 calls, passes and waits are older than 1 s:",
-        "- backward pass 0x8 of context 0x6 on 'a', begun by 'b': waits in gates, 1 islands run, 2 left, 9.0 s old",
+        "- backward pass 0x8 of context 0x6 on 'a', begun by 'b': waits in gates, islands: 1 run, 2 left, 9.0 s old",
         "    train.py:17 in step: loss.backward()",
         f"    a gate waits for {gate}",
         "    waits for replies of 'c', 'd'",

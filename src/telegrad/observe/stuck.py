@@ -270,7 +270,7 @@ def _state(index: _Index, key: CallKey, worker: str) -> str:
 def _pass_node(view: WorkerView, run: PassView) -> StuckNode:
     title = (
         f"backward pass {run.id:#x} of context {run.context:#x} on {view.name!r}, begun by {run.driver!r}: "
-        f"{run.state}, {run.islands_run} islands run, {run.islands_left} left"
+        f"{run.state}, islands: {run.islands_run} run, {run.islands_left} left"
     )
     waits = [f"a gate waits for {gate}" for gate in run.gates]
     if run.waits_for:

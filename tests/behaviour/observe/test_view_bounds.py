@@ -1,4 +1,4 @@
-"""What a worker says of itself."""
+"""Views of busy workers stay small."""
 
 from __future__ import annotations
 
