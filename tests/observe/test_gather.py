@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections.abc import Sequence
 
 import pytest
 
 from telegrad.agent.agent import Agent
+from telegrad.observe import gather as gather_module
 from telegrad.observe import service
+from telegrad.observe.clocks import Sample, best
 from telegrad.observe.gather import gather
 from telegrad.observe.model import ViewRequest
 from telegrad.testing.group import local_group
@@ -42,6 +45,24 @@ def test_a_worker_whose_answer_cannot_be_read_is_silent(monkeypatch: pytest.Monk
         view = gather(group["a"], timeout=20)
     assert [worker.name for worker in view.workers] == ["a"]
     assert "its answer cannot be read" in view.silent["b"]
+
+
+@pytest.mark.parametrize(("clocks", "rounds"), [(False, 1), (True, 5)])
+def test_the_best_of_several_comparisons_of_a_clock_counts(
+    monkeypatch: pytest.MonkeyPatch, clocks: bool, rounds: int
+) -> None:
+    taken: list[Sequence[Sample]] = []
+
+    def remember(samples: Sequence[Sample]) -> Sample:
+        taken.append(samples)
+        return best(samples)
+
+    monkeypatch.setattr(gather_module, "best", remember)
+    with local_group(["a", "b"]) as group:
+        view = gather(group["a"], timeout=20, clocks=clocks)
+    (samples,) = taken
+    assert len(samples) == rounds
+    assert view.errors == {"a": 0.0, "b": min(sample.error for sample in samples)}
 
 
 def test_comparing_clocks_with_a_worker_that_does_not_answer_leaves_time_for_the_others(
