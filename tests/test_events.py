@@ -47,6 +47,52 @@ def test_an_event_that_never_comes_counts_as_dropped_in_the_end() -> None:
     assert (len(entries), following, dropped) == (400, 401, 1)
 
 
+def test_a_hole_between_events_counts_as_dropped_when_many_have_come_after_it() -> None:
+    ring = EventRing(1000)
+    record(ring, 2)
+    next(ring.numbers)
+    record(ring, 255)
+    entries, following, dropped = ring.since(0)
+    assert (len(entries), following, dropped) == (2, 2, 0)
+    record(ring, 1)
+    entries, following, dropped = ring.since(0)
+    assert (len(entries), following, dropped) == (258, 259, 1)
+
+
+def test_an_event_says_which_thread_recorded_it_unless_another_did_what_it_tells() -> None:
+    ring = EventRing()
+    record(ring, 1)
+    ring.record("step", 1.0, 2.0, thread=7)
+    assert [entry[13] for entry in ring.since(0)[0]] == [threading.get_ident(), 7]
+
+
+def test_calls_that_have_ended_are_recorded_before_what_came_after_them_and_before_a_reader_looks() -> None:
+    ring = EventRing()
+
+    def catch_up() -> None:
+        while ring.unrecorded:
+            ring.append((next(ring.numbers), *ring.unrecorded.pop()))
+
+    ring.catch_up = catch_up
+    ring.unrecorded.append(("first", 1.0, 2))
+    record(ring, 1)
+    ring.unrecorded.append(("last", 3.0, 4))
+    assert [entry[1] for entry in ring.since(0)[0]] == ["first", "member", "last"]
+
+
+def test_each_listener_gets_whole_events_until_it_ends() -> None:
+    ring, one, other = EventRing(), list[str](), list[str]()
+    end_one = ring.listen(lambda entry: one.append(entry[1]))
+    end_other = ring.listen(lambda entry: other.append(entry[1]))
+    ring.append((next(ring.numbers), lambda entry: (entry[0], "call"), 1.0))
+    end_one()
+    ring.record("step", 1.0, 2.0)
+    end_other()
+    ring.record("pass", 1.0, 2.0)
+    assert (one, other) == (["call"], ["call", "step"])
+    assert [entry[1] for entry in ring.since(0)[0]] == ["call", "step", "pass"]
+
+
 def test_a_ring_of_size_0_records_nothing() -> None:
     ring = EventRing(0)
     record(ring, 3)

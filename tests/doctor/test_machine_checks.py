@@ -80,6 +80,33 @@ def test_a_container_with_few_threads_is_a_problem(tmp_path: Path) -> None:
     assert check_threads(tmp_path).level == "ok"
 
 
+def test_a_user_who_may_have_few_threads_has_a_problem_unless_it_is_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda _: (63, 63))
+    monkeypatch.setattr(machine_checks.os, "geteuid", lambda: 1000)
+    found = check_threads(tmp_path)
+    assert (found.level, found.text) == (
+        "problem",
+        "RLIMIT_NPROC (`ulimit -u`) leaves 63 threads, and one worker may need 64",
+    )
+    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda _: (64, 64))
+    assert check_threads(tmp_path).text == "RLIMIT_NPROC (`ulimit -u`): 64"
+    monkeypatch.setattr(machine_checks.os, "geteuid", lambda: 0)  # the kernel does not apply it to root
+    assert check_threads(tmp_path).text == "no limit"
+
+
+def test_the_limit_of_a_container_counts_only_if_it_has_less_memory_left_than_the_machine(tmp_path: Path) -> None:
+    for limit in ("max", str(1 << 60)):
+        (tmp_path / "memory.max").write_text(limit)
+        (tmp_path / "memory.current").write_text("0")
+        assert "(the machine)" in check_memory({"TELEGRAD_SHARED_MEMORY": "4096"}, tmp_path).text
+    (tmp_path / "memory.max").write_text("8192")
+    (tmp_path / "memory.current").write_text("4096")
+    assert check_memory({"TELEGRAD_SHARED_MEMORY": "4096"}, tmp_path).text.endswith("available (the container)")
+    assert "has 0 MiB left" in check_memory({"TELEGRAD_SHARED_MEMORY": "4097"}, tmp_path).text
+
+
 def test_a_container_with_little_memory_is_a_warning(tmp_path: Path) -> None:
     assert check_memory({"TELEGRAD_SHARED_MEMORY": "0"}, tmp_path).level == "ok"
     (tmp_path / "memory.max").write_text(str(300 << 20))
@@ -138,9 +165,25 @@ def test_a_low_mtu_is_a_warning(tmp_path: Path) -> None:
     assert (found.level, found.text) == ("warning", "lo has an MTU of 576")
 
 
-def test_the_clock_is_synchronized_or_a_warning() -> None:
+@pytest.mark.parametrize(
+    ("status", "level", "said"),
+    [
+        (0x2001, "ok", "synchronized"),
+        (0x2041, "warning", "it is not synchronized"),
+        (None, "ok", "the system does not say"),
+    ],
+)
+def test_a_clock_that_is_not_synchronized_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, status: int | None, level: str, said: str
+) -> None:
+    monkeypatch.setattr(machine_checks, "_clock_status", lambda: status)
     found = check_clock()
-    assert (found.level == "warning") == bool(found.remedy)
+    assert (found.level, found.text.startswith(said)) == (level, True)
+
+
+def test_the_status_of_this_clock_is_read_as_the_kernel_defines_it() -> None:
+    status = machine_checks._clock_status()
+    assert status is None or status < 1 << 16  # STA_CLK is the highest bit
 
 
 def test_a_network_namespace_without_addresses_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

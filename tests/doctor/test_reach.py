@@ -137,22 +137,39 @@ def test_an_unreachable_network_is_a_problem(monkeypatch: pytest.MonkeyPatch) ->
     assert (found.level, found.remedy) == ("problem", "check the route (`ip route get 127.0.0.1`) and the address")
 
 
-def test_one_family_that_works_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    with listening() as target:
+@pytest.fixture
+def over_ipv4_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Target], None]:
+    """What gives a host an IPv6 address too, to which no route leads."""
+    connect = socket.socket.connect
+
+    def connect_over_ipv4(self: socket.socket, address: Any) -> None:
+        if self.family == socket.AF_INET6:
+            raise OSError(101, "Network is unreachable")
+        connect(self, address)
+
+    def apply(target: Target) -> None:
         entries = [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", target.port)),
             (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("100::1", target.port, 0, 0)),
         ]
         monkeypatch.setattr(reach.socket, "getaddrinfo", lambda *_, **__: entries)
-        connect = socket.socket.connect
+        monkeypatch.setattr(reach.socket.socket, "connect", connect_over_ipv4)
 
-        def over_ipv4_only(self: socket.socket, address: Any) -> None:
-            if self.family == socket.AF_INET6:
-                raise OSError(101, "Network is unreachable")
-            connect(self, address)
+    return apply
 
-        monkeypatch.setattr(reach.socket.socket, "connect", over_ipv4_only)
+
+def test_one_family_that_works_is_enough(over_ipv4_only: Callable[[Target], None]) -> None:
+    with listening() as target:
+        over_ipv4_only(target)
         assert [one.level for one in check_host(target, None, 20)] == ["ok", "warning"]
+
+
+def test_another_token_is_a_problem_also_if_the_other_family_leads_nowhere(
+    over_ipv4_only: Callable[[Target], None],
+) -> None:
+    with listening(token=TOKEN) as target:
+        over_ipv4_only(target)
+        assert [one.level for one in check_host(target, None, 20)] == ["problem", "warning"]
 
 
 @pytest.mark.parametrize("text", ["a:0", "a:b", "a:70000"])

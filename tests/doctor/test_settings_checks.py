@@ -50,6 +50,9 @@ def test_ports_that_are_all_in_use_are_a_problem() -> None:
         found = check_ports({"TELEGRAD_PORTS": str(taken.getsockname()[1])}, 2)
     assert found.level == "problem"
     assert "of which 0 are free, and 2 workers of this machine need one each" in found.text
+    with socket.create_server(("", 0)) as other:
+        free = other.getsockname()[1]
+    assert check_ports({"TELEGRAD_PORTS": str(free)}, 1).level == "ok"
     assert "firewall" in found.remedy
     assert check_ports({"TELEGRAD_PORTS": "many"}, 1).level == "problem"
 
@@ -78,6 +81,8 @@ def test_a_rendezvous_at_loopback_is_a_problem_between_machines() -> None:
     assert "every machine would connect to itself" in found.text
     assert "/etc/hosts" in found.remedy
     assert check_rendezvous({}, several_hosts=True) == []
+    environ["MASTER_ADDR"] = "198.51.100.7"
+    assert [one.level for one in check_rendezvous(environ, several_hosts=True)] == ["ok"]
 
 
 @pytest.mark.parametrize(("port", "said"), [("", "MASTER_PORT is ''"), ("70000", "MASTER_PORT is '70000'")])
@@ -98,8 +103,9 @@ def test_an_unknown_host_of_the_rendezvous_is_a_problem(monkeypatch: pytest.Monk
 
 def test_a_proxy_is_mentioned() -> None:
     assert check_proxies({}) == []
-    (found,) = check_proxies({"https_proxy": "http://proxy:3128"})
-    assert "directly, without a proxy" in found.text
+    environ = {"https_proxy": "http://proxy:3128", "ALL_PROXY": "socks://proxy", "http_proxy": "", "no_proxy": "lo"}
+    (found,) = check_proxies(environ)
+    assert found.text == "ALL_PROXY, https_proxy set; workers connect to each other directly, without a proxy"
 
 
 def test_variables_that_init_rpc_refuses_are_problems_one_each() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ import torch
 from tests.support.loaded_interpreter import LoadedPython, run_loaded
 
 import telegrad
-from telegrad.launch import WorkerFailed
-from telegrad.launch.interactive import workers
+from telegrad.launch import WorkerFailed, interactive
+from telegrad.launch.interactive import WorkersHere, workers
 
 SESSION = """\
 import telegrad, torch
@@ -91,6 +92,29 @@ def test_the_user_may_shut_down_first() -> None:
     with workers(1) as group:
         telegrad.shutdown()
         assert group.join(timeout=60) == [None]
+
+
+def test_the_timeout_of_join_is_for_leaving_the_group_and_for_the_end_of_the_workers_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, waited = [100.0], dict[str, float | None]()
+
+    class Ending:
+        """A group whose workers end at once."""
+
+        def join(self, timeout: float | None) -> list[object]:
+            waited["join"] = timeout
+            return []
+
+    def shutdown(timeout: float) -> None:
+        waited["shutdown"] = timeout
+        clock[0] += 4.0
+
+    monkeypatch.setattr(interactive, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(interactive.rpc, "shutdown", shutdown)
+    for timeout, left in ((10.0, 6.0), (3.0, 0.0), (None, None)):
+        WorkersHere(Ending(), "main").join(timeout)  # type: ignore[arg-type]
+        assert waited == {"shutdown": timeout or 0.0, "join": left}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telegrad.observe.clocks import Message, align
+from telegrad.observe.clocks import Message, Sample, align, best
+
+seconds = st.floats(0, 10)
+
+
+@given(st.floats(-1e3, 1e3), st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=6))
+def test_the_offset_is_never_further_off_than_its_error(shift: float, trips: list[tuple[float, float, float]]) -> None:
+    samples = [Sample(at, at + there + back, at + there + shift) for at, there, back in trips]
+    chosen = best(samples)
+    assert abs(chosen.offset + shift) <= chosen.error + 1e-9
+    assert chosen.error == min(sample.error for sample in samples)
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.integers(0, 60))

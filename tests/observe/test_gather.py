@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from telegrad.agent.agent import Agent
+from telegrad.observe import gather as gather_module
 from telegrad.observe import service
-from telegrad.observe.gather import Sample, best, gather
+from telegrad.observe.clocks import Sample, best
+from telegrad.observe.gather import gather
 from telegrad.observe.model import ViewRequest
 from telegrad.testing.group import local_group
-
-seconds = st.floats(0, 10)
-
-
-@given(st.floats(-1e3, 1e3), st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=6))
-def test_the_offset_is_never_further_off_than_its_error(shift: float, trips: list[tuple[float, float, float]]) -> None:
-    samples = [Sample(at, at + there + back, at + there + shift) for at, there, back in trips]
-    chosen = best(samples)
-    assert abs(chosen.offset + shift) <= chosen.error + 1e-9
-    assert chosen.error == min(sample.error for sample in samples)
 
 
 def test_a_lost_worker_is_silent_and_the_rest_is_seen() -> None:
@@ -45,6 +37,52 @@ def test_a_worker_that_does_not_answer_is_no_failed_call(monkeypatch: pytest.Mon
             assert group["a"].client.completion.failed == 0
         finally:
             release.set()
+
+
+def test_a_worker_whose_answer_cannot_be_read_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "encoded_view", lambda agent, request: b"no view")
+    with local_group(["a", "b"]) as group:
+        view = gather(group["a"], timeout=20)
+    assert [worker.name for worker in view.workers] == ["a"]
+    assert "its answer cannot be read" in view.silent["b"]
+
+
+@pytest.mark.parametrize(("clocks", "rounds"), [(False, 1), (True, 5)])
+def test_the_best_of_several_comparisons_of_a_clock_counts(
+    monkeypatch: pytest.MonkeyPatch, clocks: bool, rounds: int
+) -> None:
+    taken: list[Sequence[Sample]] = []
+
+    def remember(samples: Sequence[Sample]) -> Sample:
+        taken.append(samples)
+        return best(samples)
+
+    monkeypatch.setattr(gather_module, "best", remember)
+    with local_group(["a", "b"]) as group:
+        view = gather(group["a"], timeout=20, clocks=clocks)
+    (samples,) = taken
+    assert len(samples) == rounds
+    assert view.errors == {"a": 0.0, "b": min(sample.error for sample in samples)}
+
+
+def test_comparing_clocks_with_a_worker_that_does_not_answer_leaves_time_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release, answer = threading.Event(), service.encoded_view
+
+    def late_on_c(agent: Agent, request: ViewRequest) -> bytes:
+        if agent.me.name == "c":
+            release.wait(60)
+        return answer(agent, request)
+
+    monkeypatch.setattr(service, "encoded_view", late_on_c)
+    with local_group(["a", "b", "c"]) as group:
+        try:
+            view = gather(group["a"], timeout=2.0, clocks=True)
+        finally:
+            release.set()
+    assert [worker.name for worker in view.workers] == ["a", "b"]
+    assert view.silent == {"c": "it did not answer in time"}
 
 
 def test_a_replacement_tells_its_events_from_the_first_on() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import operator
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from tests.support.processes import wait_until
 from telegrad.agent.agent import Agent
 from telegrad.errors import TelegradError
 from telegrad.observe import attach as attach_module
-from telegrad.observe import local_socket
+from telegrad.observe import local_socket, service
+from telegrad.observe.answer import answer as local_answer
 from telegrad.observe.attach import GroupEnded, LocalConnection, attach, choose, local_groups
 from telegrad.observe.attach_protocol import MOST_OBSERVERS, AttachRequest, receive, send
 from telegrad.observe.model import Kind, ViewRequest
@@ -193,6 +195,29 @@ def test_a_worker_that_does_not_answer_is_told_from_none(directory: Path, monkey
         stopped.listen()
         with pytest.raises(TelegradError, match="does not answer: it is stopped, or its interpreter is blocked"):
             attach(directory=str(directory))
+
+
+def test_a_worker_that_stops_answering_delays_a_look_at_the_others_for_a_moment_only(
+    group: Group, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach_module, "_QUICK", 0.05)
+    monkeypatch.setattr(attach_module, "_SLACK", 600.0)  # beyond the time that a test may take
+    release = threading.Event()
+
+    def answer(agent: Agent, data: bytes) -> bytes:
+        if agent.me.name == "b":
+            release.wait(600)
+        return local_answer(agent, data)
+
+    with attach(directory=str(directory)) as attached:
+        monkeypatch.setattr(local_socket, "answer", answer)
+        monkeypatch.setattr(service, "encoded_view", lambda agent, request: b"late" if release.wait(600) else b"")
+        try:
+            view = attached.look(AttachRequest(timeout=0.2))
+        finally:
+            release.set()
+    assert [worker.name for worker in view.workers] == ["a"]
+    assert view.silent == {"b": "it did not answer in time"}
 
 
 def test_observers_come_again_after_a_shortage_of_descriptors(

@@ -55,6 +55,14 @@ def test_merged_rows_show_what_any_thread_did() -> None:
     assert picture.index(LOOKS["wait"][0] + '"/>') < picture.index(LOOKS["forward"][0])  # painted over it
 
 
+def test_a_thread_waits_for_a_call_that_it_makes_while_a_collective_is_answered_later() -> None:
+    collective = Event(8, Kind.SERVE, 0.0, 10.0, 8, "x", "@telegrad.gather", thread=1, marks=(0.0, 0.0))
+    call = Event(9, Kind.CALL, 2.0, 8.0, 9, "x", "f", thread=1, marks=(2.0,))
+    step = Event(10, Kind.STEP, 8.0, 10.0, what="Adam", thread=1)
+    picture = render_trace(events_of(GroupView((worker_view("a", events=(collective, call, step)),))))
+    assert bars(picture, "wait") == [pytest.approx((0.2, 0.8), abs=1e-3)]
+
+
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_worker_does_not_wait_while_others_wait_for_it_in_a_collective(merged: bool) -> None:
     waiting = LiveCall(1, "b", "a", "a collective", 0.0, state="deferred")

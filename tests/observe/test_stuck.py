@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.observe.model import CallKey, Frame, GroupView, LiveCall, Wait, WorkerView
+from telegrad.observe.model import CallKey, Frame, GroupView, LiveCall, PassView, Wait, WorkerView
 from telegrad.observe.stuck import analyze, count
 from telegrad.observe.stuck_text import render
 
@@ -67,6 +67,10 @@ def test_what_is_younger_is_left_out() -> None:
 def test_a_focus_shows_only_one_call_and_what_it_waits_for() -> None:
     (root,) = analyze(waiting_pair(), 0.0, ("a", 1)).roots
     assert root.function == "m:g"
+
+
+def test_a_focus_on_a_call_that_has_ended_shows_all() -> None:
+    assert analyze(waiting_pair(), 1.0, ("a", 99)) == analyze(waiting_pair(), 1.0)
 
 
 def test_a_barrier_leads_to_what_the_missing_worker_waits_for() -> None:
@@ -136,6 +140,63 @@ def test_a_deadline_that_has_passed_is_said_to_have() -> None:
     call = LiveCall(1, "a", "b", "m:f", 41.0, deadline=50.0, state="sent")
     group = GroupView((worker("a", made=(call,)), worker("b", served=(call,))))
     assert "9.0 s old, its deadline has passed" in render(analyze(group))
+
+
+def test_passes_and_waits_of_threads_are_shown_with_their_ages() -> None:
+    gate = "the gradient of message 0x5 from worker 'c'"
+    run = PassView(8, 6, 41.0, "b", ("c", "d"), 1, 2, (gate,), "waits in gates", (7, 9))
+    waits = (
+        Wait("member", ("e",), 44.7, "worker 'e' to join"),
+        Wait("gate", ("c",), 42.0, gate),  # the pass says so
+        Wait("connection", ("c",), 49.5, "a connection to worker 'c'"),  # too young
+    )
+    view = worker("a", passes=(run,), waits=waits, stacks={9: (Frame("train.py", 17, "step", "loss.backward()"),)})
+    assert render(analyze(GroupView((view,)), 1.0)).splitlines() == [
+        "2 calls, passes and waits are older than 1 s:",
+        "- backward pass 0x8 of context 0x6 on 'a', begun by 'b': waits in gates, islands: 1 run, 2 left, 9.0 s old",
+        "    train.py:17 in step: loss.backward()",
+        f"    a gate waits for {gate}",
+        "    waits for replies of 'c', 'd'",
+        "- a thread of worker 'a' waits for worker 'e' to join, for 5.3 s",
+    ]
+
+
+def test_a_call_that_has_not_arrived_says_why() -> None:
+    calls = (
+        LiveCall(1, "a", "b", "f", 44.0, 52.5, state="sent", where="train.py:3 in step"),
+        LiveCall(2, "a", "b", "", 45.0, state="unsent"),
+        LiveCall(3, "a", "c", "h", 46.0, state="sent"),
+    )
+    silent = {"c": "it did not answer in time"}
+    text = render(analyze(GroupView((worker("a", made=calls), worker("b")), silent), 1.0))
+    assert text.splitlines()[1:] == [
+        "- call 1: 'a' -> 'b': f, on its way, 6.0 s old, deadline in 2.5 s",
+        "    called at train.py:3 in step",
+        "- call 2: 'a' -> 'b': a function by value, not sent, 5.0 s old",
+        "- call 3: 'a' -> 'c': h, its worker does not answer, 4.0 s old",
+        "worker 'c' is silent: it did not answer in time",
+    ]
+
+
+def test_of_each_worker_that_has_not_come_is_said_what_it_does() -> None:
+    waiting = Wait("barrier", ("b", "c", "d", "e"), 40.0, "workers to join", 0, None, ("z", 1))
+    call = LiveCall(1, "z", "a", "a collective", 40.0, state="deferred")
+    stack = (Frame("torch.py", 1, "wait", "", True), Frame("lib.py", 2, "poll", "", True))
+    group = (
+        worker("a", served=(call,), waits=(waiting,)),
+        worker("b", waits=(Wait("value", (), 41.0, "the value of an RRef"), Wait("member", ("x",), 41.0, "x to join"))),
+        worker("c", stacks={100: stack}),
+        worker("d", stacks={101: stack}, threads=130),
+        worker("e"),
+    )
+    (root,) = analyze(GroupView(group), 10.0).roots
+    assert root.waits == (
+        "waits for workers to join",
+        "worker 'b' itself waits for the value of an RRef and for x to join",
+        "the main thread of worker 'c' is at lib.py:2 in poll",
+        "the main thread of worker 'd' is at an unknown line: it has 130 threads",
+        "worker 'e' waits for nothing of telegrad's",
+    )
 
 
 def test_a_text_is_shortened_to_its_limit() -> None:

@@ -66,6 +66,20 @@ def test_without_the_callee_the_caller_waits_until_the_reply() -> None:
     assert timeline.arrows == []
 
 
+@pytest.mark.parametrize("of_caller", ["", "@telegrad.method"])
+def test_a_call_of_a_method_or_a_function_by_value_has_the_name_that_its_callee_knows(of_caller: str) -> None:
+    made = Event(0, Kind.CALL, 1.0, 4.0, 7, "b", of_caller)
+    served = Event(0, Kind.SERVE, 2.0, 3.0, 7, "a", "Actor.ping")
+    timeline = timeline_of(GroupView((worker_view("a", 0, events=(made,)), worker_view("b", 1, events=(served,)))))
+    assert {span.name for span in timeline.spans} == {"call Actor.ping", "serve Actor.ping"}
+
+
+def test_a_function_that_nobody_knows_the_name_of_is_named_as_such() -> None:
+    made = Event(0, Kind.CALL, 1.0, 4.0, 7, "gone", "")
+    timeline = timeline_of(GroupView((worker_view("a", events=(made,)),)))
+    assert [span.name for span in timeline.spans] == ["call a function by value"]
+
+
 def test_what_has_not_ended_is_shown_until_now() -> None:
     view = worker_view(
         "a",
@@ -127,6 +141,104 @@ def test_a_gradient_that_never_arrived_is_an_instant() -> None:
     sent = Event(0, Kind.GRADIENT_SENT, 2.0, 2.0, 5, "b", pass_id=9)
     timeline = timeline_of(GroupView((worker_view("a", 0, events=(sent,)), worker_view("b", 1))))
     assert [(instant.name, instant.time) for instant in timeline.instants] == [("gradient to b", 2.0)]
+
+
+def test_a_gradient_to_a_worker_that_is_not_in_the_recording_is_not_shown() -> None:
+    sent = Event(0, Kind.GRADIENT_SENT, 2.0, 2.1, 5, "gone", pass_id=9)
+    assert timeline_of(GroupView((worker_view("a", 0, events=(sent,)),))).instants == []
+
+
+def test_a_gradient_is_on_its_way_from_the_end_of_its_sending_until_it_arrives() -> None:
+    sent = Event(0, Kind.GRADIENT_SENT, 2.0, 2.2, 5, "b", pass_id=9, thread=1)
+    arrived = Event(0, Kind.GRADIENT_ARRIVED, 2.5, 2.5, 5, "a", pass_id=9, thread=4)
+    views = worker_view("a", 0, events=(sent,)), worker_view("b", 1, events=(arrived,))
+    timeline = timeline_of(GroupView(views))
+    way = named(timeline, "gradient from a")
+    assert (way.began, way.ended, way.row, way.thread) == (2.2, 2.5, "gradients", 0)
+    assert way.details == {"pass": "0x9", "message": 5}
+    assert timeline.arrows == []  # no island is known that it came from, or is for
+
+
+def test_a_reply_is_shown_only_if_both_sides_have_ended() -> None:
+    made = Event(0, Kind.CALL, 1.0, 6.0, 7, "b", "f")
+    live = LiveCall(7, "a", "b", "f", 2.0, state="replying")
+    timeline = timeline_of(
+        GroupView((worker_view("a", 0, events=(made,)), worker_view("b", 1, now=5.0, served=(live,))))
+    )
+    assert [arrow.name for arrow in timeline.arrows] == ["request"]
+    assert named(timeline, "call f").parts == [
+        Part(Category.TRANSFER, 1.0, 2.0),
+        Part(Category.WAIT, 2.0, 6.0),
+    ]
+
+
+@pytest.mark.parametrize(("state", "what"), [("deferred", "f"), ("running", "@telegrad.gather")])
+def test_no_thread_works_on_a_call_that_is_answered_later(state: str, what: str) -> None:
+    live = LiveCall(7, "a", "b", what, 2.0, state=state)
+    (span,) = timeline_of(GroupView((worker_view("b", now=5.0, served=(live,)),))).spans
+    assert span.parts == [Part(Category.WAIT, 2.0, 5.0)]
+    assert span.details == {"caller": "a", "call": 7, "state": state, "open": True, "deferred": True}
+
+
+def test_what_takes_no_time_is_an_instant() -> None:
+    events = (
+        Event(0, Kind.MEMBER, 1.0, 1.0, 3, "c", "lost", outcome="its cable was cut"),
+        Event(1, Kind.REFERENCE, 2.0, 2.0, 4, what="made"),
+    )
+    view = worker_view("a", events=events)
+    timeline = timeline_of(GroupView((view,), offsets={"a": 10.0}))
+    assert [(instant.name, instant.time) for instant in timeline.instants] == [
+        ("member lost c", 11.0),
+        ("reference made", 12.0),
+    ]
+    assert timeline.instants[0].details == {"failed with": "its cable was cut"}
+    assert timeline.spans == []
+
+
+def test_spans_say_on_which_row_they_are_and_what_is_known_of_them() -> None:
+    known = {"context": 6, "parent": ("c", 3), "size": 10, "received": 20, "outcome": "ValueError"}
+    events = (
+        Event(0, Kind.CALL, 1.0, 2.0, 7, "b", "f", thread=5, **known),  # type: ignore[arg-type] - all by name
+        Event(1, Kind.CALL, 1.0, 2.0, 8, "b", "g"),
+        Event(2, Kind.PASS, 1.0, 2.0, context=6, pass_id=9, thread=5),
+        Event(3, Kind.STEP, 1.0, 2.0, what="Adam"),
+        Event(4, Kind.GATE, 1.0, 2.0, 4, "b", pass_id=9, thread=5),
+    )
+    spans = timeline_of(GroupView((worker_view("a", events=events),))).spans
+    assert [(span.name, span.row, span.thread) for span in spans] == [
+        ("call f", "thread 5", 5),
+        ("call g", "calls", 0),
+        ("backward pass in 0x6", "passes", 0),
+        ("step Adam", "other", 0),
+        ("gate", "thread 5", 5),
+    ]
+    assert [span.details for span in spans] == [
+        {
+            "callee": "b",
+            "call": 7,
+            "context": "0x6",
+            "made by": "call 3 of c",
+            "failed with": "ValueError",
+            "bytes sent": 10,
+            "bytes received": 20,
+        },
+        {"callee": "b", "call": 8},
+        {"context": "0x6", "pass": "0x9"},
+        {},
+        {"peer": "b", "pass": "0x9", "message": 4},
+    ]
+
+
+def test_what_began_before_the_recording_begins_with_it() -> None:
+    made = Event(0, Kind.CALL, 1.0, 4.0, 7, "b", "f", marks=(1.5,))
+    step = Event(1, Kind.STEP, 2.5, 3.5, what="Adam")
+    recording = Recording(began=2.0)
+    recording.add(GroupView((worker_view("a", events=(made, step)),), now=3.0))
+    timeline = build_timeline(recording)
+    call = named(timeline, "call f")
+    assert (call.began, call.ended, call.details["began earlier by"]) == (2.0, 4.0, "1.000 s")
+    assert call.parts == [Part(Category.WAIT, 2.0, 4.0)]
+    assert (named(timeline, "step Adam").began, timeline.began, timeline.ended) == (2.5, 2.0, 4.0)
 
 
 @given(st.integers(0, 2**32), st.integers(2, 5))

@@ -94,7 +94,7 @@ def gradient(
             wakeup.finished = True  # it looks there when it is done here
         else:
             wakeup.set()
-    # As `PassRun.note` does. At the end: whoever waits for what this gradient leads to does not wait for it.
+    # As `EventRing.record` does. At the end: whoever waits for what this gradient leads to does not wait for it.
     if ring.on:
         n, kind, thread, append = next(ring.numbers), events.GRADIENT_ARRIVED, get_ident(), ring.append
         append((n, kind, now, now, message, name, "", context.id, run.info.number, None, "", 0, size, thread))

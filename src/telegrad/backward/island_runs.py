@@ -117,7 +117,7 @@ def _end(run: PassRun, island: Island, began: float, what: str) -> list[PassEffe
             reply = _reply_with(run, message, effects[0])
     if message is not None and send_gradients(run, message, reply) and reply is not None:
         effects = []  # the reply left with the gradients
-    if ring.on:  # as `PassRun.note` does. At the end: others wait for the gradients, and nobody for this
+    if ring.on:  # as `EventRing.record` does. At the end: others wait for the gradients, and nobody for this
         n, kind, context, append = next(ring.numbers), events.ISLAND, run.context.id, ring.append
         append((n, kind, began, ended, 0, "", what, context, run.info.number, None, "", 0, 0, thread))
     return effects

@@ -169,7 +169,7 @@ def send_gradients(run: PassRun, message: GradientMessage, reply: PiggybackedRes
         run.outbox.driver_channel = channel
     ended = run.touched = messaging.now()
     ring = run.events
-    if ring.on:  # as `PassRun.note` does
+    if ring.on:  # as `EventRing.record` does
         n, kind, thread, append = next(ring.numbers), events.GRADIENT_SENT, get_ident(), ring.append
         about, peer, context, number = message.message, channel.peer, run.context.id, run.info.number
         append((n, kind, began, ended, about, peer, "", context, number, None, "", size, 0, thread))

@@ -159,25 +159,11 @@ class PassRun:
             local.waits.leave(key)
             self.note(events.GATE, began, now(), send.message, peer=peer)
 
-    def note(
-        self,
-        kind: str,
-        began: float,
-        ended: float,
-        number: int = 0,
-        *,
-        peer: str = "",
-        what: str = "",
-        outcome: str = "",
-        size: int = 0,
-        received: int = 0,
-    ) -> None:
+    def note(self, kind: str, began: float, ended: float, number: int, *, peer: str = "", what: str = "") -> None:
         """Record an event of the pass. Gradients and islands are recorded where they are sent, taken and run."""
-        ring = self.events
-        if ring.on:  # as `EventRing.record` does, with one call less
-            context, pass_id, thread = self.context.id, self.info.number, get_ident()
-            about = (number, peer, what, context, pass_id, None, outcome, size, received, thread)
-            ring.append((next(ring.numbers), kind, began, ended, *about))
+        self.events.record(
+            kind, began, ended, number, peer=peer, what=what, context=self.context.id, pass_id=self.info.number
+        )
 
     def describe(self) -> str:
         """Name the pass."""
@@ -189,7 +175,7 @@ class PassRun:
             self._recorded = True
             ended = self.messaging.now() if self.begun_here else self.touched
             ring = self.events
-            if ring.on:  # as in `note`, with one call less
+            if ring.on:  # as `EventRing.record` does, with one call less
                 outcome = "" if self.failure is None else type(self.failure).__name__
                 what, number = "began here" if self.begun_here else "", self.info.number
                 n, kind, context, thread = next(ring.numbers), events.PASS, self.context.id, get_ident()

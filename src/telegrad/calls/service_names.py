@@ -17,6 +17,15 @@ COLLECTIVE = "a collective"
 _READABLE = {GATHER: COLLECTIVE, FETCH: "to_here()", METHOD: "a method of a remote object"}
 
 
+def is_service(function: str) -> bool:
+    """Return whether a call is an agent's own. Those of methods of remote objects run functions of the program.
+
+    >>> is_service("@telegrad.gather"), is_service("@telegrad.method"), is_service("@name_of_the_program")
+    (True, False, False)
+    """
+    return function.startswith(PREFIX) and function != METHOD
+
+
 def readable_name(function: str, access: RRefAccess | None = None) -> str:
     """Return the name of a service as people know it, and the names of other functions as they are.
 

@@ -44,6 +44,10 @@ class Listener:
             except TimeoutError:
                 self._slots.release()
                 continue
+            except OSError:  # no descriptor is left, or the client is gone: the next attempt may succeed
+                self._slots.release()
+                self._closed.wait(_POLL)
+                continue
             threads = [thread for thread in threads if thread.is_alive()]
             threads.append(threading.Thread(target=self._answer, args=(connection,), daemon=True))
             threads[-1].start()

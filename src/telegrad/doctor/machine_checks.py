@@ -192,10 +192,8 @@ def check_interfaces(environ: Mapping[str, str], sys_net: Path = Path("/sys/clas
 
 def check_clock() -> Finding:
     """Say whether the clock is kept by NTP. Calls do not need that; logs, traces and certificates of users do."""
-    buffer = ctypes.create_string_buffer(256)  # struct timex, whose modes are 0: read only
-    state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
-    status = int.from_bytes(buffer.raw[40:44], sys.byteorder)  # after modes, offset, freq, maxerror and esterror
-    if state < 0:
+    status = _clock_status()
+    if status is None:
         return ok("clock", "the system does not say whether it is synchronized")
     if status & _UNSYNCHRONIZED:
         return Finding(
@@ -205,6 +203,14 @@ def check_clock() -> Finding:
             "start chronyd, ntpd or systemd-timesyncd; in a virtual machine, on the host",
         )
     return ok("clock", "synchronized")
+
+
+def _clock_status() -> int | None:
+    """Return the status bits of adjtimex(2); None if the system refuses to tell."""
+    buffer = ctypes.create_string_buffer(256)  # struct timex, whose modes are 0: read only
+    if ctypes.CDLL(None, use_errno=True).adjtimex(buffer) < 0:
+        return None
+    return int.from_bytes(buffer.raw[40:44], sys.byteorder)  # after modes, offset, freq, maxerror and esterror
 
 
 def _read(path: Path) -> str:

@@ -6,7 +6,7 @@ import hmac
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telegrad.doctor.finding import Finding, ok
 from telegrad.doctor.listener import read
@@ -58,20 +58,32 @@ def check_host(target: Target, token: bytes | None, timeout: float) -> list[Find
             )
         ]
     addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in entries))
-    findings = [_check_address(check, family, address, token, timeout) for family, address in addresses]
-    if any(one.level == "ok" for one in findings):
-        # One family is enough: a worker is reached over what works.
-        findings = [one if one.level == "ok" or "answers" in one.text else _only_warn(one) for one in findings]
+    findings: list[Finding] = []
+    unreachable: list[int] = []
+    for number, (family, address) in enumerate(addresses):
+        try:
+            findings.append(_check_address(check, family, address, token, timeout))
+        except _Unreachable as found:
+            findings.append(Finding(check, "problem", found.text, found.remedy))
+            unreachable.append(number)
+    if len(unreachable) < len(findings):  # one family is enough: a worker is reached over what works
+        for number in unreachable:
+            findings[number] = replace(findings[number], level="warning")
     return findings
 
 
-def _only_warn(finding: Finding) -> Finding:
-    return Finding(finding.check, "warning", finding.text, finding.remedy)
+class _Unreachable(Exception):
+    """No path leads to an address."""
+
+    def __init__(self, text: str, remedy: str) -> None:
+        super().__init__(text)
+        self.text, self.remedy = text, remedy
 
 
 def _check_address(
     check: str, family: socket.AddressFamily, address: tuple[object, ...], token: bytes | None, timeout: float
 ) -> Finding:
+    """Return what is found at an address. Raises `_Unreachable` if it is not reached."""
     where = f"tcp over {_FAMILIES.get(family, family.name)} ({address[0]} port {address[1]})"
     start = time.monotonic()
     try:
@@ -82,21 +94,16 @@ def _check_address(
             return _converse(check, where, connection, token, took, timeout)
     except ConnectionRefusedError:
         return ok(check, f"{where}: the machine can be reached; nothing listens at this port")
-    except TimeoutError:
-        return Finding(
-            check,
-            "problem",
+    except TimeoutError as error:
+        raise _Unreachable(
             f"{where}: no answer within {timeout:g} s, as if a firewall dropped the packets or the machine were down",
             "open the port in the firewall (TELEGRAD_PORTS fixes those of workers), and check the route "
             f"(`ping {address[0]}`); a worker that nobody can connect to needs inbound=False",
-        )
+        ) from error
     except OSError as error:
-        return Finding(
-            check,
-            "problem",
-            f"{where}: {error.strerror or error}",
-            f"check the route (`ip route get {address[0]}`) and the address",
-        )
+        raise _Unreachable(
+            f"{where}: {error.strerror or error}", f"check the route (`ip route get {address[0]}`) and the address"
+        ) from error
 
 
 def _converse(
@@ -115,14 +122,12 @@ def _converse(
         received = read(connection, PROOF, deadline)
         connection.sendall(bytes(LARGE))
         read(connection, LARGE, time.monotonic() + timeout)
-    except (TimeoutError, EOFError, ConnectionResetError):
-        return Finding(
-            check,
-            "problem",
+    except (TimeoutError, EOFError, ConnectionResetError) as error:
+        raise _Unreachable(
             f"{where}: small messages get through and {LARGE // 1024} KiB do not, which is typical of a path with a "
             "smaller MTU than its ends have (a VPN, an overlay network)",
             "lower the MTU of the interface (`ip link set DEV mtu 1400`), or let ICMP 'fragmentation needed' through",
-        )
+        ) from error
     if not hmac.compare_digest(received, proof(token, "server", mine.nonce, theirs.nonce)):
         return Finding(
             check,

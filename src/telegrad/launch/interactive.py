@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -115,13 +116,14 @@ class WorkersHere(Group):
 
         Raises `WorkerFailed` if one of them died, and a `DeadlineExceeded` or a `GroupTimeout` after `timeout` seconds.
         """
+        began = time.monotonic()
         try:
             rpc.shutdown(timeout=timeout or 0.0)
         except BaseException:
             self.stop()
             raise
         atexit.unregister(self.stop)
-        return self._group.join(timeout)
+        return self._group.join(None if timeout is None else max(0.0, began + timeout - time.monotonic()))
 
     def kill(self, name: str) -> None:
         """Kill one worker with SIGKILL. The others continue."""

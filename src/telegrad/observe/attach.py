@@ -33,6 +33,7 @@ from telegrad.observe.attach_protocol import (
     receive,
     send,
 )
+from telegrad.observe.clocks import Sample, best
 from telegrad.observe.model import GroupView
 from telegrad.transport.addresses import OBSERVE_SUFFIX
 from telegrad.transport.runtime_directory import GROUP_DIRECTORY, runtime_directory
@@ -67,7 +68,14 @@ class LocalConnection:
 
     def ask(self, request: AttachRequest) -> AttachAnswer:
         """Send a request, and return the answer. Raises OSError, or ProtocolError if it is none."""
-        self._socket.settimeout(_QUICK if request.who else request.timeout + _SLACK)
+        return self._ask(request, _QUICK if request.who else request.timeout + _SLACK)
+
+    def ask_about_itself(self, request: AttachRequest, worker: str) -> AttachAnswer:
+        """Do the same, but for the worker at the other end alone, which has nobody to wait for."""
+        return self._ask(msgspec.structs.replace(request, only=(worker,)), _QUICK)
+
+    def _ask(self, request: AttachRequest, timeout: float) -> AttachAnswer:
+        self._socket.settimeout(timeout)
         with suppress(BrokenPipeError):  # a worker that refuses says why, and closes, before it reads anything
             send(self._socket, encode(request))
         data = receive(self._socket, MOST_ANSWER)
@@ -231,14 +239,14 @@ class Attached:
 
     def _offset(self) -> float:
         """Return what to add to the times of the asked worker to get this process's."""
-        best = (float("inf"), 0.0)
+        samples = []
         for _ in range(_CLOCK_ROUNDS):
             asked = time.monotonic()
             identity = self._connection.ask(AttachRequest(who=True)).identity
             answered = time.monotonic()
             if identity is not None:
-                best = min(best, (answered - asked, (asked + answered) / 2 - identity.now))
-        return best[1]
+                samples.append(Sample(asked, answered, identity.now))
+        return best(samples).offset if samples else 0.0
 
     def close(self) -> None:
         """Stop looking."""
@@ -259,7 +267,7 @@ def _ask_directly(identity: Identity, path: Path, request: AttachRequest) -> Gro
     except OSError:  # it is still silent
         return None
     try:
-        return connection.ask(msgspec.structs.replace(request, only=(identity.name,))).group
+        return connection.ask_about_itself(request, identity.name).group
     except (OSError, TelegradError):  # as above
         return None
     finally:

@@ -1,19 +1,48 @@
 """Puts the times of all workers on one clock, so that no message arrives before it was sent.
 
-`GroupView.offsets` are estimates: each is wrong by up to half a round trip. Messages between workers tell more, because
-a message cannot arrive before it is sent. Each gives a bound for the difference of two offsets, and `align` finds
-offsets near the estimates that keep all bounds (difference constraints, solved by relaxation as Bellman and Ford do).
+Clocks are compared as NTP does: a worker reads its clock some time between a request and the reply, so its offset is
+known up to half the time in between. Of several rounds the shortest counts (`best`). Messages between workers tell
+more, because a message cannot arrive before it is sent. Each gives a bound for the difference of two offsets, and
+`align` finds offsets near the estimates that keep all bounds (difference constraints, solved by relaxation as Bellman
+and Ford do).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from telegrad.observe.model import CallKey, Event, Kind
 
 Message = tuple[str, float, str, float]
 """Sender and its time, which is not later than the sending; receiver and its time, not earlier than the arrival."""
+
+
+class Sample(NamedTuple):
+    """The clock of a worker, read between two readings of the observer's."""
+
+    asked: float
+    answered: float
+    theirs: float
+
+    @property
+    def offset(self) -> float:
+        """What to add to the worker's times to get the observer's."""
+        return (self.asked + self.answered) / 2 - self.theirs
+
+    @property
+    def error(self) -> float:
+        """By how much the offset may be wrong."""
+        return (self.answered - self.asked) / 2
+
+
+def best(samples: Sequence[Sample]) -> Sample:
+    """Return the sample whose offset is known best.
+
+    >>> best([Sample(0.0, 4.0, 101.0), Sample(10.0, 11.0, 110.5)]).offset
+    -100.0
+    """
+    return min(samples, key=lambda sample: sample.error)
 
 
 class Side(NamedTuple):
@@ -91,4 +120,4 @@ def align(offsets: Mapping[str, float], messages: Iterable[Message]) -> dict[str
     return dict(offsets)
 
 
-_PRECISION = 1e-9  # seconds; sums of clocks that count from 1970 would never agree exactly
+_PRECISION = 1e-9  # seconds; sums of large times hardly ever agree exactly

@@ -11,6 +11,7 @@ import resource
 import socket
 import time
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from telegrad.agent.agent import Agent
@@ -34,7 +35,7 @@ _SERVING = (
     Function("rref/service.py", RRefService._run.__name__, RRefService._method.__name__),  # then `_serve` is counted
 )
 """The functions that run served calls."""
-_MOST_LIVE = 2000  # calls, made and served, that a view lists
+_MOST_LIVE = 2000  # calls that were made, and as many that are served, that a view lists
 
 
 def describe(agent: Agent, request: ViewRequest) -> WorkerView:
@@ -80,7 +81,7 @@ def describe(agent: Agent, request: ViewRequest) -> WorkerView:
         optimizer_steps=local.optimizer_steps,
         references_owned=references.get("owned", 0),
         references_held=references.get("forks", 0),
-        made=tuple(_made(agent, peers, stacks)),
+        made=tuple(islice(_made(agent, peers, stacks), _MOST_LIVE)),
         served=tuple(_served(agent, served, running, stacks)),
         passes=pass_views(agent, stacks) if _has_autograd(agent) else (),
         contexts=context_views(agent, request) if _has_autograd(agent) and request.contexts else (),
@@ -147,7 +148,7 @@ def parent_of(call: Call) -> CallKey | None:
 def _made(agent: Agent, peers: Iterable[Peer], stacks: Stacks) -> Iterable[LiveCall]:
     for peer in peers:
         channel = peer.outgoing
-        for call in list(channel.calls.values())[:_MOST_LIVE] if channel is not None else ():
+        for call in list(channel.calls.values()) if channel is not None else ():
             if call.function == OBSERVE:
                 continue
             waiters = list(call.waiters)

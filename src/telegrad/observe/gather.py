@@ -1,9 +1,6 @@
 """Gathers the views of all members of a group, from one of them.
 
 The members are asked in parallel. One that does not answer before the deadline is *silent*, and the view says why.
-
-Clocks are compared as NTP does: a worker read its clock some time between the request and the reply, so its offset is
-known up to half the time in between. Of several rounds the shortest counts.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import msgspec
 from telegrad.agent.agent import Agent
 from telegrad.calls.call import Call
 from telegrad.errors import TelegradError
+from telegrad.observe.clocks import Sample, best
 from telegrad.observe.describe import describe
 from telegrad.observe.model import EventPosition, GroupView, ViewRequest, WorkerView, decode_view
 from telegrad.protocol.membership import State
@@ -27,33 +25,6 @@ TIMEOUT = 3.0
 _CLOCK_ROUNDS = 4
 _CLOCK = ViewRequest(clock=True)
 _ALL = ViewRequest()
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """The clock of a worker, read between two readings of the observer's."""
-
-    asked: float
-    answered: float
-    theirs: float
-
-    @property
-    def offset(self) -> float:
-        """What to add to the worker's times to get the observer's."""
-        return (self.asked + self.answered) / 2 - self.theirs
-
-    @property
-    def error(self) -> float:
-        """By how much the offset may be wrong."""
-        return (self.answered - self.asked) / 2
-
-
-def best(samples: Sequence[Sample]) -> Sample:
-    """Return the sample whose offset is known best.
-
-    >>> best([Sample(0.0, 4.0, 101.0), Sample(10.0, 11.0, 110.5)]).offset
-    -100.0
-    """
-    return min(samples, key=lambda sample: sample.error)
 
 
 def request_for(name: str, request: ViewRequest, since: Mapping[str, EventPosition]) -> ViewRequest:
@@ -156,12 +127,13 @@ def gather(
         elif member.state is State.LOST:
             silent[name] = f"it is lost: {agent.peers.find(name).gone or 'it was replaced'}"
     samples: dict[str, list[Sample]] = {}
-    if clocks:
-        for _ in range(_CLOCK_ROUNDS):
-            asked = _Round(agent, names, min(deadline, agent.runtime.now() + timeout / 4))
-            asked.run(_CLOCK)
-            for name, (_, sample) in asked.views.items():
-                samples.setdefault(name, []).append(sample)
+    awake, halfway = names, deadline - timeout / 2  # members that do not answer leave time to ask the others for views
+    for _ in range(_CLOCK_ROUNDS if clocks else 0):
+        asked = _Round(agent, awake, min(halfway, agent.runtime.now() + timeout / 4))
+        asked.run(_CLOCK)
+        for name, (_, sample) in asked.views.items():
+            samples.setdefault(name, []).append(sample)
+        awake = list(asked.views)
     asked = _Round(agent, names, deadline)
     asked.run(request, since)
     silent.update(asked.silent)

@@ -44,7 +44,7 @@ class WorkerMetrics:
     def render(self) -> tuple[bytes, str]:
         """Return the metrics as text, and its content type."""
         with self._lock:
-            view = describe(self._agent, ViewRequest(events_since=self._next_event))
+            view = describe(self._agent, ViewRequest(events_since=self._next_event, contexts=False))
             self._next_event = view.next_event
             self._durations.add([view])
             found = list(families([view], (), self._durations))

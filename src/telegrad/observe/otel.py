@@ -19,7 +19,7 @@ from telegrad.agent.agent import Agent
 from telegrad.backward.failure import name_of
 from telegrad.calls.call import Call, Served
 from telegrad.calls.extension import Concern, Extension, OutgoingMessage
-from telegrad.calls.service_names import METHOD, PREFIX
+from telegrad.calls.service_names import METHOD, is_service
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.events import PASS, Entry
@@ -82,7 +82,7 @@ class Tracing(Extension):
     def heading(self, message: OutgoingMessage, head: Any) -> Any:
         """Begin the span of a request, and have the request carry it."""
         call = message.call
-        if call is None or not isinstance(head, Request) or _is_internal(head.function):
+        if call is None or not isinstance(head, Request) or is_service(head.function):
             return head
         try:
             return self._with_span(message, call, head)
@@ -134,7 +134,7 @@ class Tracing(Extension):
     def serve(self, served: Served, function: Callable[[], None]) -> None:
         """Serve a call within a span, which the function and its coroutine see as the current one."""
         token = None
-        if not _is_internal(served.function):
+        if not is_service(served.function):
             try:
                 token = self._enter(served)
             except Exception:  # noqa: BLE001 - as above
@@ -224,10 +224,6 @@ class Tracing(Extension):
             span.end(at)
         except Exception:  # noqa: BLE001 - as above
             _log.exception("a span could not be ended")
-
-
-def _is_internal(function: str) -> bool:
-    return function.startswith(PREFIX) and function != METHOD
 
 
 def _name(function: str, access: Any) -> str:

@@ -135,7 +135,7 @@ def _open(transport: Transport, address: str, token: bytes, mode: str) -> Link:
             for frame in link.receive():
                 response = opener.receive(decode_handshake(frame.body))
                 if isinstance(response, tuple):
-                    link.admit(_LIMITS, _no_chunks)
+                    link.admit(_LIMITS, no_chunks)
                     return link
                 send_greeting(link, response)
     except BaseException:
@@ -143,5 +143,6 @@ def _open(transport: Transport, address: str, token: bytes, mode: str) -> Link:
         raise
 
 
-def _no_chunks(sequence: int, size: int) -> memoryview | None:
+def no_chunks(sequence: int, size: int) -> memoryview | None:
+    """Refuse a chunk: requests and answers of observers are whole messages."""
     raise ProtocolError("a chunk of a message, where only whole ones are expected")

@@ -13,7 +13,7 @@ from telegrad.agent.agent import Agent
 from telegrad.errors import ProtocolError
 from telegrad.observe.answer import answer
 from telegrad.observe.attach_protocol import MOST_OBSERVERS, MOST_REQUEST, too_many
-from telegrad.observe.remote import LAST, MORE
+from telegrad.observe.remote import LAST, MORE, no_chunks
 from telegrad.transport.base import Link, LinkClosed, Listener, Ready
 from telegrad.wire.frames import Kind, Limits
 
@@ -50,7 +50,7 @@ class RemoteObservers(Listener):
             link.close()
             return
         try:
-            link.admit(_LIMITS, _no_chunks)
+            link.admit(_LIMITS, no_chunks)
             observer.watch()
         except BaseException:
             observer.end("it could not be served")
@@ -128,7 +128,3 @@ class _RemoteObserver:
             _log.debug("an observer of worker %r is gone: %s", self._agent.me.name, reason)
             self.link.owner = None
             self.link.close()
-
-
-def _no_chunks(sequence: int, size: int) -> memoryview | None:
-    raise ProtocolError("a chunk of a message, where only whole ones are expected")

@@ -118,25 +118,23 @@ def _threads(events: list[TraceEvent]) -> dict[_Track, list[_Slice]]:
     named = [event for event in events if event["name"] == "thread_name"]
     shown = {(event["pid"], event["tid"]) for event in named if _THREAD.fullmatch(event["args"]["name"])}
     rows: dict[_Track, list[_Slice]] = {}
-    around: dict[_Track, list[_Slice]] = {}
-    deferred_until: dict[_Track, float] = {}
+    around: dict[_Track, list[tuple[_Slice, bool]]] = {}  # with whether it is a call that is answered later
     slices = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) in shown]
     for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
         track = event["pid"], event["tid"]
         ended = event["ts"] + event["dur"]
-        if event.get("args", {}).get("deferred"):
-            deferred_until[track] = max(ended, deferred_until.get(track, ended))
         outer = around.setdefault(track, [])
-        while outer and outer[-1].ended <= event["ts"]:
+        while outer and outer[-1][0].ended <= event["ts"]:
             outer.pop()
         # A part of a call is named after its stage. Who looks wants to know the function: the name of what it is in.
         look, name = _look(event), event["name"]
-        if look == "wait" and ended <= deferred_until.get(track, -math.inf):
-            continue  # of a call that is answered later, as a collective: no thread waits, as the summary says
+        if look == "wait" and outer and outer[-1][1]:
+            continue  # no thread waits, as the summary says
         if look == "forward" and outer:
-            name = outer[-1].name.partition(" ")[2]
-        outer.append(_Slice(event["ts"], ended, name, look))
-        rows.setdefault(track, []).append(outer[-1])
+            name = outer[-1][0].name.partition(" ")[2]
+        shown_slice = _Slice(event["ts"], ended, name, look)
+        outer.append((shown_slice, bool(event.get("args", {}).get("deferred"))))
+        rows.setdefault(track, []).append(shown_slice)
     return rows
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from telegrad.calls.service_names import GATHER, readable_name
+from telegrad.calls.service_names import GATHER
+from telegrad.observe.call_names import BY_VALUE, call_name, names_of_callees
 from telegrad.observe.clocks import Side, align, messages_of
 from telegrad.observe.model import CallKey, Event, GroupView, Kind, LiveCall, WorkerView
 from telegrad.observe.printable import one_line
@@ -33,7 +34,7 @@ class StoryLine(msgspec.Struct, frozen=True, order=True):
 def story_of_context(group: GroupView, context: int) -> list[StoryLine]:
     """Return all that happened in a context, also what is still going on."""
     lines: list[StoryLine] = []
-    names = _function_names(group)
+    names = names_of_callees(group.workers)
     offsets = _offsets(group)
     for view in group.workers:
         shift = offsets[view.name]
@@ -59,7 +60,7 @@ def story_of_call(group: GroupView, call: CallKey) -> list[StoryLine]:
             keys |= {(view.name, each.id) for each in view.events if each.kind is Kind.CALL and each.parent in keys}
             keys |= {(each.caller, each.id) for each in view.made if each.parent in keys}
     lines: list[StoryLine] = []
-    names = _function_names(group)
+    names = names_of_callees(group.workers)
     offsets = _offsets(group)
     for view in group.workers:
         shift = offsets[view.name]
@@ -75,7 +76,7 @@ def story_of_call(group: GroupView, call: CallKey) -> list[StoryLine]:
 
 def latest(group: GroupView, most: int = 10) -> list[StoryLine]:
     """Return the latest contexts and calls that can be told of, the newest last."""
-    names, contexts, calls = _function_names(group), dict[int, StoryLine](), list[StoryLine]()
+    names, contexts, calls = names_of_callees(group.workers), dict[int, StoryLine](), list[StoryLine]()
     offsets = _offsets(group)
     for view in group.workers:
         shift = offsets[view.name]
@@ -86,7 +87,7 @@ def latest(group: GroupView, most: int = 10) -> list[StoryLine]:
             contexts[number] = min(line, contexts.get(number, line))  # the worker that entered it first
         for event in view.events:
             if event.kind is Kind.CALL and event.parent is None and event.what != GATHER:
-                what = readable_name(names.get((view.name, event.id), event.what)) or "a function by value"
+                what = call_name(event.what, names.get((view.name, event.id), ""))
                 text = f"call {view.name}:{event.id} of {what} on {event.peer!r}"
                 calls.append(StoryLine(event.began + shift, 1, view.name, text, event.peer, event.id, event.kind))
     return sorted([*sorted(contexts.values())[-most:], *sorted(calls)[-most:]])
@@ -105,18 +106,8 @@ def _offsets(group: GroupView) -> dict[str, float]:
     )
 
 
-def _function_names(group: GroupView) -> dict[CallKey, str]:
-    """Return the functions of calls as their callees know them: callers know no method, and no function by value."""
-    events = ((event.peer, event.id, event.what) for view in group.workers for event in view.events if _is_serve(event))
-    return {(caller, number): what for caller, number, what in events if what != GATHER}
-
-
-def _is_serve(event: Event) -> bool:
-    return event.kind is Kind.SERVE and bool(event.what)
-
-
 def _of_live(view: WorkerView, call: LiveCall, shift: float) -> StoryLine:
-    function = call.function or "a function by value"
+    function = call.function or BY_VALUE
     if call.caller == view.name and call.state in ("sent", "unsent"):
         text = f"calls {function} on {call.callee!r} (call {call.id}): {call.state}, no reply yet"
         return StoryLine(call.began + shift, 0, view.name, text, call.callee, call.id, Kind.CALL)
@@ -131,8 +122,7 @@ def _of_event(worker: str, event: Event, shift: float, names: Mapping[CallKey, s
     took = f"{(event.ended - event.began) * 1e3:.2f} ms"
     failed = f" with {event.outcome}" if event.outcome else ""
     caller = worker if event.kind is Kind.CALL else event.peer
-    what = names.get((caller, event.id), event.what) or "a function by value"
-    what = readable_name(what)
+    what = call_name(event.what, names.get((caller, event.id), ""))
     match event.kind:
         case Kind.CALL:
             because = f", for call {event.parent[1]} of {event.parent[0]!r}" if event.parent is not None else ""
@@ -150,7 +140,7 @@ def _of_event(worker: str, event: Event, shift: float, names: Mapping[CallKey, s
         case Kind.GRADIENT_ARRIVED:
             yield line(event.began, 4, f"gets the gradients of message {event.id:#x} from {event.peer!r}")
         case Kind.CONTEXT:
-            yield line(event.began, 0, f"enters context {event.id:#x}")
+            yield line(event.began, -1, f"enters context {event.id:#x}")
             yield line(event.ended, 9, f"leaves context {event.id:#x}")
         case Kind.PASS:
             yield line(event.began, 0, f"begins to take part in backward pass {event.pass_id:#x}")

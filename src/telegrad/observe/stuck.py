@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from telegrad.observe.call_names import BY_VALUE
 from telegrad.observe.model import CallKey, Frame, GroupView, LiveCall, PassView, Wait, WorkerView
 from telegrad.observe.wait_cycles import find_cycles
 
@@ -33,12 +34,16 @@ class StuckNode(msgspec.Struct, frozen=True):
     kind: str
     """"call", "pass" or "wait"."""
     title: str
+    """What it is, without its age and deadline."""
     worker: str
     """Where it runs."""
     age: float
+    """In seconds."""
     key: CallKey | None = None
     function: str = ""
     state: str = ""
+    left: float | None = None
+    """Seconds until its deadline, if it has one."""
     where: str = ""
     stack: tuple[Frame, ...] = ()
     waits: tuple[str, ...] = ()
@@ -182,7 +187,7 @@ def _place(index: _Index, key: CallKey) -> tuple[str, str]:
     if served is not None:
         return served[0].name, served[1].function
     made = index.made[key]
-    return made.callee, made.function or "a function by value"
+    return made.callee, made.function or BY_VALUE
 
 
 def _where(index: _Index, key: CallKey) -> str:
@@ -200,11 +205,9 @@ def _call_node(index: _Index, key: CallKey, seen: set[CallKey], depth: int = 0) 
     stack: tuple[Frame, ...] = ()
     if served is not None and served[1].thread:
         stack = served[0].stacks.get(served[1].thread, ())
-    deadline = ""
+    left = None
     if made is not None and made.deadline is not None:
         left = made.deadline - index.workers[made.caller].now
-        deadline = f", deadline in {left:.1f} s" if left >= 0.05 else ", its deadline has passed"
-    title = f"call {key[1]}: {key[0]!r} -> {worker!r}: {function}, {state}, {index.age(key):.1f} s old{deadline}"
     repeated = key in seen
     seen.add(key)
     children: list[StuckNode] = []
@@ -221,12 +224,13 @@ def _call_node(index: _Index, key: CallKey, seen: set[CallKey], depth: int = 0) 
                 texts += [_absent(index, name) for name in wait.workers]
     return StuckNode(
         "call",
-        title,
+        f"call {key[1]}: {key[0]!r} -> {worker!r}: {function}, {state}",
         worker,
         index.age(key),
         key,
         function,
         state,
+        left,
         _where(index, key),
         stack if not repeated else (),
         tuple(texts),
@@ -264,21 +268,19 @@ def _state(index: _Index, key: CallKey, worker: str) -> str:
 
 
 def _pass_node(view: WorkerView, run: PassView) -> StuckNode:
-    age = view.now - run.began
     title = (
         f"backward pass {run.id:#x} of context {run.context:#x} on {view.name!r}, begun by {run.driver!r}: "
-        f"{run.state}, {run.islands_run} islands run, {run.islands_left} left, {age:.1f} s old"
+        f"{run.state}, islands: {run.islands_run} run, {run.islands_left} left"
     )
     waits = [f"a gate waits for {gate}" for gate in run.gates]
     if run.waits_for:
         waits.append(f"waits for replies of {', '.join(map(repr, run.waits_for))}")
     stack = next((view.stacks[thread] for thread in run.threads if thread in view.stacks), ())
-    return StuckNode("pass", title, view.name, age, state=run.state, stack=stack, waits=tuple(waits))
+    return StuckNode("pass", title, view.name, view.now - run.began, state=run.state, stack=stack, waits=tuple(waits))
 
 
 def _wait_node(view: WorkerView, wait: Wait) -> StuckNode:
-    age = view.now - wait.since
-    title = f"a thread of worker {view.name!r} waits for {wait.text}, for {age:.1f} s"
+    title, age = f"a thread of worker {view.name!r} waits for {wait.text}", view.now - wait.since
     stack = view.stacks.get(wait.thread, ())
     return StuckNode("wait", title, view.name, age, state=wait.kind, stack=stack, expected=wait.kind == _SHUTDOWN)
 

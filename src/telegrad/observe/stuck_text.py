@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from telegrad.observe.model import Frame
@@ -12,7 +11,6 @@ from telegrad.observe.stuck import CycleStep, StuckNode, StuckReport, count
 _FRAMES = 8  # of each stack, the innermost of the user's
 _INTERNAL = 3  # if there is none
 _NAMES = 8
-_AGE = re.compile(r", for [0-9.]+ s$")
 
 
 def render(report: StuckReport, *, stacks: bool = True, limit: int | None = None) -> str:
@@ -53,7 +51,7 @@ def _in_shutdown(nodes: Iterable[StuckNode]) -> Iterable[str]:
     """Say once who waits in shutdown() for whom: every worker that only serves does, all the time."""
     alike: dict[tuple[str, ...], list[StuckNode]] = {}
     for node in nodes:
-        alike.setdefault(node.waits or (_AGE.sub("", node.title),), []).append(node)
+        alike.setdefault(node.waits or (node.title,), []).append(node)
     for waits, members in alike.items():
         names = sorted({node.key[0] if node.key is not None else node.worker for node in members})
         listed = ", ".join(map(repr, names[:_NAMES])) + (
@@ -65,7 +63,7 @@ def _in_shutdown(nodes: Iterable[StuckNode]) -> Iterable[str]:
 
 
 def _node(node: StuckNode, indent: str, stacks: bool) -> Iterable[str]:
-    yield f"{indent}- {node.title}{' (shown above)' if node.repeated else ''}"
+    yield f"{indent}- {node.title}, {_times(node)}{' (shown above)' if node.repeated else ''}"
     inner = indent + "    "
     if node.where and not node.stack:
         yield f"{inner}{'' if node.where.startswith('called') else 'at '}{node.where}"
@@ -76,6 +74,13 @@ def _node(node: StuckNode, indent: str, stacks: bool) -> Iterable[str]:
     yield from (f"{inner}{text}" for text in node.waits)
     for child in node.children:
         yield from _node(child, inner, stacks)
+
+
+def _times(node: StuckNode) -> str:
+    age = f"for {node.age:.1f} s" if node.kind == "wait" else f"{node.age:.1f} s old"
+    if node.left is None:
+        return age
+    return f"{age}, deadline in {node.left:.1f} s" if node.left >= 0.05 else f"{age}, its deadline has passed"
 
 
 def _stack(stack: Sequence[Frame]) -> Iterable[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from telegrad.calls.service_names import GATHER, PREFIX
+from telegrad.observe.call_names import call_name
 from telegrad.observe.clocks import Side, align, gradient, messages_of
 from telegrad.observe.island_spans import IslandSpans
 from telegrad.observe.model import CallKey, Event, Kind, LiveCall, WorkerView
@@ -112,8 +113,8 @@ class _Builder:
         event, offset = call.event, self._offsets[call.worker]
         began, ended = event.began + offset, event.ended + offset
         sent = _clamp(event.marks[0] + offset if event.marks else began, began, ended)
-        named = event if serve is None or not event.what.startswith(PREFIX) else serve.event
-        span = self._span(call, f"call {_function(named)}", Category.CALL, began, ended)
+        name = _function(event, "" if serve is None else serve.event.what)
+        span = self._span(call, f"call {name}", Category.CALL, began, ended)
         span.details = {"callee": event.peer, "call": event.id, **span.details}
         served = self._add_serve(serve) if serve is not None else None
         if served is None or serve is None:
@@ -274,9 +275,9 @@ def _event(kind: Kind, call: LiveCall, peer: str, now: float) -> Event:
     )
 
 
-def _function(event: Event) -> str:
+def _function(event: Event, of_callee: str = "") -> str:
     """Return the name of the function of a call. The program's own have no module that tells anything."""
-    return event.what.removeprefix("__main__:").removeprefix(PREFIX)
+    return call_name(event.what, of_callee).removeprefix("__main__:").removeprefix(PREFIX)
 
 
 def _details(event: Event) -> dict[str, Any]:

@@ -33,18 +33,6 @@ def test_two_functions_that_wait_for_each_other_are_a_cycle() -> None:
     assert "call 1 of worker 'a', running" in root.text
 
 
-def test_ages_are_not_part_of_titles() -> None:
-    nodes = (
-        StuckNode("pass", "backward pass 0x1 of context 0x2 on 'a': runs islands, 5.3 s old", "a", 5.3),
-        StuckNode("wait", "a thread of worker 'a' waits for a gate, for 61.0 s", "a", 61.0),
-    )
-    titles = [node.title for node in stuck_tree(StuckReport(1.0, nodes)).roots]
-    assert titles == [
-        "backward pass 0x1 of context 0x2 on 'a': runs islands",
-        "a thread of worker 'a' waits for a gate",
-    ]
-
-
 def test_workers_in_shutdown_come_last_and_are_expected() -> None:
     waiting = StuckNode("call", "t", "a", 9.0, ("b", 1), "a collective", expected=True)
     tree = stuck_tree(StuckReport(1.0, (waiting, StuckNode("call", "t", "a", 5.0, ("b", 2), "f"))))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.processes import wait_until
 
 import telegrad
 from telegrad import autograd, launch, observe, rpc
@@ -17,6 +19,7 @@ from telegrad.agent.agent import Agent
 from telegrad.calls.registry import Registry
 from telegrad.default_agent import acting_as
 from telegrad.errors import TelegradError
+from telegrad.observe.profiling.process_profile import process_profiler
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 
@@ -87,6 +90,39 @@ def test_a_worker_that_is_lost_is_named(agents: dict[str, Agent]) -> None:
     assert list(profile.missing) == ["b"]
     with pytest.raises(TelegradError, match="started already"):
         profile.start()
+
+
+def test_a_worker_that_loses_the_starter_leaves_the_profile_to_the_others_of_its_process(
+    agents: dict[str, Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, drop = threading.Event(), process_profiler.drop
+
+    def drop_and_tell(*args: int) -> None:
+        drop(*args)
+        heard.set()
+
+    monkeypatch.setattr(process_profiler, "drop", drop_and_tell)
+    with observe.profile() as profile:
+        agents["b"].peers.lost_workers.peer_lost(agents["b"].peers.find("a"), "its cable was cut")
+        assert heard.wait(60)
+        torch.ones(2)
+    assert "aten::ones @a" in {event.name for event in profile.events()}
+
+
+def test_workers_stop_recording_if_the_start_is_interrupted(
+    agents: dict[str, Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(call: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agents["a"].client, "complete", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            observe.profile().start()
+    wait_until(lambda: not agents["b"].profiling.group._limits)
+    with observe.profile() as later:
+        pass
+    assert later.missing == {}
 
 
 def test_a_worker_stops_recording_if_the_one_that_profiles_is_lost(agents: dict[str, Agent]) -> None:

@@ -8,6 +8,7 @@ import time
 from telegrad.observe.attach import Attached
 from telegrad.observe.attach_protocol import AttachRequest
 from telegrad.observe.commands.common import add_group_options, duration, look, print_json, print_table, size
+from telegrad.observe.model import ViewRequest
 from telegrad.observe.printable import one_line
 from telegrad.observe.rates import RESTARTS, WorkerRow, rows
 
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     """Show the group once. The exit code is 0 if all workers answered, else 3."""
 
     def show(attached: Attached) -> int:
-        request = AttachRequest(timeout=options.timeout)
+        request = AttachRequest(ViewRequest(contexts=options.json), timeout=options.timeout)
         before = attached.look(request)
         time.sleep(max(0.0, options.interval))
         group = attached.look(request)

@@ -20,7 +20,7 @@ from telegrad.observe.commands.common import (
     size,
     table,
 )
-from telegrad.observe.model import CallKey, GroupView
+from telegrad.observe.model import CallKey, GroupView, ViewRequest
 from telegrad.observe.printable import one_line
 from telegrad.observe.rates import WorkerRow, live_calls, rows
 
@@ -73,7 +73,7 @@ def _watch(
 ) -> None:
     before, number = None, 0
     while True:
-        group = attached.look(AttachRequest(timeout=options.timeout))
+        group = attached.look(AttachRequest(ViewRequest(contexts=False), timeout=options.timeout))
         show(group, before)
         before, number = group, number + 1
         if options.count and number >= options.count:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from telegrad.calls.service_names import GATHER, METHOD, readable_name
+from telegrad.calls.service_names import GATHER
+from telegrad.observe.call_names import call_name, names_of_callees
 from telegrad.observe.model import CallKey, Event, GroupView, Kind
 
 SECONDS = 60.0
@@ -65,7 +66,7 @@ class Spans:
 
     def add(self, view: GroupView) -> list[Span]:
         """Take the events of a view, and return their spans."""
-        names = _served_functions(view)
+        names = names_of_callees(view.workers)
         new = list(_spans_of(view, {**self._names, **names}))
         self._names = names
         if len(new) > MOST_AT_ONCE:
@@ -76,12 +77,6 @@ class Spans:
         while self.kept and self.kept[0].ended < view.now - SECONDS:
             self.kept.popleft()
         return new
-
-
-def _served_functions(view: GroupView) -> dict[CallKey, str]:
-    """Return the functions of calls: callees know the names of methods, and of functions that were sent by value."""
-    events = [event for worker in view.workers for event in worker.events if event.kind is Kind.SERVE and event.what]
-    return {(event.peer, event.id): event.what for event in events}
 
 
 def _spans_of(view: GroupView, names: Mapping[CallKey, str]) -> Iterator[Span]:
@@ -118,9 +113,7 @@ def _what(event: Event, name: str) -> str:
     """Return what a span is, with the name that the callee of a call knows its function by."""
     if event.kind is Kind.PASS:
         return "backward"
-    if name and event.what in ("", METHOD):
-        return name
-    return readable_name(event.what)
+    return call_name(event.what, name) if event.kind in (Kind.CALL, Kind.SERVE) else event.what
 
 
 def identifier(number: int) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from telegrad.observe.model import CallKey, Frame
 from telegrad.observe.stuck import CycleStep, StuckNode, StuckReport
 
 MOST_NODES = 300
-_AGE = re.compile(r",? (for )?[0-9.]+ s( old)?$")
-"""How a title ends that tells the age, which the page shows by itself."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -72,7 +68,7 @@ def _step(step: CycleStep) -> Step:
 
 
 def _node(node: StuckNode, cycle: set[CallKey]) -> TreeNode:
-    title, texts = _AGE.sub("", node.title), list(node.waits)
+    title, texts = node.title, list(node.waits)
     if node.kind == "call" and node.key is not None:
         title = node.function
         caller, number = node.key

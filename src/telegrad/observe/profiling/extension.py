@@ -15,7 +15,7 @@ from telegrad.agent.agent import Agent
 from telegrad.calls.call import Call, Served
 from telegrad.calls.extension import Concern, Extension, OutgoingMessage
 from telegrad.calls.pipeline import Pipeline
-from telegrad.calls.service_names import METHOD, PREFIX
+from telegrad.calls.service_names import METHOD, is_service
 from telegrad.connection.worker_record import WorkerRecord
 from telegrad.errors import UnknownWorker
 from telegrad.observe.profiling import sessions
@@ -48,7 +48,7 @@ class CallProfiling(Extension):
         if call is None or not isinstance(head, Request):
             return head
         session = sessions.sessions.current()
-        if session is None or (head.function.startswith(PREFIX) and head.function != METHOD):
+        if session is None or is_service(head.function):
             return head
         name = sessions.take_name()
         is_async = head.creation is not None or call.on_done is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -122,7 +123,11 @@ class GroupProfile:
         except TelegradError as error:
             raise TelegradError(f"worker {self._agent.me.name!r} cannot profile the group: {error}") from error
         self._workers = self._others()
-        self._ask(self._options, self._workers)
+        try:
+            self._ask(self._options, self._workers)
+        except BaseException:  # an interrupt: nobody will call stop()
+            self._abandon()
+            raise
 
     def stop(self) -> None:
         """Stop recording, and collect what was recorded."""
@@ -137,6 +142,13 @@ class GroupProfile:
                 self._add(data, clock_offset(self._agent, record.id, self._timeout))
             except TelegradError as error:
                 self._miss(record.name, str(error))
+
+    def _abandon(self) -> None:
+        """Have all workers stop recording, without waiting for them."""
+        self._agent.profiling.group.stop(self._number)
+        for record in self._workers:
+            with suppress(TelegradError):  # it is lost, and records no longer
+                self._agent.call_async(record.id, SERVICE, (self._number, -1), timeout=self._timeout, on_done=_ignore)
 
     def _others(self) -> list[WorkerRecord]:
         me = self._agent.me.id
@@ -188,6 +200,10 @@ class GroupProfile:
         events = merging.trace_events(merging.placed_events(self._session), began)
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": events, "baseTimeNanoseconds": began, "displayTimeUnit": "ms"}, file)
+
+
+def _ignore(call: Call) -> None:
+    """Do nothing."""
 
 
 def profile(

@@ -36,9 +36,8 @@ function statistics() {
   const found = new Map();
   for (const span of store.spans) {
     if (span.kind !== "call") continue;
-    const name = span.what || "a function by value";
-    if (!found.has(name)) found.set(name, { name, times: [], failed: 0, sent: 0, received: 0, total: 0 });
-    const each = found.get(name);
+    if (!found.has(span.what)) found.set(span.what, { name: span.what, times: [], failed: 0, sent: 0, received: 0, total: 0 });
+    const each = found.get(span.what);
     each.times.push(span.ended - span.began);
     each.total += span.ended - span.began;
     each.failed += span.outcome ? 1 : 0;

@@ -7,7 +7,7 @@ const MOST_ROWS = 8;
 
 const TRACKS = { call: 0, serve: 1, pass: 2, island: 3, gate: 3, probe: 3, "gradient-sent": 3, "gradient-arrived": 3, step: 4, collective: 4 };
 
-let placed = { resets: -1, count: 0, last: null, workers: new Map() };
+let placed = { resets: -1, last: null, workers: new Map() };
 
 function tracksOf(name) {
   if (!placed.workers.has(name)) placed.workers.set(name, Array.from({ length: 5 }, () => ({ ends: [], spans: [] })));

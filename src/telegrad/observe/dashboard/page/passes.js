@@ -122,7 +122,7 @@ export function passes(main) {
 }
 
 // An id has 16 bits of its worker and a counter.
-export function shortId(text) {
+function shortId(text) {
   const value = BigInt(text || "0");
   return `${value >> 48n}·${(value & 0xffffffffffffn).toString(16).slice(-6)}`;
 }
