@@ -107,8 +107,11 @@ class _Round:
                 view = decode_view(message.data)
             except msgspec.MsgspecError as error:
                 self._end(name, f"its answer cannot be read: {error}")
-            else:
+                return
+            if view.name == name:
                 self._end(name, "", view, Sample(asked, now, view.now))
+            else:
+                self._end(name, f"it describes worker {view.name!r} instead of itself")
         elif isinstance(answer, ObserveResp):
             self._end(name, answer.refusal)
         elif call.error is not None and self._agent.runtime.now() >= self._deadline:
