@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 
 from telegrad.errors import DeadlineExceeded
 from telegrad.futures import Future
 from telegrad.rpc.api import current_call, rpc_async, rpc_sync
 from telegrad.testing import Faults, Simulation
+from telegrad.testing.group import local_group
 
 SEEDS = range(40)
 
@@ -72,3 +75,21 @@ def test_all_threads_that_wait_for_one_call_are_told_of_its_end(seed: int) -> No
 
         assert sim.run(program) < 2.0
     assert told == [7] * 4
+
+
+def test_the_reply_to_a_call_that_was_interrupted_when_it_came_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call itself is, until it is recorded: when a thread waits for another worker."""
+    with local_group() as group:
+        client, events = group["a"].client, group["a"].local.events
+        wait = client.wait
+
+        def interrupted(*args: object) -> bool:
+            wait(*args)  # type: ignore[arg-type]  # as `complete` calls it
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(client, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            group["a"].call("b", operator.add, (1, 2))
+        ((call, _, size),) = events.unrecorded
+        assert size > 0
+        assert call.message is None
