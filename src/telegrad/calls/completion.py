@@ -80,8 +80,8 @@ class Completion:
                 )
                 if not unrecorded:
                     return
-        except IndexError:
-            return  # there were none, or another thread has recorded the rest
+        except (IndexError, MemoryError):
+            return  # there were none, or another thread has recorded the rest; or see `telegrad.events`
 
     def finish(
         self,
@@ -127,11 +127,14 @@ class Completion:
         ring = self._events
         if ring.on:
             now = self._now  # looked up first: see `EventRing.append`
-            if call.waiters and outcome is None and parent is None and message is not None:
-                # The thread that waits for the call gets it first, and records it while it waits for the next one.
-                ring.unrecorded.append((call, now(), message.total))
-            else:
-                _record(ring, call, parent, outcome, now(), 0 if message is None else message.total)
+            try:
+                if call.waiters and outcome is None and parent is None and message is not None:
+                    # The thread that waits for the call gets it first, and records it while it waits for the next one.
+                    ring.unrecorded.append((call, now(), message.total))
+                else:
+                    _record(ring, call, parent, outcome, now(), 0 if message is None else message.total)
+            except MemoryError:
+                _log.debug("no memory to record %s", call)  # whoever waits for it must get it
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other alive
         if on_done is not None:
             if answer is None:

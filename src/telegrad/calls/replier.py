@@ -108,24 +108,27 @@ class Replier:
             ring = self._events
             if ring.on:
                 append, now = ring.append, self._now  # looked up first: see `EventRing`
-                append(
-                    (
-                        next(ring.numbers),
-                        _whole,
-                        served.started,
-                        now(),
-                        served.id,
-                        channel.peer,
-                        served.function,
-                        served.autograd,
-                        served.outcome,
-                        size,
-                        served.received,
-                        served.thread,
-                        served.running,
-                        computed,
+                try:
+                    append(
+                        (
+                            next(ring.numbers),
+                            _whole,
+                            served.started,
+                            now(),
+                            served.id,
+                            channel.peer,
+                            served.function,
+                            served.autograd,
+                            served.outcome,
+                            size,
+                            served.received,
+                            served.thread,
+                            served.running,
+                            computed,
+                        )
                     )
-                )
+                except MemoryError:
+                    _log.debug("no memory to record the call of %s", served.function)
             if served.held is not None:
                 served.held.release()
             for extension in served.extensions:
