@@ -93,3 +93,14 @@ def test_infinite_deadlines_can_be_told() -> None:
     with local_group(["a", "b"]) as group:
         told = msgspec.structs.replace(describe(group["b"], ViewRequest()), made=(call,))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=WorkerView).made == (call,)
+
+
+def test_a_worker_that_has_ended_or_a_fork_of_one_says_at_once_that_it_cannot_ask() -> None:
+    with local_group(["a", "b", "c"]) as group:
+        group["a"].call("b", operator.add, (1, 2))  # and not c: there is no connection
+        group["a"].local.closed = "it is a fork"
+        began = group["a"].runtime.now()
+        view = gather(group["a"], timeout=60)
+        group["a"].local.closed = ""
+        assert group["a"].runtime.now() - began < 30
+    assert view.silent == dict.fromkeys("bc", "worker 'a' cannot ask it: it is a fork")

@@ -83,7 +83,7 @@ class _Round:
             return
         for name in names:
             ask = partial(self._ask, name, msgspec.msgpack.encode(request_for(name, request, since)))
-            if agent.peers.find(name).outgoing is not None:
+            if agent.closed or agent.peers.find(name).outgoing is not None:
                 ask()
             else:  # connecting may take long
                 agent.executor.submit(ask, urgent=True)
