@@ -28,6 +28,7 @@ _log = logging.getLogger("telegrad")
 
 _MOST_EXPLAINING = 3.0  # seconds
 _HOLD = 1.0  # seconds
+_LONGEST_TYPE = 200  # characters
 
 
 class Explainer(Protocol):
@@ -169,7 +170,7 @@ class Completion:
             with self._lock:
                 self.failed += 1
         if isinstance(answer, Failure):
-            return answer.type_name.rpartition(".")[2]
+            return answer.type_name.rpartition(".")[2][:_LONGEST_TYPE]  # it is recorded, and may be any text
         return type(error).__name__
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:

@@ -26,7 +26,7 @@ _SERVERS = ("telegrad.calls.server", "telegrad.calls.pipeline", __name__, event_
 
 
 _SHOWN = 200
-"""Characters of a function's name in the log."""
+"""Characters of a function's name in the log, and in the event of a call that failed."""
 
 
 class Replier:
@@ -64,6 +64,7 @@ class Replier:
         served.answered = True
         if error is not None:
             served.outcome = type(error).__name__
+            served.function = served.function[:_SHOWN]  # it is recorded, and may be any text of the caller's
         computed = self._now()
         served.on_cancel = None  # it refers to the coroutine, and that to its result
         if error is None and channel.account is not None:
