@@ -44,7 +44,7 @@ def test_events_keep_no_long_texts_that_another_worker_has_sent() -> None:
     with local_group(["a", "b"]) as agents:
         with pytest.raises(FunctionNotFound):
             agents["a"].call("b", "module:" + "f" * 1000)
-        with pytest.raises(ValueError):  # noqa: PT011 - it has no text
+        with pytest.raises(ValueError):
             agents["a"].call("b", raise_long_name)
         served = [entry for entry in agents["b"].local.events.since(0)[0] if entry[1] == events.SERVE]
         made = [entry for entry in agents["a"].local.events.since(0)[0] if entry[1] == events.CALL]
