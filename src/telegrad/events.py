@@ -6,6 +6,9 @@ the tuples into `telegrad.observe.model.Event`, whose fields are in the same ord
 one expression where the event happens: one that is put together from parts takes three times as long. Time is spent on
 each bytecode and each object, whichever thread runs them and when; so calls that went well, the most frequent events,
 have no fields that would be empty, and `whole` adds them for whoever reads.
+
+A call for whose event there is no memory does not fail: the event is left out. Its number has been taken by then, so
+readers are told that it was dropped.
 """
 
 from __future__ import annotations
@@ -98,8 +101,11 @@ class EventRing:
             if self.unrecorded:
                 self.catch_up()
             thread = thread or get_ident()
-            entry = (kind, began, ended, number, peer, what, context, pass_id, parent, outcome, size, received, thread)
-            self.append((next(self.numbers), *entry, *marks))
+            about = (number, peer, what, context, pass_id, parent, outcome, size, received, thread)
+            try:
+                self.append((next(self.numbers), kind, began, ended, *about, *marks))
+            except MemoryError:
+                return  # see `telegrad.events`
 
     def listen(self, listener: Callable[[Entry], None]) -> Callable[[], None]:
         """Have every event handed to `listener` as well, on the thread that records it. Returns what ends that.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 
+from telegrad.default_agent import acting_as
 from telegrad.errors import DeadlineExceeded
 from telegrad.futures import Future
 from telegrad.rpc.api import current_call, rpc_async, rpc_sync
 from telegrad.testing import Faults, Simulation
+from telegrad.testing.group import local_group
 
 SEEDS = range(40)
 
@@ -72,3 +76,36 @@ def test_all_threads_that_wait_for_one_call_are_told_of_its_end(seed: int) -> No
 
         assert sim.run(program) < 2.0
     assert told == [7] * 4
+
+
+def test_the_reply_to_a_call_that_was_interrupted_when_it_came_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call itself is, until it is recorded: when a thread waits for another worker."""
+    with local_group() as group:
+        client, events = group["a"].client, group["a"].local.events
+        wait = client.wait
+
+        def interrupted(*args: object) -> bool:
+            wait(*args)  # type: ignore[arg-type]  # as `complete` calls it
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(client, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            group["a"].call("b", operator.add, (1, 2))
+        ((call, _, size),) = events.unrecorded
+        assert size > 0
+        assert call.message is None
+
+
+def test_calls_for_whose_events_there_is_no_memory_end_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(entry: object) -> None:
+        raise MemoryError
+
+    with local_group() as group, acting_as(group["a"]):
+        for agent in group.values():
+            monkeypatch.setattr(agent.local.events, "append", no_memory)
+        for number in range(3):
+            assert rpc_sync("b", operator.add, (number, 1)) == number + 1
+        future: Future[int] = rpc_async("b", operator.add, (1, 2))
+        assert future.then(lambda done: done.wait() + 1).wait() == 4
+        with pytest.raises(ZeroDivisionError):
+            rpc_sync("b", operator.truediv, (1, 0))

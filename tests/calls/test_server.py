@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 
-from telegrad import autograd, rpc
+from telegrad import autograd, events, rpc
 from telegrad.default_agent import acting_as
-from telegrad.errors import PayloadError
+from telegrad.errors import FunctionNotFound, PayloadError
 from telegrad.testing.group import local_group
 
 
@@ -33,3 +33,20 @@ def test_a_tensor_that_torch_cannot_describe_is_an_error_of_the_call() -> None:
     with local_group(["a", "b"]) as agents, acting_as(agents["a"]):
         with autograd.context(), pytest.raises(PayloadError, match="nested tensor"):
             rpc.rpc_sync("b", make_nested, timeout=10)
+
+
+def raise_long_name() -> None:
+    raise type("E" * 1000, (ValueError,), {})
+
+
+def test_events_keep_no_long_texts_that_another_worker_has_sent() -> None:
+    """Thousands of events are kept, and no limit of a peer counts them."""
+    with local_group(["a", "b"]) as agents:
+        with pytest.raises(FunctionNotFound):
+            agents["a"].call("b", "module:" + "f" * 1000)
+        with pytest.raises(ValueError):
+            agents["a"].call("b", raise_long_name)
+        served = [entry for entry in agents["b"].local.events.since(0)[0] if entry[1] == events.SERVE]
+        made = [entry for entry in agents["a"].local.events.since(0)[0] if entry[1] == events.CALL]
+    assert [(len(entry[6]), entry[10]) for entry in served[:1]] == [(200, "FunctionNotFound")]
+    assert [len(entry[10]) for entry in made] == [len("FunctionNotFound"), 200]

@@ -6,14 +6,16 @@ import operator
 import threading
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from telegrad.agent.agent import Agent
 from telegrad.observe import gather as gather_module
 from telegrad.observe import service
 from telegrad.observe.clocks import Sample, best
+from telegrad.observe.describe import describe
 from telegrad.observe.gather import gather
-from telegrad.observe.model import ViewRequest
+from telegrad.observe.model import LiveCall, Node, ViewRequest, WorkerView
 from telegrad.testing.group import local_group
 
 
@@ -99,3 +101,44 @@ def test_a_replacement_tells_its_events_from_the_first_on() -> None:
 def test_only_the_wanted_workers_are_asked() -> None:
     with local_group(["a", "b", "c"]) as group:
         assert [worker.name for worker in gather(group["a"], only=["b"]).workers] == ["b"]
+
+
+NONE = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"name": "a"}, "it describes worker 'a' instead of itself"),
+        ({"now": NONE}, "Expected `float` >= -1000000000000.0 - at `$.now`"),
+        ({"made": (LiveCall(1, "b", "a", "f", NONE),)}, "at `$.made[0].began`"),
+        ({"contexts": ({"id": 1, "began": 1.0, "nodes": (Node(1, "n", state="sleeps"),)},)}, "nodes[0].state`"),
+    ],
+)
+def test_a_view_that_readers_cannot_work_with_is_refused(
+    lie: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_group(["a", "b"]) as group:
+        told: dict[str, object] = msgspec.structs.asdict(describe(group["b"], ViewRequest())) | lie
+        monkeypatch.setattr(service, "encoded_view", lambda agent, request: msgspec.msgpack.encode(told))
+        view = gather(group["a"], timeout=20)
+    assert [worker.name for worker in view.workers] == ["a"]
+    assert reason in view.silent["b"]
+
+
+def test_infinite_deadlines_can_be_told() -> None:
+    call = LiveCall(1, "b", "a", "f", 0.0, float("inf"))
+    with local_group(["a", "b"]) as group:
+        told = msgspec.structs.replace(describe(group["b"], ViewRequest()), made=(call,))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=WorkerView).made == (call,)
+
+
+def test_a_worker_that_has_ended_or_a_fork_of_one_says_at_once_that_it_cannot_ask() -> None:
+    with local_group(["a", "b", "c"]) as group:
+        group["a"].call("b", operator.add, (1, 2))  # and not c: there is no connection
+        group["a"].local.closed = "it is a fork"
+        began = group["a"].runtime.now()
+        view = gather(group["a"], timeout=60)
+        group["a"].local.closed = ""
+        assert group["a"].runtime.now() - began < 30
+    assert view.silent == dict.fromkeys("bc", "worker 'a' cannot ask it: it is a fork")

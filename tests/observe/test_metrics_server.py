@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 import http.client
 import logging
 import operator
 import re
 import socket
+import socketserver
 import struct
 import threading
 from collections.abc import Iterator
@@ -94,6 +96,28 @@ def has_room(port: int) -> bool:
         return get(port)[0] == 200
     except (OSError, http.client.HTTPException):
         return False
+
+
+def test_a_shortage_of_descriptors_costs_no_processor_time(
+    group: dict[str, Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def get_request(server: object) -> None:
+        tries.append(1)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    listener = served(group["a"])
+    assert get(listener.port)[0] == 200
+    with monkeypatch.context() as patched:
+        patched.setattr(metrics_server, "_RETRY", 600.0)
+        patched.setattr(socketserver.TCPServer, "get_request", get_request)
+        with socket.create_connection(("127.0.0.1", listener.port), 20):
+            wait_until(lambda: bool(tries))
+            for _ in range(100):
+                group["a"].call("b", operator.add, (1, 2))
+            assert len(tries) == 1
+        group["a"].close()  # ends the wait
 
 
 def test_a_client_that_leaves_early_is_not_worth_a_traceback(

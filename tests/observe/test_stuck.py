@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telegrad.observe.model import CallKey, Frame, GroupView, LiveCall, PassView, Wait, WorkerView
-from telegrad.observe.stuck import analyze, count
+from telegrad.observe.stuck import StuckReport, analyze, count
 from telegrad.observe.stuck_text import render
 
 nodes = st.tuples(st.sampled_from("abc"), st.integers(1, 6))
@@ -60,6 +60,15 @@ def test_the_tree_shows_each_call_once_below_the_call_that_waits_for_it() -> Non
     assert root.children[0].children[0].children[0].repeated
 
 
+def test_what_a_worker_tells_of_the_calls_of_others_is_ignored() -> None:
+    """A hostile member could otherwise end every look at the group, or hide a call."""
+    told = (LiveCall(1, "nobody", "b", "lie", 41.0), LiveCall(7, "c", "a", "lie", 49.0))
+    lies = (LiveCall(7, "c", "a", "lie", 49.0), LiveCall(8, "a", "nobody", "lie", 1.0))
+    (a, b, c), silent = waiting_pair().workers, waiting_pair().silent
+    b = msgspec.structs.replace(b, made=b.made + told, served=b.served + lies)
+    assert render(analyze(GroupView((a, b, c), silent), 1.0)) == render(analyze(waiting_pair(), 1.0))
+
+
 def test_what_is_younger_is_left_out() -> None:
     assert analyze(waiting_pair(), 60.0).roots == ()
 
@@ -90,17 +99,33 @@ def test_a_cycle_of_barriers_names_the_lines_of_the_programs() -> None:
 
     def waiting(name: str, other: str, line: int) -> WorkerView:
         call = LiveCall(1, name, name, "a collective", 40.0, state="deferred", where=f"train.py:{line} in <module>")
-        own = Wait("reply", (name,), 40.0, "the reply to a collective", 5, (name, 1))
+        own = Wait("reply", (name,), 40.0, "the reply to a collective", 100, (name, 1))
         barrier = Wait("barrier", (other,), 40.0, f"worker {other!r} to join a collective", 0, None, (name, 1))
         return worker(name, made=(call,), served=(msgspec.structs.replace(call, where=""),), waits=(own, barrier))
 
     report = analyze(GroupView((waiting("a", "b", 7), waiting("b", "a", 9))))
     assert [(step.worker, step.function, step.where) for step in report.cycles[0]] == [
-        ("a", "a thread of the program", "train.py:7 in <module>"),
+        ("a", "the main thread of the program", "train.py:7 in <module>"),
         ("a", "a collective", "called at train.py:7 in <module>"),
-        ("b", "a thread of the program", "train.py:9 in <module>"),
+        ("b", "the main thread of the program", "train.py:9 in <module>"),
         ("b", "a collective", "called at train.py:9 in <module>"),
     ]
+
+
+def test_a_worker_whose_main_thread_computes_may_still_come_to_a_barrier() -> None:
+    """Another thread of b waits for a function on a, in which a waits for b at a barrier."""
+
+    def report_of(thread: int) -> StuckReport:
+        f = LiveCall(1, "b", "a", "m:f", 40.0, state="running")
+        collective = LiveCall(1, "a", "a", "a collective", 40.0, state="deferred")
+        reply = Wait("reply", ("a",), 40.0, "the reply to a collective", 7, ("a", 1), ("b", 1))
+        barrier = Wait("barrier", ("b",), 40.0, "worker 'b' to join a collective", 0, None, ("a", 1))
+        a = worker("a", made=(collective,), served=(f, collective), waits=(reply, barrier))
+        own = Wait("reply", ("a",), 40.0, "the reply to f", thread, ("b", 1))
+        return analyze(GroupView((a, worker("b", made=(f,), waits=(own,)))))
+
+    assert report_of(thread=5).cycles == ()
+    assert len(report_of(thread=100).cycles) == 1  # the pid of b
 
 
 def in_shutdown(*callers: str) -> GroupView:

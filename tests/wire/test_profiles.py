@@ -58,6 +58,7 @@ def test_a_profile_with_names_that_are_too_long_has_no_events() -> None:
         b"\xff",
         msgspec.msgpack.encode([1, 2, ["x"], [["x", 0, 0, 0, 0]]]),
         msgspec.msgpack.encode([1, 2, ["x"], [[1, 0, 0, 0, 0]]]),
+        msgspec.msgpack.encode([1, 2, ["x"], [[0, 0, 0, 0, -1]]]),  # torch cannot make a table of it
         msgspec.msgpack.encode([1, 2, ["x"], [[-1, 0, 0, 0, 0]]]),
         msgspec.msgpack.encode(Profile(1, 2, ["x"], [ProfiledEvent(0, 0, 0, 0, 0, stack=[7])])),
     ],

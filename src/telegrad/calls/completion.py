@@ -28,6 +28,7 @@ _log = logging.getLogger("telegrad")
 
 _MOST_EXPLAINING = 3.0  # seconds
 _HOLD = 1.0  # seconds
+_LONGEST_TYPE = 200  # characters
 
 
 class Explainer(Protocol):
@@ -80,8 +81,8 @@ class Completion:
                 )
                 if not unrecorded:
                     return
-        except IndexError:
-            return  # there were none, or another thread has recorded the rest
+        except (IndexError, MemoryError):
+            return  # there were none, or another thread has recorded the rest; or see `telegrad.events`
 
     def finish(
         self,
@@ -127,11 +128,14 @@ class Completion:
         ring = self._events
         if ring.on:
             now = self._now  # looked up first: see `EventRing.append`
-            if call.waiters and outcome is None and parent is None and message is not None:
-                # The thread that waits for the call gets it first, and records it while it waits for the next one.
-                ring.unrecorded.append((call, now(), message.total))
-            else:
-                _record(ring, call, parent, outcome, now(), 0 if message is None else message.total)
+            try:
+                if call.waiters and outcome is None and parent is None and message is not None:
+                    # The thread that waits for the call gets it first, and records it while it waits for the next one.
+                    ring.unrecorded.append((call, now(), message.total))
+                else:
+                    _record(ring, call, parent, outcome, now(), 0 if message is None else message.total)
+            except MemoryError:
+                _log.debug("no memory to record %s", call)  # whoever waits for it must get it
         on_done, call.on_done = call.on_done, None  # a future and its call must not keep each other alive
         if on_done is not None:
             if answer is None:
@@ -166,7 +170,7 @@ class Completion:
             with self._lock:
                 self.failed += 1
         if isinstance(answer, Failure):
-            return answer.type_name.rpartition(".")[2]
+            return answer.type_name.rpartition(".")[2][:_LONGEST_TYPE]  # it is recorded, and may be any text
         return type(error).__name__
 
     def peer_lost(self, peer: Peer, channels: list[Channel], reason: str) -> None:

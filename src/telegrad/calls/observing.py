@@ -13,6 +13,7 @@ from telegrad.calls.deadlines import Deadlines
 from telegrad.calls.pipeline import pack_head
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.connection.peers import Peers
+from telegrad.errors import NotInitialized
 from telegrad.wire.messages import ObserveReq
 
 OBSERVE = "@telegrad.observe"
@@ -30,6 +31,8 @@ class Asking:
 
     def ask(self, to: str, request: bytes, deadline: float, on_done: Callable[[Call], None]) -> None:
         """Send a request. `on_done` is short, and called on the thread that reads the reply, or after the deadline."""
+        if self._local.closed:
+            raise NotInitialized(f"worker {self._local.me.name!r} cannot ask it: {self._local.closed}")
         peer = self._peers.find(to)
         channel = peer.outgoing or self._peers.connector.channel_to(peer, deadline)
         now = self._local.runtime.now()

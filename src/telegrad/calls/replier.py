@@ -26,7 +26,7 @@ _SERVERS = ("telegrad.calls.server", "telegrad.calls.pipeline", __name__, event_
 
 
 _SHOWN = 200
-"""Characters of a function's name in the log."""
+"""Characters of a function's name in the log, and in the event of a call that failed."""
 
 
 class Replier:
@@ -64,6 +64,7 @@ class Replier:
         served.answered = True
         if error is not None:
             served.outcome = type(error).__name__
+            served.function = served.function[:_SHOWN]  # it is recorded, and may be any text of the caller's
         computed = self._now()
         served.on_cancel = None  # it refers to the coroutine, and that to its result
         if error is None and channel.account is not None:
@@ -108,24 +109,27 @@ class Replier:
             ring = self._events
             if ring.on:
                 append, now = ring.append, self._now  # looked up first: see `EventRing`
-                append(
-                    (
-                        next(ring.numbers),
-                        _whole,
-                        served.started,
-                        now(),
-                        served.id,
-                        channel.peer,
-                        served.function,
-                        served.autograd,
-                        served.outcome,
-                        size,
-                        served.received,
-                        served.thread,
-                        served.running,
-                        computed,
+                try:
+                    append(
+                        (
+                            next(ring.numbers),
+                            _whole,
+                            served.started,
+                            now(),
+                            served.id,
+                            channel.peer,
+                            served.function,
+                            served.autograd,
+                            served.outcome,
+                            size,
+                            served.received,
+                            served.thread,
+                            served.running,
+                            computed,
+                        )
                     )
-                )
+                except MemoryError:
+                    _log.debug("no memory to record the call of %s", served.function)
             if served.held is not None:
                 served.held.release()
             for extension in served.extensions:

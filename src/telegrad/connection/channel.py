@@ -121,7 +121,7 @@ class Channel:
                     size = len(body)
                     sequence = session.send(CONTROL if kind == MESSAGE else lane_of(kind), frame, size)
                     sequenced += 1
-                    total += size if region is None else size + len(region.view)
+                    total += size if region is None else frame.size  # the region may be larger than the message
                     if link is None:
                         continue
                     if memory is None:

@@ -13,7 +13,7 @@ import struct
 import msgspec
 
 from telegrad.errors import LimitExceeded
-from telegrad.observe.model import EventPosition, GroupView, ViewRequest
+from telegrad.observe.model import EventPosition, GroupView, Time, ViewRequest
 
 MOST_REQUEST = 1 << 20
 """Bytes of a request."""
@@ -47,7 +47,7 @@ class Identity(msgspec.Struct, frozen=True):
     id: int
     incarnation: int
     pid: int
-    now: float
+    now: Time
     addresses: tuple[str, ...] = ()
     group: dict[str, int] = {}
     """The incarnations of all members, by name."""

@@ -54,7 +54,7 @@ class _Round:
             return
         for name in names:
             ask = partial(self._ask, name, msgspec.msgpack.encode(request_for(name, request, since)))
-            if agent.peers.find(name).outgoing is not None:
+            if agent.closed or agent.peers.find(name).outgoing is not None:
                 ask()
             else:  # connecting may take long
                 agent.executor.submit(ask, urgent=True)
@@ -78,8 +78,11 @@ class _Round:
                 view = decode_view(message.data)
             except msgspec.MsgspecError as error:
                 self._end(name, f"its answer cannot be read: {error}")
-            else:
+                return
+            if view.name == name:
                 self._end(name, "", view, Sample(asked, now, view.now))
+            else:
+                self._end(name, f"it describes worker {view.name!r} instead of itself")
         elif isinstance(answer, ObserveResp):
             self._end(name, answer.refusal)
         elif call.error is not None and self._agent.runtime.now() >= self._deadline:

@@ -28,6 +28,7 @@ from telegrad.transport.base import Link, Listener
 _log = logging.getLogger("telegrad")
 
 _PATIENCE = 10.0  # seconds that a client has to send its request and to read the answer
+_RETRY = 1.0  # seconds until the next attempt to accept, after one that failed: there may be no file descriptor
 _MOST_CLIENTS = 8
 """Clients that are served at once, each on a thread of the worker. Any user of this machine may connect."""
 
@@ -94,7 +95,6 @@ class MetricsListener(Listener):
     is_open = False  # not for the poller
 
     def __init__(self, agent: Agent, host: str, port: int) -> None:
-        self._closed = False
         self._server = _Server(host, port, WorkerMetrics(agent))
         self.port: int = self._server.server_address[1]
         self._server.access = Access(self.port, host)
@@ -104,7 +104,7 @@ class MetricsListener(Listener):
     def serve(self) -> None:
         """Answer until this is closed."""
         try:
-            while not self._closed:
+            while not self._server.ended.is_set():
                 self._server.handle_request()  # or nothing, if none comes for a moment
                 self._server.end_slow_clients()
         finally:
@@ -115,7 +115,7 @@ class MetricsListener(Listener):
         return None
 
     def close(self) -> None:
-        self._closed = True
+        self._server.ended.set()
 
     def abandon(self) -> None:
         self._server.socket.close()
@@ -130,9 +130,19 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     def __init__(self, host: str, port: int, metrics: WorkerMetrics) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.metrics = metrics
+        self.ended = threading.Event()
         self._lock = threading.Lock()  # protects _clients
         self._clients: dict[socket.socket, float] = {}  # with the time at which they came
         super().__init__((host, port), _Handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a client. If that fails, pause: the client is still there, and the next attempt would follow at once."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            _log.debug("metrics: no client can be accepted now: %s", error)
+            self.ended.wait(_RETRY)
+            raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Return whether there is room for another client."""

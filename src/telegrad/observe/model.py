@@ -9,11 +9,14 @@ the trace, the dashboard, the metrics) are functions of these views, so they can
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
 CallKey = tuple[str, int]
 """What identifies a call in the group: its caller and its number."""
+Time = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+"""Seconds of a clock. Checked where a view is decoded: nothing can be computed with the NaN of a worker gone wrong."""
 EventPosition = tuple[int, int]
 """Where a reader is in the events of a worker: the worker's incarnation, and the number of the next event. The numbers
 of a replacement begin with 0."""
@@ -58,8 +61,8 @@ class Event(msgspec.Struct, frozen=True):
     number: int
     """Counts up on each worker, without gaps: a gap in what was read is what the ring has dropped."""
     kind: Kind
-    began: float
-    ended: float
+    began: Time
+    ended: Time
     """The same as `began` for what has no duration."""
     id: int = 0
     """Of a call: its number, unique per caller. Of a gradient: the number of its message. Of a context: its id."""
@@ -81,7 +84,7 @@ class Event(msgspec.Struct, frozen=True):
     """Bytes that were received."""
     thread: int = 0
     """The native id of the thread."""
-    marks: tuple[float, ...] = ()
+    marks: tuple[Time, ...] = ()
     """Times in between; see the kinds."""
 
 
@@ -122,7 +125,7 @@ class Wait(msgspec.Struct, frozen=True):
     "reference", "credit" or "connection"."""
     workers: tuple[str, ...]
     """For whom it waits. Empty if it is for this worker itself."""
-    since: float
+    since: Time
     text: str
     """One clause that a person understands: "the reply to call 7 of f on worker 'b'"."""
     thread: int = 0
@@ -139,7 +142,7 @@ class LiveCall(msgspec.Struct, frozen=True):
     caller: str
     callee: str
     function: str
-    began: float
+    began: Time
     deadline: float | None = None
     parent: CallKey | None = None
     """Of a made one: the served call that made it."""
@@ -157,7 +160,7 @@ class PassView(msgspec.Struct, frozen=True):
 
     id: int
     context: int
-    began: float
+    began: Time
     driver: str
     """The worker whose backward() began it."""
     waits_for: tuple[str, ...] = ()
@@ -195,15 +198,15 @@ class Node(msgspec.Struct, frozen=True):
     receives: int = 0
     leaf: str = ""
     """The shape of a leaf that accumulates here."""
-    state: str = ""
-    """In a pass: "", "waits", "runs", "done", "skipped"."""
+    state: Annotated[str, msgspec.Meta(pattern="^(waits|runs|done|skipped)?$")] = ""
+    """What it does in a pass."""
 
 
 class ContextView(msgspec.Struct, frozen=True):
     """An autograd context that exists on this worker."""
 
     id: int
-    began: float
+    began: Time
     workers: tuple[str, ...] = ()
     sends: tuple[Edge, ...] = ()
     receives: tuple[Edge, ...] = ()
@@ -222,11 +225,11 @@ class WorkerView(msgspec.Struct, frozen=True):
     host: str
     pid: int
     addresses: tuple[str, ...]
-    now: float
+    now: Time
     """Its clock when it answered."""
-    wall: float
+    wall: Time
     """Its time of day then, in seconds since 1970."""
-    started: float
+    started: Time
     members: dict[str, str] = {}
     """The state of every worker as this one sees it: "alive", "lost", "left", ..."""
     connections: dict[str, str] = {}
@@ -241,7 +244,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     shared_memory: int = 0
     threads: int = 0
     descriptors: int = 0
-    cpu_seconds: float = 0.0
+    cpu_seconds: Time = 0.0
     passes_run: int = 0
     optimizer_steps: int = 0
     references_owned: int = 0
@@ -274,11 +277,11 @@ class GroupView(msgspec.Struct, frozen=True):
     workers: tuple[WorkerView, ...]
     silent: dict[str, str] = {}
     """Workers that did not answer, and why."""
-    offsets: dict[str, float] = {}
+    offsets: dict[str, Time] = {}
     """What to add to a worker's times to get the observer's."""
-    errors: dict[str, float] = {}
+    errors: dict[str, Time] = {}
     """How much the offset of each worker may be wrong, in seconds."""
-    now: float = 0.0
+    now: Time = 0.0
     """The observer's clock."""
 
 

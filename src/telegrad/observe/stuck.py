@@ -4,8 +4,8 @@ A pure function of the views. The rules:
 
 1. A served call *waits* for another if its worker says so (`Wait.for_call` and `Wait.call`): for a reply, for its turn
    at an ordered object, or for a value that the other call computes.
-2. A member of a collective waits for the workers that have not come, and so for whatever their own threads, which serve
-   no call, wait for.
+2. A member of a collective waits for the workers that have not come, and so for whatever their main threads wait for.
+   While a main thread waits for nothing of telegrad's, it may still come, whatever other threads wait for.
 3. Calls that wait for each other in a circle never end, unless somebody else ends one of them. They are a *cycle*.
 """
 
@@ -88,10 +88,10 @@ class _Index:
         self.cut: list[CallKey] = []
         """Calls that are not shown below those that wait for them."""
         for view in group.workers:
-            for call in view.made:
-                self.made[call.caller, call.id] = call
-            for call in view.served:
-                self.served[call.caller, call.id] = view, call
+            # What a worker tells of the calls of others is ignored: it may be hostile.
+            self.made.update({(view.name, call.id): call for call in view.made if call.caller == view.name})
+            served = {(call.caller, call.id): (view, call) for call in view.served if call.callee == view.name}
+            self.served.update(served)
             for wait in view.waits:
                 if wait.for_call is not None:
                     self.waits.setdefault(wait.for_call, []).append(wait)
@@ -121,10 +121,10 @@ class _Index:
         return list({self.text(wait): wait for wait in self.waits.get(key, ())}.values())
 
     def following(self, key: CallKey) -> list[tuple[CallKey, str]]:
-        """Return the calls that a call waits for, and how. Number 0 stands for a worker's own threads."""
+        """Return the calls that a call waits for, and how. Number 0 stands for a worker's main thread."""
         if key[1] == 0:
-            waits = [wait for wait in self.own_waits.get(key[0], ()) if wait.call is not None]
-            return [(wait.call, wait.text) for wait in waits if wait.call is not None]
+            main, waits = self.workers[key[0]].pid, self.own_waits.get(key[0], ())
+            return [(wait.call, wait.text) for wait in waits if wait.call is not None and wait.thread == main]
         found: list[tuple[CallKey, str]] = []
         for wait in self.waits.get(key, ()):
             if wait.call is not None:
@@ -174,7 +174,7 @@ def _describe_cycle(index: _Index, cycle: Sequence[CallKey]) -> tuple[CycleStep,
         if key[1] == 0:
             made = index.made.get(to)
             where = made.where if made is not None else ""
-            steps.append(CycleStep(key, key[0], "a thread of the program", 0.0, where, how))
+            steps.append(CycleStep(key, key[0], "the main thread of the program", 0.0, where, how))
             continue
         worker, function = _place(index, key)
         steps.append(CycleStep(key, worker, function, index.age(key), _where(index, key), how))

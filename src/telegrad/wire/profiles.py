@@ -7,6 +7,7 @@ events are left out, and counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -29,7 +30,7 @@ class ProfiledEvent(msgspec.Struct, array_like=True):
     thread: int
     start: int
     """Nanoseconds since the profile began."""
-    duration: int
+    duration: Annotated[int, msgspec.Meta(ge=0)]
     """Nanoseconds."""
     flags: int = 0
     scope: int = 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.autograd.profiler_util import FunctionEvent
 
-from telegrad.observe.profiling import sessions
+from telegrad.observe.profiling import merging, sessions
 from telegrad.observe.profiling.merging import add_events, add_to_trace, placed_events, trace_events
 from telegrad.observe.profiling.sessions import RemoteProfile, Session
+from telegrad.torch_private_profiler import empty_event_list
 from telegrad.wire.profiles import ASYNC, REMOTE, Profile, ProfiledEvent, encode_profile
 
 MICROSECOND = 1000
@@ -154,3 +156,16 @@ def test_each_worker_is_a_process_of_a_trace() -> None:
         ("M", own["pid"], "worker 'b'"),
         ("M", nested["pid"], "worker 'c'"),
     ]
+
+
+def test_events_that_are_nested_too_deeply_for_torch_do_not_end_the_profiler(caplog: pytest.LogCaptureFixture) -> None:
+    """Or one worker could take all events from another that calls it."""
+    deep = [ProfiledEvent(number % 2, 1, 7, number, 10**9 - 2 * number) for number in range(5000)]
+    profiles = [encode_profile(Profile(0, 10**9, ["f", "g"], each)) for each in (deep, [ProfiledEvent(0, 2, 7, 0, 5)])]
+    events = empty_event_list(False, False)
+    with caplog.at_level(logging.WARNING, "telegrad"):
+        merging.add_events(
+            session_of(*(RemoteProfile(data, lambda worker: f"w{worker}") for data in profiles)), events, 0
+        )
+    assert [event.name for event in events] == ["f @c"]
+    assert "5000 events of another worker are left out" in caplog.text

@@ -96,7 +96,10 @@ def add_events(session: Session, events: list[Any], zero: int | None) -> None:
     for number, placed in enumerate(placed_events(session)):
         groups[placed.event.worker, placed.event.thread].append(_function_event(placed, number, zero))
     for group in groups.values():
-        events.extend(with_tree(group))
+        try:
+            events.extend(with_tree(group))
+        except RecursionError:  # in torch; of the program's own events it lets this through
+            _log.warning("%d events of another worker are left out: they are nested too deeply", len(group))
     events.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
 
 

@@ -70,7 +70,7 @@ class ServedProfile:
                 event.name = table.index(call.key)
                 event.flags |= ASYNC if call.is_async else 0
                 if call.received:
-                    event.duration = call.received - self.session.began - event.start
+                    event.duration = max(0, call.received - self.session.began - event.start)
 
 
 def profiled(profile: ServedProfile, function: Callable[..., Any]) -> Callable[..., Any]:
