@@ -267,7 +267,7 @@ def _pass_node(view: WorkerView, run: PassView) -> StuckNode:
     age = view.now - run.began
     title = (
         f"backward pass {run.id:#x} of context {run.context:#x} on {view.name!r}, begun by {run.driver!r}: "
-        f"{run.state}, {run.islands_run} islands run, {run.islands_left} left, {age:.1f} s old"
+        f"{run.state}, islands: {run.islands_run} run, {run.islands_left} left, {age:.1f} s old"
     )
     waits = [f"a gate waits for {gate}" for gate in run.gates]
     if run.waits_for:
