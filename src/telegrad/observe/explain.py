@@ -26,8 +26,8 @@ TIMEOUT = 0.8
 LONGEST = 8000
 """Characters of an explanation."""
 _SAID_ELSEWHERE = (
-    "What {what} waited for was not looked up: worker {name!r} had looked at the group less than {interval:g} s before, "
-    "and said what is stuck in the error of {of}."
+    "What {what} waited for was not looked up: worker {name!r} had looked at the group less than {interval:g} s "
+    "before, and said what is stuck in the error of {of}."
 )
 
 
