@@ -336,3 +336,23 @@ def test_a_group_that_has_ended_is_not_shown_as_live() -> None:
         finally:
             server.close()
     assert re.fullmatch(r"Cannot see the group: nobody can be reached\. What you see is from \d+:\d+:\d+\.", said), said
+
+
+def test_a_lost_worker_has_no_value_now_and_its_reason_hides_nothing(group: Group, page: Browser) -> None:
+    memory = "canvas[aria-label^='Memory']"
+    page.until(
+        lambda: "decoder" in str(page.run(f'return document.querySelector("{memory}").ariaLabel')), "it is drawn"
+    )
+    group["decoder"].shutdown_protocol.close_listeners()
+    reason = "its cable was cut, " + "and nobody knows who did it, " * 10
+    group["trainer"].peers.lost_workers.peer_lost(group["trainer"].peers.find("decoder"), reason)
+    page.until(lambda: reason.strip() in page.text(".workers .gone"), "the reason is shown")
+    page.until(
+        lambda: "decoder unknown" in str(page.run(f'return document.querySelector("{memory}").ariaLabel')),
+        "the plot knows no memory of it now",
+    )
+    assert page.run(
+        "const found = document.querySelector('.workers').parentElement; return found.scrollWidth <= found.clientWidth"
+    )
+    page.click(".workers .gone")
+    page.until(lambda: page.text(".drawer").splitlines()[-1].startswith("it is lost: its cable"), "so do the details")

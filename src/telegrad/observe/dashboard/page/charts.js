@@ -67,10 +67,12 @@ export class Chart {
     context.clip();
     for (const { name, points } of series) this.line(context, points, x, y, (alpha) => workerColor(workerIndex(name), alpha), height);
     context.restore();
-    const total = series.reduce((sum, each) => sum + (each.points.length ? each.points.at(-1)[1] : 0), 0);
-    this.latest.textContent = this.format(total);
-    this.canvas.setAttribute("aria-label", `${this.title}, now ${series.map((each) =>
-      `${each.name} ${each.points.length ? this.format(each.points.at(-1)[1]) : "unknown"}`).join(", ")}`);
+    // A worker that did not answer the last look has no value now.
+    const last = store.points.length ? store.points.at(-1).at : null;
+    const current = series.map(({ name, points }) => [name, points.length && points.at(-1)[0] === last ? points.at(-1)[1] : null]);
+    this.latest.textContent = this.format(current.reduce((sum, [, value]) => sum + (value || 0), 0));
+    this.canvas.setAttribute("aria-label", `${this.title}, now ${current.map(([name, value]) =>
+      `${name} ${value === null ? "unknown" : this.format(value)}`).join(", ")}`);
     if (this.hover) this.crosshair(context, width, height, begin, span, series, y);
   }
 
