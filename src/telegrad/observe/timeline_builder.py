@@ -112,7 +112,8 @@ class _Builder:
         event, offset = call.event, self._offsets[call.worker]
         began, ended = event.began + offset, event.ended + offset
         sent = _clamp(event.marks[0] + offset if event.marks else began, began, ended)
-        named = event if serve is None or not event.what.startswith(PREFIX) else serve.event
+        # The callee knows which method it is, and what a function is called that was sent by value.
+        named = event if serve is None or (event.what and not event.what.startswith(PREFIX)) else serve.event
         span = self._span(call, f"call {_function(named)}", Category.CALL, began, ended)
         span.details = {"callee": event.peer, "call": event.id, **span.details}
         served = self._add_serve(serve) if serve is not None else None
@@ -276,7 +277,7 @@ def _event(kind: Kind, call: LiveCall, peer: str, now: float) -> Event:
 
 def _function(event: Event) -> str:
     """Return the name of the function of a call. The program's own have no module that tells anything."""
-    return event.what.removeprefix("__main__:").removeprefix(PREFIX)
+    return event.what.removeprefix("__main__:").removeprefix(PREFIX) or "a function by value"
 
 
 def _details(event: Event) -> dict[str, Any]:
