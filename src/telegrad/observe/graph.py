@@ -14,7 +14,6 @@ import msgspec
 
 from telegrad.observe.model import ContextView, Node
 
-
 _UNKNOWN = "its graph is not known"
 
 
