@@ -138,7 +138,7 @@ class Future(torch.futures.Future[T]):
         deadline = None if timeout is None else agent.runtime.now() + timeout
         if call.answer is None and not agent.client.wait(call, deadline):
             raise DeadlineExceeded(
-                f"waited {timeout:g} s for {call}, which is still running",
+                f"waited {timeout:g} s for {call}, which is not answered yet",
                 worker=call.worker,
                 function=call.function,
                 call=call.id,
@@ -180,7 +180,7 @@ class Future(torch.futures.Future[T]):
             return self.wait()
         if super().done():
             return self._torch_result()
-        what = "this future, which nobody has completed," if call is None else f"{call}, which is still running,"
+        what = "this future, which nobody has completed," if call is None else f"{call}, which is not answered yet,"
         raise TelegradError(f"{what} has no value yet: wait() waits for it, and done() tells whether it is there")
 
     def then(self, callback: Callable[[torch.futures.Future[T]], S]) -> Future[S]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from telegrad.cli import main
-from telegrad.doctor import machine_checks
-from telegrad.doctor.finding import ok
+from telegrad.doctor import command, machine_checks
+from telegrad.doctor.finding import Finding, ok
+from telegrad.doctor.reach import Target
 
 STRONG = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 
@@ -119,6 +120,24 @@ def test_the_nodes_of_a_slurm_job_are_checked(
     monkeypatch.setattr("telegrad.doctor.reach.socket.getaddrinfo", addresses)
     assert {"host n1", "host n3"} <= problems(capsys).keys()
     assert asked == ["n1", "n3"]
+
+
+def test_a_worker_asks_the_machine_of_rank_0_and_needs_a_token(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Target] = []
+
+    def check_host(target: Target, *_: object) -> list[Finding]:
+        asked.append(target)
+        return []
+
+    monkeypatch.setattr(command, "check_host", check_host)
+    for name, value in {"MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "29777", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for rank, hosts in (("0", []), ("1", [Target("203.0.113.1", 29777)])):
+        monkeypatch.setenv("RANK", rank)
+        assert "spans several machines" in problems(capsys)["token"][0]
+        assert asked == hosts
 
 
 def test_wrong_hosts_are_an_error_of_usage(capsys: pytest.CaptureFixture[str]) -> None:

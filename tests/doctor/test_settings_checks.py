@@ -13,6 +13,7 @@ from telegrad.doctor.settings_checks import (
     check_proxies,
     check_rendezvous,
     check_token,
+    rank_0_elsewhere,
 )
 
 STRONG = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
@@ -42,6 +43,12 @@ def test_a_token_file_that_others_can_read_is_a_problem(tmp_path: Path) -> None:
     found, _ = check_token({"TELEGRAD_TOKEN_FILE": str(path)}, several_hosts=False)
     assert found.level == "problem"
     assert f"chmod 600 {path}" in found.remedy
+
+
+def test_a_token_file_that_does_not_exist_has_a_remedy_of_its_own() -> None:
+    found, _ = check_token({"TELEGRAD_TOKEN_FILE": "/nonexistent"}, several_hosts=False)
+    assert "cannot read the token file /nonexistent" in found.text
+    assert "`telegrad token`" in found.remedy
 
 
 def test_ports_that_are_all_in_use_are_a_problem() -> None:
@@ -99,6 +106,38 @@ def test_an_unknown_host_of_the_rendezvous_is_a_problem(monkeypatch: pytest.Monk
     (found,) = check_rendezvous({"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, several_hosts=True)
     assert "which has no address" in found.text
     assert "IP address of rank 0's machine" in found.remedy
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_a_rank_or_size_that_is_no_number_is_a_problem(name: str) -> None:
+    found, _ = check_launcher({"RANK": "0", "WORLD_SIZE": "2", name: "two"})
+    assert (found.level, found.text) == ("problem", f"{name} is 'two'")
+
+
+def test_rank_0_needs_an_address_and_a_free_port_of_its_machine() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        (found,) = check_rendezvous(here, several_hosts=False, rank=0)
+        assert (found.level, f"MASTER_PORT is {port}, which is in use" in found.text) == ("warning", True)
+        assert [one.level for one in check_rendezvous(here, several_hosts=False, rank=1)] == ["ok"]
+    assert [one.level for one in check_rendezvous(here, several_hosts=False, rank=0)] == ["ok"]
+    elsewhere = {"MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "29500"}
+    (found,) = check_rendezvous(elsewhere, several_hosts=True, rank=0)
+    assert (found.level, "is no address of this machine" in found.text) == ("warning", True)
+
+
+def test_rank_0_is_elsewhere_if_no_address_of_it_is_of_this_machine() -> None:
+    assert rank_0_elsewhere({"MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "29500"}) == ("203.0.113.1", 29500)
+    assert rank_0_elsewhere({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}) is None
+    assert rank_0_elsewhere({"MASTER_ADDR": "203.0.113.1", "MASTER_PORT": "x"}) is None
+    assert rank_0_elsewhere({}) is None
+
+
+def test_a_variable_with_a_mistake_in_its_name_is_mentioned() -> None:
+    (found,) = check_options({"TELEGRAD_EVNTS": "5", "TELEGRAD_EVENTS": "5", "TELEGRAD_SERVICE_HOST": "10.0.0.1"})
+    assert (found.level, found.text) == ("warning", "telegrad has no variable TELEGRAD_EVNTS")
+    assert found.remedy == "correct it to TELEGRAD_EVENTS, or unset it"
 
 
 def test_a_proxy_is_mentioned() -> None:

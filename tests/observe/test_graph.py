@@ -66,3 +66,27 @@ def test_views_without_nodes_give_the_graph_of_messages() -> None:
 def test_edges_to_nodes_that_are_not_known_are_left_out() -> None:
     graph = join(5, {"a": ContextView(5, 0.0, nodes=(Node(1, "MulBackward0", (2, 3)), Node(2, "TBackward0")))})
     assert [(edge.source, edge.target) for edge in graph.edges] == [("a:1", "a:2")]
+
+
+def test_sends_that_the_roots_do_not_lead_to_are_not_reached() -> None:
+    used, unused = Edge(1, "b", "a", 1), Edge(2, "b", "a", 1)
+    roots = (
+        Node(1, "backward()", (2,), state="done"),
+        Node(2, "RecvRpcBackward", receives=1, state="done"),
+        Node(3, "RecvRpcBackward", receives=2),
+    )
+    sends = (
+        Node(1, "SendRpcBackward", (2,), sends=1, state="waits"),
+        Node(2, "AccumulateGrad", leaf="float32[1]", state="waits"),
+        Node(3, "SendRpcBackward", (4,), sends=2, state="waits"),
+        Node(4, "AccumulateGrad", leaf="float32[2]", state="waits"),
+    )
+    views = {
+        "a": ContextView(5, 0.0, receives=(used, unused), nodes=roots),
+        "b": ContextView(5, 0.0, sends=(used, unused), nodes=sends),
+    }
+    states = {node.key: node.state for node in join(5, views).nodes}
+    assert [states[f"a:{node}"] for node in (1, 2, 3)] == ["done", "done", "skipped"]
+    assert [states[f"b:{node}"] for node in (1, 2, 3, 4)] == ["waits", "waits", "skipped", "skipped"]
+    silent = {"a": views["a"]}  # what b does with the gradient is not known
+    assert "skipped" not in {node.state for node in join(5, silent, {"b": "lost"}).nodes}

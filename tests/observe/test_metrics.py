@@ -46,6 +46,8 @@ def test_a_worker_that_only_serves_has_no_old_call() -> None:
     waiting = LiveCall(1, "a", "b", "a collective", 10.0, state="sent")
     here = (("host", "host"), ("worker", "a"))
     assert samples(GroupView((worker(made=(waiting,)),)))["telegrad_oldest_call_seconds", here] == 0
+    live = (("direction", "made"), ("host", "host"), ("worker", "a"))
+    assert samples(GroupView((worker(made=(waiting,)),)))["telegrad_live_calls", live] == 0
     calling = LiveCall(2, "a", "b", "m:f", 60.0, state="sent")
     assert samples(GroupView((worker(made=(waiting, calling)),)))["telegrad_oldest_call_seconds", here] == 40
 

@@ -117,6 +117,18 @@ def test_the_callees_span_is_a_child_of_the_callers(group: Group, spans: Spans) 
     assert (made.attributes["rpc.service"], made.attributes["telegrad.worker"]) == ("b", "a")
 
 
+def test_a_function_sent_by_value_is_named_on_both_sides(group: Group, spans: Spans) -> None:
+    def local(x: int) -> int:
+        return x
+
+    assert api.rpc_sync("b", local, (1,)) == 1
+    for kind in (SpanKind.CLIENT, SpanKind.SERVER):
+        name = "test_a_function_sent_by_value_is_named_on_both_sides.<locals>.local"
+        span = spans.one(name, kind)
+        assert span.attributes is not None
+        assert span.attributes["rpc.method"] == name
+
+
 def test_nested_calls_are_one_trace(group: Group, spans: Spans) -> None:
     assert api.rpc_sync("b", nested) == 3
     outer, inner = spans.one("nested", SpanKind.SERVER), spans.one("add", SpanKind.CLIENT, "b")

@@ -49,6 +49,15 @@ def test_a_call_is_shown_with_its_stages_on_both_sides() -> None:
     assert call.details["bytes sent"] == 100
 
 
+def test_a_function_sent_by_value_has_the_name_that_the_callee_knows() -> None:
+    made = Event(0, Kind.CALL, 10.0, 20.0, 7, "b", "", marks=(11.0,))
+    served = Event(0, Kind.SERVE, 13.0, 18.0, 7, "a", "f", marks=(14.0, 16.0))
+    views = worker_view("a", 0, events=(made,)), worker_view("b", 1, events=(served,))
+    assert named(timeline_of(GroupView(views)), "call f").began == 10.0
+    alone = timeline_of(GroupView(views[:1]))
+    assert [span.name for span in alone.spans] == ["call a function by value"]
+
+
 @pytest.mark.parametrize("error", [-4.0, 0.0, 4.0])
 def test_a_wrong_estimate_of_a_clock_is_corrected_by_the_messages(error: float) -> None:
     timeline = call_and_serve(shift=1000.0, estimate=-1000.0 + error)

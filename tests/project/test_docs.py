@@ -22,6 +22,7 @@ from tests.support.processes import unexpected_errors
 from telegrad import errors
 from telegrad.autograd import backward
 from telegrad.default_agent import acting_as
+from telegrad.doctor.settings_checks import VARIABLES
 from telegrad.options import Options
 from telegrad.protocol.limits import SessionSettings
 from telegrad.protocol.peer_limits import PeerLimits
@@ -93,6 +94,7 @@ def test_the_table_lists_exactly_the_environment_variables_that_are_read() -> No
     ours = set(re.findall(r"\bTELEGRAD_[A-Z_]+\b", sources))
     documented = rows("settings.md", "Environment")
     assert ours == {name for name in documented if name.startswith("TELEGRAD_")}
+    assert ours == VARIABLES  # the doctor warns of others
     for name in documented:
         assert name in sources, f"{name} is documented, but nothing reads it"
 

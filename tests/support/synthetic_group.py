@@ -77,6 +77,7 @@ class SyntheticGroup:
             descriptors=38 + 2 * index,
             cpu_seconds=age * 0.55 + index + 0.8 * math.sin(now / 5 + index),
             passes_run=steps,
+            passes_begun=0 if index else steps,
             optimizer_steps=steps,
             references_owned=4 * index,
             references_held=12 if index == 0 else 1,

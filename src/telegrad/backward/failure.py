@@ -28,9 +28,10 @@ def name_of(agent: Agent, worker: int) -> str:
 
 def deadline_exceeded(agent: Agent, info: PassInfo, unanswered: int) -> DeadlineExceeded:
     """Return the error of a pass that did not end in time."""
+    messages = "1 message" if unanswered == 1 else f"{unanswered} messages"
     return DeadlineExceeded(
-        f"the backward pass of context {info.context:#x} did not end before its deadline; {unanswered} messages of "
-        f"worker {agent.me.name!r} are not answered",
+        f"the backward pass of context {info.context:#x} did not end before its deadline; {messages} of worker "
+        f"{agent.me.name!r} {'is' if unanswered == 1 else 'are'} not answered",
         worker=agent.me.name,
         context=info.context,
     )

@@ -182,7 +182,7 @@ class PassRun:
                 ring.append(
                     (n, kind, self.began, ended, number, "", what, context, number, None, outcome, 0, 0, thread)
                 )
-            self.messaging.count("passes")
+            self.messaging.count("passes begun" if self.begun_here else "passes joined")
 
     def wait_for_slot(self, event: Event) -> None:
         """Wait in an island until a leaf's ``.grad`` may be used."""

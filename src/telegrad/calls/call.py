@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -141,6 +141,8 @@ class Served(msgspec.Struct, eq=False):
     """Why the caller gave the call up; empty while it waits."""
     children: dict[int, Call] = msgspec.field(default_factory=dict)
     on_cancel: Callable[[], None] | None = None
+    coroutine: Coroutine[Any, Any, Any] | None = None
+    """What its function returned, while the event loop runs it."""
     answered: bool = False
     deferred: bool = False
     """The function returned a future, and the reply is its result."""

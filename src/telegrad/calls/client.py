@@ -356,7 +356,7 @@ def _report_slow(local: LocalWorker, call: Call, due: float) -> float:
         return due
     elapsed = now - call.started
     if call.function != GATHER:  # collectives say for whom they wait
-        _log.warning("worker %r has waited %s for %s, which is still running", local.name, seconds(elapsed), call)
+        _log.warning("worker %r has waited %s for %s, which is not answered yet", local.name, seconds(elapsed), call)
     return call.started + 2 * elapsed
 
 

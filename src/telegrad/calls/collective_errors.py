@@ -10,10 +10,12 @@ from telegrad.errors import DeadlineExceeded, TelegradError, WorkerLost
 from telegrad.waiting_report import workers
 
 
-def explained(explainer: Explainer | None, error: DeadlineExceeded, timeout: float) -> DeadlineExceeded:
-    """Return the error with a note that says what is stuck, if that is worth the time."""
+def explained(
+    explainer: Explainer | None, error: DeadlineExceeded, timeout: float, what: str = "the collective"
+) -> DeadlineExceeded:
+    """Return the error of a call of `what` with a note that says what is stuck, if that is worth the time."""
     if explainer is not None and explainer.is_worth(timeout):
-        explanation = explainer.explain("a collective", 0)
+        explanation = explainer.explain(what, 0)
         if explanation:
             error.add_note(explanation)
     return error

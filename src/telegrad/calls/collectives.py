@@ -280,7 +280,7 @@ class Collectives:
         def name_the_missing() -> None:
             missing = self._whom(key, up=False)
             if missing:
-                fail(explained(self.explainer, missing_error(key, missing, timeout, what), timeout))
+                fail(explained(self.explainer, missing_error(key, missing, timeout, what), timeout, what))
 
         self._local.executor.submit(name_the_missing)
 

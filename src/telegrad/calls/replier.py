@@ -12,6 +12,7 @@ from telegrad.calls.call import Served
 from telegrad.calls.exceptions import explain, traceback_of
 from telegrad.calls.extension import OutgoingMessage
 from telegrad.calls.pipeline import Frames, Pipeline, pack_head
+from telegrad.calls.service_names import GATHER
 from telegrad.connection.channel import Channel
 from telegrad.connection.local_worker import LocalWorker
 from telegrad.errors import FunctionNotFound, LimitExceeded, TelegradError
@@ -43,7 +44,7 @@ class Replier:
         """The calls that have arrived and are not answered, also those that wait for a thread."""
         self._now = local.runtime.now
         self.answered = 0
-        """How many calls were answered. Protected by the lock."""
+        """How many calls were answered, without collectives. Protected by the lock."""
 
     def unanswered(self) -> list[Served]:
         """Return the calls whose replies have not left."""
@@ -60,13 +61,14 @@ class Replier:
             if self.active.pop((channel, served.id), None) is None:
                 return  # answered already
             self._leaving.add(served)
-            self.answered += 1
+            if served.function != GATHER:  # collectives are not in `Client.made` either
+                self.answered += 1
         served.answered = True
         if error is not None:
             served.outcome = type(error).__name__
             served.function = served.function[:_SHOWN]  # it is recorded, and may be any text of the caller's
         computed = self._now()
-        served.on_cancel = None  # it refers to the coroutine, and that to its result
+        served.on_cancel = served.coroutine = None  # the coroutine refers to its result
         if error is None and channel.account is not None:
             try:
                 channel.account.check_unread(channel.unread())

@@ -344,11 +344,12 @@ def _run_coroutine(
         answer(None, _blocked_loop(worker, served))
         return
     mode = served.autograd is None or bool(served.autograd.modes & GRAD_MODE)
+    served.coroutine = coroutine
     cancel = served.on_cancel = loop.run(InGradMode(coroutine, mode, served.autocast), done)
     if served.cancelled:
         cancel()
     if served.answered:
-        served.on_cancel = None  # the reply was sent before it was set
+        served.on_cancel = served.coroutine = None  # the reply was sent before they were set
 
 
 def _give_up_references(

@@ -12,6 +12,7 @@ from telegrad.doctor import machine_checks, settings_checks
 from telegrad.doctor.finding import Finding, as_json, as_text
 from telegrad.doctor.listener import Listener
 from telegrad.doctor.reach import DEFAULT_PORT, Target, check_host, parse_targets
+from telegrad.environment.launchers import BY_HAND
 from telegrad.environment.nodelist import expand
 from telegrad.errors import RendezvousError, TelegradError
 
@@ -71,9 +72,17 @@ def examine(environ: Mapping[str, str], targets: Sequence[Target], workers: int,
     launcher, detected = settings_checks.check_launcher(environ)
     hosts = [*targets, *_hosts_of_launcher(environ, targets)]
     place = None if detected is None else detected.place
+    rank = place.rank if place is not None and place.launcher == BY_HAND else None
+    rank_0 = settings_checks.rank_0_elsewhere(environ)
+    if rank_0 is not None and rank != 0 and rank_0[0] not in [target.host for target in hosts]:
+        hosts.append(Target(*rank_0))
     workers = max(workers, (place.size or 0) if place else 0)
     here = (place.local_size or 1) if place else 1
-    several = bool(hosts) or (place is not None and (place.size or 1) > (place.local_size or place.size or 1))
+    several = (
+        bool(hosts)
+        or rank_0 is not None
+        or (place is not None and (place.size or 1) > (place.local_size or place.size or 1))
+    )
     token, secret = settings_checks.check_token(environ, several_hosts=several)
     checks: list[Callable[[], Finding | list[Finding]]] = [
         machine_checks.check_python,
@@ -86,7 +95,7 @@ def examine(environ: Mapping[str, str], targets: Sequence[Target], workers: int,
         machine_checks.check_clock,
         lambda: settings_checks.check_options(environ),
         lambda: launcher,
-        lambda: settings_checks.check_rendezvous(environ, several_hosts=several),
+        lambda: settings_checks.check_rendezvous(environ, several_hosts=several, rank=rank),
         lambda: token,
         lambda: settings_checks.check_ports(environ, here),
         lambda: settings_checks.check_proxies(environ),

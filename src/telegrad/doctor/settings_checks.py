@@ -5,13 +5,55 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 
 from telegrad.connection.token_source import Token, find_token
-from telegrad.doctor.finding import Finding, ok
+from telegrad.doctor.finding import Finding, Level, ok
 from telegrad.environment.advice import token_advice
 from telegrad.environment.detection import Detected, detect
 from telegrad.errors import RendezvousError, TelegradError, TokenError
 from telegrad.transport.ports import PORTS_VARIABLE, describe_ports, parse_ports
+
+PREFIX = "TELEGRAD_"
+_NAMES = [
+    "ACCEPT",
+    "AWAITED_REPLACEMENT",
+    "DASHBOARD_TOKEN",
+    "DEVICES",
+    "EVENTS",
+    "FULL_TRACEBACKS",
+    "INBOUND",
+    "INIT",
+    "INIT_METHOD",
+    "INTERFACE",
+    "LAUNCHER",
+    "LAUNCHER_KEY",
+    "METRICS",
+    "NAME",
+    "OBSERVE",
+    "OTEL",
+    "PORTS",
+    "RESTART",
+    "RESULT_FD",
+    "RUNTIME_DIR",
+    "SHARED_MEMORY",
+    "SLOW_CALL",
+    "SPIN",
+    "TERMINAL",
+    "TLS",
+    "TLS_CA",
+    "TLS_CERT",
+    "TLS_KEY",
+    "TOKEN",
+    "TOKEN_FD",
+    "TOKEN_FILE",
+    "TRANSPORTS",
+    "WORK_FD",
+]
+VARIABLES = frozenset(f"{PREFIX}{name}" for name in _NAMES)
+"""Every variable of telegrad's own. The others in docs/settings.md belong to torch or to launchers."""
+_CLOSE = 0.75
+"""How similar a name must be to one of these to be one with a mistake, from 0 to 1."""
 
 
 def check_token(environ: Mapping[str, str], *, several_hosts: bool) -> tuple[Finding, Token | None]:
@@ -19,8 +61,10 @@ def check_token(environ: Mapping[str, str], *, several_hosts: bool) -> tuple[Fin
     try:
         token = find_token(None, environ)
     except TokenError as error:
-        text, _, remedy = str(error).rpartition("; ")
-        return Finding("token", "problem", text or str(error), remedy or token_advice(environ)), None
+        text, separator, remedy = str(error).rpartition("; ")
+        if not separator:
+            text, remedy = remedy, token_advice(environ)
+        return Finding("token", "problem", text, remedy), None
     if token is not None:
         return ok("token", "there is one, and it is strong enough"), token
     if several_hosts:
@@ -64,6 +108,10 @@ def _is_free(port: int) -> bool:
 
 def check_launcher(environ: Mapping[str, str]) -> tuple[Finding, Detected | None]:
     """Say what the launcher of this process says about it."""
+    for name in ("RANK", "WORLD_SIZE"):
+        text = environ.get(name, "").strip()
+        if text and not text.isdecimal():
+            return Finding("launcher", "problem", f"{name} is {text!r}", "set it to a number, or unset it"), None
     try:
         detected = detect(environ)
     except RendezvousError as error:
@@ -81,42 +129,91 @@ def check_launcher(environ: Mapping[str, str]) -> tuple[Finding, Detected | None
     return ok("launcher", place.describe()), detected
 
 
-def check_rendezvous(environ: Mapping[str, str], *, several_hosts: bool) -> list[Finding]:
-    """Check the address of rank 0, if the environment names one."""
+def check_rendezvous(environ: Mapping[str, str], *, several_hosts: bool, rank: int | None = None) -> list[Finding]:
+    """Check the address of rank 0, if the environment names one. `rank` is that of this process, if it hosts a store.
+
+    Whether another machine can be reached is not checked here: see `rank_0_elsewhere`.
+    """
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not host:
         return []
-    if not port.isdecimal() or not 0 < int(port) <= 0xFFFF:
+    if not _is_port(port):
         return [
-            Finding(
-                "rendezvous",
-                "problem",
-                f"MASTER_PORT is {port!r}",
-                "set it to a free port of rank 0's machine, as in 29500",
-            )
+            _rendezvous("problem", f"MASTER_PORT is {port!r}", "set it to a free port of rank 0's machine, as in 29500")
         ]
     try:
-        found = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)})
+        found = _addresses(host)
     except (socket.gaierror, UnicodeError) as error:
         return [
-            Finding(
-                "rendezvous",
+            _rendezvous(
                 "problem",
                 f"MASTER_ADDR is {host!r}, which has no address ({error})",
                 "use a name that every machine knows, or the IP address of rank 0's machine",
             )
         ]
+    here = any(map(_is_of_this_machine, found))
     if several_hosts and all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in found):
         return [
-            Finding(
-                "rendezvous",
+            _rendezvous(
                 "problem",
                 f"MASTER_ADDR is {host!r}, which is {' and '.join(found)}: every machine would connect to itself",
                 "set it to the address of rank 0's machine in the network of the group; /etc/hosts often has the own "
                 "name at 127.0.1.1",
             )
         ]
+    if rank == 0 and not here:
+        return [
+            _rendezvous(
+                "warning",
+                f"this process has rank 0, and MASTER_ADDR is {host!r} ({', '.join(found)}), which is no address of "
+                "this machine",
+                "set it to an address of this machine, unless another one forwards the port to it",
+            )
+        ]
+    if rank == 0 and not _is_free(int(port)):
+        return [
+            _rendezvous(
+                "warning",
+                f"this process has rank 0, and MASTER_PORT is {port}, which is in use on this machine",
+                "choose another port, unless it is this group that uses it (`ss -tlnp` shows the program)",
+            )
+        ]
     return [ok("rendezvous", f"rank 0 at {host} port {port} ({', '.join(found)})")]
+
+
+def _rendezvous(level: Level, text: str, remedy: str) -> Finding:
+    return Finding("rendezvous", level, text, remedy)
+
+
+def rank_0_elsewhere(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return host and port of rank 0, if the environment names them and they are not of this machine."""
+    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not host or not _is_port(port):
+        return None
+    try:
+        elsewhere = not any(map(_is_of_this_machine, _addresses(host)))
+    except (socket.gaierror, UnicodeError):  # the check of the rendezvous says so
+        return None
+    return (host, int(port)) if elsewhere else None
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and 0 < int(text) <= 0xFFFF
+
+
+def _addresses(host: str) -> list[str]:
+    return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
+
+
+def _is_of_this_machine(address: str) -> bool:
+    """Return whether this machine has an address: only then can a socket be bound to it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def check_options(environ: Mapping[str, str]) -> list[Finding]:
@@ -144,9 +241,13 @@ def check_options(environ: Mapping[str, str]) -> list[Finding]:
         except (ValueError, TelegradError) as error:
             texts[str(error)] = None
     remedy = "correct or unset the variable; docs/settings.md lists what each takes"
-    if texts:
-        return [Finding("settings", "problem", text, remedy) for text in texts]
-    return [ok("settings", "those in the environment are valid")]
+    findings = [Finding("settings", "problem", text, remedy) for text in texts]
+    for name in sorted(environ.keys() - VARIABLES):
+        # Kubernetes makes variables of the names of services, so only a name that is almost right is a mistake.
+        if name.startswith(PREFIX) and (close := get_close_matches(name.removeprefix(PREFIX), _NAMES, 1, _CLOSE)):
+            text, remedy = f"telegrad has no variable {name}", f"correct it to {PREFIX}{close[0]}, or unset it"
+            findings.append(Finding("settings", "warning", text, remedy))
+    return findings or [ok("settings", "those in the environment are valid")]
 
 
 def check_proxies(environ: Mapping[str, str]) -> list[Finding]:

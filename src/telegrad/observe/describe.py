@@ -25,7 +25,7 @@ from telegrad.events import FIELDS, Entry
 from telegrad.observe.describe_autograd import context_views, pass_views
 from telegrad.observe.describe_waits import Running, waits_of
 from telegrad.observe.model import CallKey, Event, Kind, LiveCall, ViewRequest, WorkerView
-from telegrad.observe.stacks import Function, Stacks
+from telegrad.observe.stacks import Function, Stacks, where_it_awaits
 from telegrad.rref.service import RRefService
 
 _PAGE = resource.getpagesize()
@@ -77,7 +77,8 @@ def describe(agent: Agent, request: ViewRequest) -> WorkerView:
         threads=len(stacks.native),
         descriptors=_descriptors(),
         cpu_seconds=time.process_time(),
-        passes_run=counts.get("passes", 0),
+        passes_run=counts.get("passes begun", 0) + counts.get("passes joined", 0),
+        passes_begun=counts.get("passes begun", 0),
         optimizer_steps=local.optimizer_steps,
         references_owned=references.get("owned", 0),
         references_held=references.get("forks", 0),
@@ -184,7 +185,7 @@ def _served(agent: Agent, served: list[Served], running: Running, stacks: Stacks
             _state(call, runs),
             call.cancelled,
             stacks.native_id(call.thread) if runs else 0,
-            stacks.where(call.thread) if runs else "",
+            stacks.where(call.thread) if runs else where_it_awaits(call.coroutine),
         )
 
 

@@ -25,6 +25,10 @@ TIMEOUT = 0.8
 """Seconds for the other workers to answer."""
 LONGEST = 8000
 """Characters of an explanation."""
+_SAID_ELSEWHERE = (
+    "What {what} waited for was not looked up: worker {name!r} had looked at the group less than {interval:g} s "
+    "before, and said what is stuck in the error of {of}."
+)
 
 
 class Explainer:
@@ -32,8 +36,9 @@ class Explainer:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._lock = threading.Lock()  # protects _last
+        self._lock = threading.Lock()  # protects _last and _last_what
         self._last = -INTERVAL
+        self._last_what = ""
         self.patience = PATIENCE
         agent.client.completion.explainer = agent.collectives.explainer = self
 
@@ -42,13 +47,13 @@ class Explainer:
         return elapsed >= self.patience and not self._agent.closed and not self._agent.local.departing
 
     def explain(self, what: str, call: int) -> str:
-        """Return what is stuck; empty if another explanation was made just now, or this one fails."""
+        """Return what is stuck, or where that is said if another explanation was made just now; empty if this fails."""
         agent = self._agent
         with self._lock:
             now = agent.runtime.now()
             if now - self._last < INTERVAL:
-                return ""
-            self._last = now
+                return _SAID_ELSEWHERE.format(what=what, name=agent.me.name, of=self._last_what, interval=INTERVAL)
+            self._last, self._last_what = now, what
         try:
             group = gather(agent, ViewRequest(stacks=True, contexts=False), timeout=TIMEOUT)
             report = analyze(group, min(1.0, self.patience), (agent.me.name, call) if call else None)

@@ -14,6 +14,8 @@ import msgspec
 
 from telegrad.observe.model import ContextView, Node
 
+_UNKNOWN = "its graph is not known"
+
 
 class GraphNode(msgspec.Struct, frozen=True):
     """A node, or several that are shown as one."""
@@ -80,7 +82,7 @@ def join(context: int, views: Mapping[str, ContextView], silent: Mapping[str, st
             for kind, worker in (("send", edge.source), ("recv", edge.target)):
                 if (kind, edge.message) not in ends:
                     key = ends[kind, edge.message] = f"{worker}:{kind} {edge.message:#x}"
-                    details = (f"message {edge.message:#x}", *texts[edge.message], "its graph is not known")
+                    details = (f"message {edge.message:#x}", *texts[edge.message], _UNKNOWN)
                     nodes[key] = GraphNode(key, worker, kind, f"{kind} {names[edge.message]}", details)
     for message in sorted({message for _, message in ends}):
         source, target = ends.get(("recv", message)), ends.get(("send", message))
@@ -89,7 +91,34 @@ def join(context: int, views: Mapping[str, ContextView], silent: Mapping[str, st
     known = set(nodes)
     workers = dict.fromkeys([*views, *(node.worker for node in nodes.values())])
     edges = [edge for edge in dict.fromkeys(edges) if edge.source in known and edge.target in known]
-    return ContextGraph(context, tuple(workers), tuple(nodes.values()), tuple(edges), dict(silent or {}))
+    found = _mark_unreached(list(nodes.values()), edges)
+    return ContextGraph(context, tuple(workers), tuple(found), tuple(edges), dict(silent or {}))
+
+
+def _mark_unreached(nodes: list[GraphNode], edges: Iterable[GraphEdge]) -> list[GraphNode]:
+    """Say of nodes that the roots of a running pass do not lead to that they are not reached.
+
+    A worker alone cannot know that of its sends: for it, each may still get gradients.
+    """
+    targets: dict[str, list[str]] = {}
+    for edge in edges:
+        targets.setdefault(edge.source, []).append(edge.target)
+    reached = {node.key for node in nodes if node.kind == "root" and node.state}
+    if not reached:
+        return nodes
+    left = list(reached)
+    while left:
+        found = [key for key in targets.get(left.pop(), ()) if key not in reached]
+        reached.update(found)
+        left += found
+    if any(node.kind == "more" or node.details[-1:] == (_UNKNOWN,) for node in nodes if node.key in reached):
+        return nodes  # where these lead is not known
+    return [
+        msgspec.structs.replace(node, state="skipped")
+        if node.key not in reached and node.state in ("", "waits")
+        else node
+        for node in nodes
+    ]
 
 
 def _message_names(views: Iterable[ContextView]) -> dict[int, str]:

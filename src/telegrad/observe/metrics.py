@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from telegrad.errors import TelegradError
 from telegrad.observe.model import GroupView, Kind, WorkerView
-from telegrad.observe.rates import live_calls
+from telegrad.observe.rates import live_calls, without_collectives
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -80,7 +80,7 @@ TABLE = (
         "telegrad_live_calls",
         "gauge",
         "Calls that have not ended.",
-        lambda v: [(("made",), len(v.made)), (("served",), len(v.served))],
+        lambda v: [(("made",), len(without_collectives(v.made))), (("served",), len(without_collectives(v.served)))],
         ("direction",),
     ),
     Row("telegrad_oldest_call_seconds", "gauge", "Age of the oldest call that the worker waits for.", _one(_oldest)),

@@ -246,6 +246,9 @@ class WorkerView(msgspec.Struct, frozen=True):
     descriptors: int = 0
     cpu_seconds: Time = 0.0
     passes_run: int = 0
+    """Backward passes in which it took part."""
+    passes_begun: int = 0
+    """Those of them that its own `backward()` began, so that each counts once in the group."""
     optimizer_steps: int = 0
     references_owned: int = 0
     references_held: int = 0

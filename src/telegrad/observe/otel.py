@@ -23,6 +23,7 @@ from telegrad.calls.service_names import METHOD, is_service
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.events import PASS, Entry
+from telegrad.observe.call_names import BY_VALUE
 from telegrad.wire.messages import Failure, Request
 from telegrad.wire.tracing_messages import with_trace
 
@@ -67,7 +68,7 @@ class Tracing(Extension):
         self._tracer = trace.get_tracer("telegrad", tracer_provider=tracer_provider)
         self._lock = threading.Lock()  # protects the three below
         self._made: dict[int, Span] = {}
-        self._served: dict[Served, Span] = {}
+        self._served: dict[Served, tuple[Span, str]] = {}
         self._contexts: OrderedDict[int, Context] = OrderedDict()
         agent.pipeline.add(self, Concern.ALL)
         self._end_listening = agent.local.events.listen(self._recorded)
@@ -93,7 +94,7 @@ class Tracing(Extension):
     def _with_span(self, message: OutgoingMessage, call: Call, head: Request) -> Any:
         from opentelemetry import propagate, trace
 
-        name = _name(head.function, head.rref_access)
+        name = _name(head.function or call.by_value, head.rref_access)
         attributes: dict[str, str | int] = {
             "rpc.system": "telegrad",
             "rpc.service": message.peer.name,
@@ -165,7 +166,7 @@ class Tracing(Extension):
             attributes["telegrad.context"] = str(served.autograd.context)
         span = self._tracer.start_span(name, parent, trace.SpanKind.SERVER, attributes)
         with self._lock:
-            self._served[served] = span
+            self._served[served] = span, name
         token = context.attach(trace.set_span_in_context(span, parent))
         if served.autograd is not None:
             self._remember(served.autograd.context)
@@ -174,7 +175,10 @@ class Tracing(Extension):
     def answered(self, served: Served) -> None:
         """End the span of a call whose reply has left."""
         with self._lock:
-            span = self._served.pop(served, None)
+            span, name = self._served.pop(served, (None, ""))
+        if span is not None and name == BY_VALUE and served.function:  # known since the value was read
+            span.update_name(served.function)
+            span.set_attribute("rpc.method", served.function)
         self._end(span, served.outcome)
 
     # -- passes ----------------------------------------------------------------------------------------------------
@@ -229,5 +233,5 @@ class Tracing(Extension):
 def _name(function: str, access: Any) -> str:
     """Return what a person calls the function: without its module, and the method for a call on a reference."""
     if function == METHOD and access is not None:
-        return str(access.method) or "a function by value"
-    return function.rpartition(":")[2] or "a function by value"
+        return str(access.method) or BY_VALUE
+    return function.rpartition(":")[2] or BY_VALUE

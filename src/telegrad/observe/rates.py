@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from telegrad.calls.service_names import COLLECTIVE
@@ -58,7 +60,12 @@ def rows(now: GroupView, before: GroupView | None = None) -> list[WorkerRow]:
 
 def live_calls(view: WorkerView) -> list[LiveCall]:
     """Return the calls of a worker that have not ended, without collectives: who only serves is always in one."""
-    return [call for call in (*view.made, *view.served) if call.function != COLLECTIVE]
+    return without_collectives((*view.made, *view.served))
+
+
+def without_collectives(calls: Iterable[LiveCall]) -> list[LiveCall]:
+    """Return the calls that users know as calls."""
+    return [call for call in calls if call.function != COLLECTIVE]
 
 
 def _row(view: WorkerView, before: WorkerView | None) -> WorkerRow:

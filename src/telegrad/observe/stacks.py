@@ -13,6 +13,7 @@ import re
 import sysconfig
 import threading
 from collections.abc import Iterable, Sequence
+from types import CoroutineType
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+) ")
 _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _TRUNCATED = "  ..."
 _MORE_THREADS = "..."
+_MOST_AWAITS = 100
 
 
 class Line(NamedTuple):
@@ -140,6 +142,22 @@ class Stacks:
     def all(self) -> dict[int, tuple[Frame, ...]]:
         """Return the stacks, innermost last, by native thread id."""
         return {self.native_id(ident): _frames(stack) for ident, stack in self._stacks.items()}
+
+
+def where_it_awaits(coroutine: object) -> str:
+    """Return file and line of the innermost user code of a coroutine that awaits; empty if that is not known.
+
+    The frames of a coroutine that does not run may be read: they belong to it, and `f_back` is not used.
+    """
+    where = ""
+    for _ in range(_MOST_AWAITS):
+        if not isinstance(coroutine, CoroutineType) or coroutine.cr_running or coroutine.cr_frame is None:
+            break
+        code, line = coroutine.cr_frame.f_code, coroutine.cr_frame.f_lineno
+        if _is_users(code.co_filename):
+            where = f"{code.co_filename}:{line} in {code.co_name}"
+        coroutine = coroutine.cr_await
+    return where
 
 
 def _is_users(file: str) -> bool:

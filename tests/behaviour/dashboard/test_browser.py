@@ -6,9 +6,10 @@ Takes the screenshots of docs/dashboard.md if TELEGRAD_TEST_PICTURES is set.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +21,12 @@ from tests.support.paths import ROOT
 
 from telegrad import autograd, rpc
 from telegrad.default_agent import acting_as
-from telegrad.errors import DeadlineExceeded
+from telegrad.errors import DeadlineExceeded, TelegradError
 from telegrad.observe.dashboard.feed import Feed
 from telegrad.observe.dashboard.server import Server
 from telegrad.observe.dashboard.source import Source
 from telegrad.observe.gather import gather
+from telegrad.observe.model import EventPosition, GroupView
 from telegrad.testing.group import local_group
 
 pytestmark = pytest.mark.skipif(
@@ -296,3 +298,61 @@ def test_the_page_is_used_with_the_keyboard_alone(group: Group, page: Browser) -
 def test_the_token_does_not_stay_in_the_address(group: Group, page: Browser) -> None:
     assert "token" not in page.url()
     assert page.run("return document.cookie") == ""  # scripts cannot read it
+
+
+def test_a_narrow_window_shows_all_tabs(group: Group, page: Browser) -> None:
+    page.resize(500, 900)
+    page.until(
+        lambda: page.run(
+            "return [...document.querySelectorAll('.tabs a')].every((tab) => {"
+            "  const box = tab.getBoundingClientRect();"
+            "  const top = document.elementFromPoint(box.x + 20, box.y + 10);"
+            "  return box.left >= 0 && box.right <= innerWidth && tab.contains(top);"
+            "})"
+        ),
+        "every tab is inside the window, and nothing covers it",
+    )
+
+
+def test_a_group_that_has_ended_is_not_shown_as_live() -> None:
+    ended = threading.Event()
+    with local_group(["a", "b"]) as agents:
+
+        def look(since: Mapping[str, EventPosition]) -> GroupView:
+            if ended.is_set():
+                raise TelegradError("nobody can be reached")
+            return source.look(since)
+
+        source = Source(partial(gather, agents["a"]))
+        server = Server(Feed(look, source.stuck, 0.2))
+        server.start()
+        try:
+            with browser() as window:
+                window.open(server.url)
+                window.until(lambda: window.text("#live") == "live", "the group is seen")
+                ended.set()
+                window.until(lambda: window.text("#live") == "unseen", "the page says that it is not seen any more")
+                said = window.text("#notice")
+        finally:
+            server.close()
+    assert re.fullmatch(r"Cannot see the group: nobody can be reached\. What you see is from \d+:\d+:\d+\.", said), said
+
+
+def test_a_lost_worker_has_no_value_now_and_its_reason_hides_nothing(group: Group, page: Browser) -> None:
+    memory = "canvas[aria-label^='Memory']"
+    page.until(
+        lambda: "decoder" in str(page.run(f'return document.querySelector("{memory}").ariaLabel')), "it is drawn"
+    )
+    group["decoder"].shutdown_protocol.close_listeners()
+    reason = "its cable was cut, " + "and nobody knows who did it, " * 10
+    group["trainer"].peers.lost_workers.peer_lost(group["trainer"].peers.find("decoder"), reason)
+    page.until(lambda: reason.strip() in page.text(".workers .gone"), "the reason is shown")
+    page.until(
+        lambda: "decoder unknown" in str(page.run(f'return document.querySelector("{memory}").ariaLabel')),
+        "the plot knows no memory of it now",
+    )
+    assert page.run(
+        "const found = document.querySelector('.workers').parentElement; return found.scrollWidth <= found.clientWidth"
+    )
+    page.click(".workers .gone")
+    page.until(lambda: page.text(".drawer").splitlines()[-1].startswith("it is lost: its cable"), "so do the details")

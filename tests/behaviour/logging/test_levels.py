@@ -101,7 +101,7 @@ def test_a_slow_call_is_a_warning_that_names_it(caplog: pytest.LogCaptureFixture
     said = messages(caplog, logging.WARNING)
     assert re.search(r"worker 'a' has waited 0\.\d+ s for ", said)
     assert "wait_for_release" in said
-    assert "'b', which is still running" in said
+    assert "'b', which is not answered yet" in said
 
 
 def test_slow_calls_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

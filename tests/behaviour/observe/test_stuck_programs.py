@@ -215,6 +215,7 @@ def test_a_coroutine_that_has_made_a_call_and_waits_for_something_else_is_in_no_
         future = actor.rpc_async(timeout=60).send("forget")
         report = report_when(group["c"], lambda report: "its turn at an ordered object" in render(report))
         assert report.cycles == ()
+        assert re.search(r"at .*test_stuck_programs\.py:\d+ in send", render(report))  # no thread is there
         courier = Courier.made[-1]
         courier.loop.call_soon_threadsafe(courier.go.set)
         assert future.wait() == 0  # so there was none
@@ -295,6 +296,27 @@ def test_a_gate_says_which_gradient_it_waits_for() -> None:
     assert len(failures) == 1
     assert text.search(notes_of(failures[0]))
     assert re.search(r"test_stuck_programs\.py:\d+ in backward: assert Blocked", notes_of(failures[0]))
+
+
+def test_a_deadline_that_passes_just_after_another_says_which_error_explains() -> None:
+    release = threading.Event()
+    blockers[id(release)] = release
+    try:
+        with explaining_group():
+            errors = []
+            for _ in range(2):
+                with pytest.raises(DeadlineExceeded) as caught:
+                    rpc.rpc_sync("a", block, (id(release),), timeout=0.2)
+                errors.append(caught.value)
+            release.set()
+    finally:
+        release.set()
+        del blockers[id(release)]
+    assert notes_of(errors[0]).startswith(f"What call {errors[0].call} of ")
+    text = notes_of(errors[1])
+    assert text.startswith(f"What call {errors[1].call} of ")
+    assert "worker 'c' had looked at the group less than 5 s before" in text
+    assert f"in the error of call {errors[0].call} of " in text
 
 
 def test_dump_writes_what_is_in_progress(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,3 +39,13 @@ def test_points_keep_their_distance_and_are_bounded() -> None:
     times = [point.at for point in history.points]
     assert len(times) == SPAN / STEP
     assert {later - earlier for earlier, later in itertools.pairwise(times)} == {STEP}
+
+
+def test_a_pass_through_many_workers_counts_once_in_the_group() -> None:
+    group, history = SyntheticGroup(stages=3), History()
+    first, last = (group.view(now) for now in (100_600.0, 100_602.0))
+    history.add(first)
+    history.add(last)
+    begun = last.workers[0].passes_run - first.workers[0].passes_run
+    assert begun > 0
+    assert sum(rates.passes for rates in history.rates.values()) == pytest.approx(begun / 2, abs=0.01)

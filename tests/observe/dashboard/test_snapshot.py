@@ -52,3 +52,13 @@ def test_workers_that_wait_in_a_collective_have_no_live_call() -> None:
     waiting = LiveCall(1, "a", "b", "a collective", 1.0)
     found = snapshot(GroupView((worker("a", waiting, LiveCall(2, "a", "b", "f", 2.0)),), now=9.0), {})
     assert ([call.id for call in found.calls], found.calls_in_all, found.workers[0].live_calls) == (["2"], 1, 1)
+
+
+def test_a_call_of_a_worker_to_itself_shows_who_made_it_and_where() -> None:
+    outer = LiveCall(9, "b", "a", "f", 1.0, state="running", where="prog.py:5 in f")
+    made = LiveCall(2, "a", "a", "g", 2.0, parent=("b", 9), state="sent", where="prog.py:5 in f")
+    served = LiveCall(2, "a", "a", "g", 2.0, state="queued")
+    found = snapshot(GroupView((worker("a", made, served=(outer, served)),), now=9.0), {})
+    inner = found.calls[1]
+    assert (inner.id, inner.parent, inner.state) == ("2", ("b", "9"), "queued")
+    assert (inner.made_at, inner.runs_at) == ("prog.py:5 in f", "")

@@ -164,8 +164,6 @@ def test_events_that_are_nested_too_deeply_for_torch_do_not_end_the_profiler(cap
     profiles = [encode_profile(Profile(0, 10**9, ["f", "g"], each)) for each in (deep, [ProfiledEvent(0, 2, 7, 0, 5)])]
     events = empty_event_list(False, False)
     with caplog.at_level(logging.WARNING, "telegrad"):
-        merging.add_events(
-            session_of(*(RemoteProfile(data, lambda worker: f"w{worker}") for data in profiles)), events, 0
-        )
+        merging.add_events(session_of(*(RemoteProfile(data, name_of) for data in profiles)), events, 0)
     assert [event.name for event in events] == ["f @c"]
     assert "5000 events of another worker are left out" in caplog.text

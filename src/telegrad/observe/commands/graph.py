@@ -137,6 +137,8 @@ def _print(graph: ContextGraph) -> None:
         nodes = [node for node in graph.nodes if node.worker == worker]
         kinds = [sum(node.kind == kind for node in nodes) for kind in ("op", "leaf", "send", "recv")]
         states = [f"{sum(node.state == state for node in nodes)} {state}" for state in ("waits", "runs", "done")]
+        if skipped := sum(node.state == "skipped" for node in nodes):
+            states.append(f"{skipped} not reached")
         known = any(node.state for node in nodes)
         rows.append([worker, *map(str, kinds), ", ".join(states) if known else graph.silent.get(worker, "")])
     print_table(["worker", "operations", "leaves", "sends", "recvs", "in the pass"], rows)

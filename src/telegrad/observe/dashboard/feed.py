@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from telegrad.errors import TelegradError
 from telegrad.observe.dashboard.graphs import Graph, Graphs
 from telegrad.observe.dashboard.history import SPAN, History, Point
 from telegrad.observe.dashboard.snapshot import Snapshot, snapshot
@@ -187,7 +188,7 @@ class Feed:
             except Exception as error:  # noqa: BLE001 - the page shows it, and the next look may succeed
                 _log.debug("cannot look at the group", exc_info=True)
                 with self._lock:
-                    self._error = f"{type(error).__name__}: {error}"
+                    self._error = str(error) if isinstance(error, TelegradError) else f"{type(error).__name__}: {error}"
                 self._publish(b"")
             with self._lock:
                 watched = bool(self._subscribers)

@@ -30,6 +30,7 @@ class Rates(msgspec.Struct, frozen=True):
     """Bytes per second."""
     received: float = 0.0
     passes: float = 0.0
+    """Those that it began: the sum over workers is that of the group."""
     cpu: float = 0.0
     """Cores that it uses."""
     memory: int = 0
@@ -102,7 +103,7 @@ def _rates(before: WorkerView | None, now: WorkerView) -> Rates | None:
         failed=rate(now.calls_failed, before.calls_failed),
         sent=rate(now.bytes_sent, before.bytes_sent),
         received=rate(now.bytes_received, before.bytes_received),
-        passes=rate(now.passes_run, before.passes_run),
+        passes=rate(now.passes_begun, before.passes_begun),
         cpu=rate(now.cpu_seconds, before.cpu_seconds),
         memory=now.memory,
     )

@@ -12,7 +12,7 @@ import msgspec
 from telegrad.observe.dashboard.history import Rates
 from telegrad.observe.dashboard.spans import identifier
 from telegrad.observe.model import CallKey, GroupView, LiveCall, WorkerView
-from telegrad.observe.rates import live_calls
+from telegrad.observe.rates import live_calls, without_collectives
 
 MOST_CALLS = 300
 MOST_PASSES = 50
@@ -176,9 +176,9 @@ def _calls(view: GroupView) -> list[CallRow]:
     served: dict[CallKey, tuple[LiveCall, float]] = {}
     for worker in view.workers:
         offset = view.offsets.get(worker.name, 0.0)
-        calls = live_calls(worker)
-        made |= {(call.caller, call.id): (call, offset) for call in calls if call.caller == worker.name}
-        served |= {(call.caller, call.id): (call, offset) for call in calls if call.callee == worker.name}
+        # Of a call to itself, a worker shows both ends: only the table tells which is which.
+        made |= {(call.caller, call.id): (call, offset) for call in without_collectives(worker.made)}
+        served |= {(call.caller, call.id): (call, offset) for call in without_collectives(worker.served)}
     rows = [_call(made.get(key), served.get(key)) for key in made.keys() | served.keys()]
     return sorted(rows, key=lambda row: (row.began, row.caller, row.id))
 

@@ -21,6 +21,18 @@ function niceBytes(value) {
   return ceiling;
 }
 
+// The parts of a series between which the worker did not answer: what it did then is not known.
+function unbroken(points) {
+  const order = new Map(store.points.map(({ at }, index) => [at, index]));
+  const parts = [];
+  for (const point of points) {
+    const last = parts.at(-1);
+    if (last && order.get(point[0]) === order.get(last.at(-1)[0]) + 1) last.push(point);
+    else parts.push([point]);
+  }
+  return parts;
+}
+
 export class Chart {
   constructor(title, unit, valueOf, format, inBytes = false) {
     Object.assign(this, { title, valueOf, format, inBytes, hover: null });
@@ -65,12 +77,15 @@ export class Chart {
     context.beginPath();
     context.rect(LEFT, 0, width - LEFT - RIGHT, height);
     context.clip();
-    for (const { name, points } of series) this.line(context, points, x, y, (alpha) => workerColor(workerIndex(name), alpha), height);
+    for (const { name, points } of series)
+      for (const part of unbroken(points)) this.line(context, part, x, y, (alpha) => workerColor(workerIndex(name), alpha), height);
     context.restore();
-    const total = series.reduce((sum, each) => sum + (each.points.length ? each.points.at(-1)[1] : 0), 0);
-    this.latest.textContent = this.format(total);
-    this.canvas.setAttribute("aria-label", `${this.title}, now ${series.map((each) =>
-      `${each.name} ${each.points.length ? this.format(each.points.at(-1)[1]) : "unknown"}`).join(", ")}`);
+    // A worker that did not answer the last look has no value now.
+    const last = store.points.length ? store.points.at(-1).at : null;
+    const current = series.map(({ name, points }) => [name, points.length && points.at(-1)[0] === last ? points.at(-1)[1] : null]);
+    this.latest.textContent = this.format(current.reduce((sum, [, value]) => sum + (value || 0), 0));
+    this.canvas.setAttribute("aria-label", `${this.title}, now ${current.map(([name, value]) =>
+      `${name} ${value === null ? "unknown" : this.format(value)}`).join(", ")}`);
     if (this.hover) this.crosshair(context, width, height, begin, span, series, y);
   }
 

@@ -53,12 +53,12 @@ function show() {
 
 function update() {
   const live = document.getElementById("live");
-  const state = store.paused ? "paused" : store.ended ? "ended" : store.connected ? "live" : "reconnecting";
+  const state = store.paused ? "paused" : store.ended ? "ended" : !store.connected ? "reconnecting" : store.error ? "unseen" : "live";
   setText(live, state);
   live.dataset.state = state;
   const notice = document.getElementById("notice");
   const text = store.ended ? "The dashboard was closed. What you see is the last state."
-    : store.error ? `Cannot see the group: ${store.error}` : "";
+    : store.error ? `Cannot see the group: ${store.error}.${store.snapshot ? ` What you see is from ${store.seenAt}.` : ""}` : "";
   setText(notice, text);
   notice.hidden = !text;
   for (const [name, countOf] of Object.entries(BADGES)) {

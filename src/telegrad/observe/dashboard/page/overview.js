@@ -63,7 +63,8 @@ function fillRow(row, worker) {
     ? [worker.host, worker.pid, `${worker.incarnation.slice(0, 8)}${worker.generation ? ` · ${replaced(worker.generation)}` : ""}`, duration(worker.up), count(rates.calls), count(rates.served), null,
       `${bytes(rates.sent)}/s`, `${bytes(rates.received)}/s`, `${Math.round(rates.cpu * 100)} %`, bytes(worker.memory),
       worker.threads, worker.descriptors, count(worker.passes_run), count(worker.optimizer_steps), `${worker.references_owned} / ${worker.references_held}`]
-    : [worker.reason || "–", ...Array(15).fill("")];
+    : [null, ...Array(15).fill("")];
+  if (!alive) put(cells[2], h("span", { class: "reason", title: worker.reason }, worker.reason || "–"));
   texts.forEach((text, index) => text !== null && setText(cells[index + 2], text));
   cells[17].title = "owned / held";
   row.classList.toggle("gone", !alive);
@@ -72,7 +73,8 @@ function fillRow(row, worker) {
 }
 
 function details(worker) {
-  const facts = [
+  if (worker.state !== "alive") return facts([[worker.state, worker.reason || "–"]]);
+  return facts([
     ["id", worker.id], ["incarnation", worker.incarnation], ["replaced", worker.generation ? replaced(worker.generation) : "no"],
     ["addresses", worker.addresses.join("  ") || "–"],
     ["connections", Object.entries(worker.connections).map(([name, kind]) => `${name} (${kind})`).join(", ") || "none"],
@@ -82,8 +84,11 @@ function details(worker) {
     ["RRefs", `${worker.references_owned} owned, ${worker.references_held} held`],
     ["clock offset", `${duration(worker.offset)} ± ${duration(worker.offset_error)}`],
     ["events dropped", worker.dropped],
-  ];
-  return h("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]));
+  ]);
+}
+
+function facts(found) {
+  return h("dl", { class: "facts" }, ...found.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]));
 }
 
 export function overview(main) {

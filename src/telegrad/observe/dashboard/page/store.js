@@ -16,6 +16,7 @@ export const store = {
   historySeconds: 600,
   resets: 0,
   receivedAt: 0,
+  seenAt: "",
   frozenAt: null,
 };
 
@@ -47,6 +48,7 @@ function takeSnapshot(snapshot) {
   if (!snapshot) return;
   store.snapshot = snapshot;
   store.receivedAt = performance.now();
+  store.seenAt = new Date(snapshot.wall * 1000).toLocaleTimeString([], { hour12: false });
 }
 
 function takeState(state) {
