@@ -41,7 +41,7 @@ class ContextId(int):
         """Run a pass in this context; see `telegrad.autograd.backward`."""
         try:
             self._autograd.backward(self, roots, retain_graph, **kwargs)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             hide_frames(error)
             raise
 
@@ -127,7 +127,7 @@ def backward(
             accumulate=accumulate,
             timeout=timeout,
         )
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         hide_frames(error)
         raise
 
