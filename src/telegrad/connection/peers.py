@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -136,8 +137,11 @@ class Peers:
             peer = table.get(to)
         if peer is None:
             kind = "named" if isinstance(to, str) else "with id"
-            known = ", ".join(f"{record.name!r} ({record.id})" for record in self.records())
-            raise UnknownWorker(f"there is no worker {kind} {to!r}; the workers are {known}")
+            records = self.records()
+            known = ", ".join(f"{record.name!r} ({record.id})" for record in records)
+            close = difflib.get_close_matches(str(to), [record.name for record in records], n=1)
+            meant = f" Did you mean {close[0]!r}?" if close and isinstance(to, str) else ""
+            raise UnknownWorker(f"there is no worker {kind} {to!r}; the workers are {known}.{meant}".removesuffix("."))
         return peer
 
     def records(self) -> list[WorkerRecord]:
