@@ -47,16 +47,27 @@ def test_dir_lists_every_public_name_and_submodule_without_loading_torch() -> No
     assert loaded == "False"
 
 
-@pytest.mark.parametrize("module", ["", "rpc", "autograd", "optim", "nn", "launch", "recovery", "testing"])
+@pytest.mark.parametrize("module", ["", "rpc", "autograd", "optim", "nn", "launch", "recovery", "testing", "observe"])
 def test_tab_completion_and_help_show_the_api_and_nothing_else(module: str) -> None:
     facade = operator.attrgetter(module)(telegrad) if module else telegrad
-    lazily = {"": telegrad._SUBMODULES, "launch": {"mpi", "ray", "slurm", "ssh", "torchrun"}}.get(module, set())
+    modules = {
+        "": telegrad._SUBMODULES,
+        "launch": {"mpi", "ray", "slurm", "ssh", "torchrun"},
+        "observe": {"attach", "otel", "record_trace"},
+    }
+    lazily = modules.get(module, set())
     expected = {name for name in (*facade.__all__, *lazily) if not name.startswith("_")}
     assert {name for name in dir(facade) if not name.startswith("_")} == expected
     text = pydoc.plain(pydoc.render_doc(facade))
     assert facade.__doc__.splitlines()[0] in text
     missing = [name for name in expected if name not in text]
     assert not missing
+
+
+def test_tab_completion_of_the_errors_shows_only_errors() -> None:
+    names = [name for name in dir(telegrad.errors) if not name.startswith("_")]
+    assert {"WorkerLost", "TelegradError"} <= set(names)
+    assert all(issubclass(getattr(telegrad.errors, name), telegrad.errors.TelegradError) for name in names)
 
 
 def test_every_public_function_and_class_has_help() -> None:

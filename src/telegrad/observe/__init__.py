@@ -27,6 +27,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
+
+
 def view(*, stacks: bool = False, events: bool = False, timeout: float = 3.0) -> GroupView:
     """Return what can be seen of the group from this worker, with stacks and recorded events if wanted.
 
