@@ -30,8 +30,25 @@ def test_submodules_are_available_without_importing_them() -> None:
 def test_an_error_that_is_looked_for_in_the_package_is_found_in_its_module() -> None:
     with pytest.raises(AttributeError, match=r"did you mean telegrad\.errors\.WorkerLost\?"):
         operator.attrgetter("WorkerLost")(telegrad)
+    with pytest.raises(AttributeError, match=r"did you mean telegrad\.nn\.split\?"):
+        operator.attrgetter("split")(telegrad)
+    with pytest.raises(AttributeError, match=r"did you mean telegrad\.autograd\.context\?"):
+        operator.attrgetter("context")(telegrad)
     with pytest.raises(AttributeError, match=r"no attribute 'Nothing'$"):
         operator.attrgetter("Nothing")(telegrad)
+
+
+def test_the_names_that_are_looked_for_in_the_package_exist_elsewhere() -> None:
+    for module, names in telegrad._ELSEWHERE.items():
+        assert set(names) <= set(dir(getattr(telegrad, module)))
+
+
+def test_a_misspelt_name_is_corrected_by_python() -> None:
+    for name, meant in (("rpc_snyc", "rpc_sync"), ("launch.wrkers", "workers"), ("observe.profil", "profile")):
+        with pytest.raises(AttributeError) as caught:
+            operator.attrgetter(name)(telegrad)
+        assert meant in dir(caught.value.obj)  # what Python looks through, for a name that is like this one
+        assert caught.value.name == name.rpartition(".")[2]
 
 
 def test_every_public_name_exists() -> None:

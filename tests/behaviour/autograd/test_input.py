@@ -45,6 +45,11 @@ def test_a_number_as_a_root(group: Group) -> None:
         context.backward(1.5)  # type: ignore[arg-type]  # what loss.item() returns
 
 
+def test_a_tensor_instead_of_the_id_of_a_context() -> None:
+    with pytest.raises(TypeError, match=r"must be the id of a context, not a Tensor: write backward"):
+        autograd.backward(torch.ones(()), [torch.ones(())])  # type: ignore[arg-type]
+
+
 def test_a_root_that_is_not_a_scalar_without_a_gradient(group: Group) -> None:
     x = leaf(3)
     with autograd.context() as context:
