@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import _thread
 import re
+import signal
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.support.signals import wrapped_sigint
 
 import telegrad
 from telegrad import rpc
@@ -44,6 +44,14 @@ def wrapping() -> None:
 
 def raise_group() -> None:
     raise ExceptionGroup("two", [ValueError(1), KeyError(2)])
+
+
+interrupted = threading.Event()
+
+
+def press_ctrl_c() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    interrupted.wait(30)
 
 
 def return_a_lock() -> object:
@@ -174,11 +182,9 @@ def test_errors_of_several_workers_show_no_frames_of_what_collects_them(group: d
 
 
 def test_an_interrupted_call_shows_no_frames_of_the_wait(group: dict[str, Agent]) -> None:
-    timer = threading.Timer(0.2, _thread.interrupt_main)
-    timer.start()
-    with pytest.raises(KeyboardInterrupt) as caught:
-        rpc.rpc_sync("b", time.sleep, (1,))
-    timer.join()
+    with wrapped_sigint(), pytest.raises(KeyboardInterrupt) as caught:
+        rpc.rpc_sync("b", press_ctrl_c)
+    interrupted.set()
     assert frames(shown(caught.value)) == ["test_an_interrupted_call_shows_no_frames_of_the_wait", "rpc_sync"]
 
 
