@@ -30,8 +30,25 @@ def test_submodules_are_available_without_importing_them() -> None:
 def test_an_error_that_is_looked_for_in_the_package_is_found_in_its_module() -> None:
     with pytest.raises(AttributeError, match=r"did you mean telegrad\.errors\.WorkerLost\?"):
         operator.attrgetter("WorkerLost")(telegrad)
+    with pytest.raises(AttributeError, match=r"did you mean telegrad\.nn\.split\?"):
+        operator.attrgetter("split")(telegrad)
+    with pytest.raises(AttributeError, match=r"did you mean telegrad\.autograd\.context\?"):
+        operator.attrgetter("context")(telegrad)
     with pytest.raises(AttributeError, match=r"no attribute 'Nothing'$"):
         operator.attrgetter("Nothing")(telegrad)
+
+
+def test_the_names_that_are_looked_for_in_the_package_exist_elsewhere() -> None:
+    for module, names in telegrad._ELSEWHERE.items():
+        assert set(names) <= set(dir(getattr(telegrad, module)))
+
+
+def test_a_misspelt_name_is_corrected_by_python() -> None:
+    for name, meant in (("rpc_snyc", "rpc_sync"), ("launch.wrkers", "workers"), ("observe.profil", "profile")):
+        with pytest.raises(AttributeError) as caught:
+            operator.attrgetter(name)(telegrad)
+        assert meant in dir(caught.value.obj)  # what Python looks through, for a name that is like this one
+        assert caught.value.name == name.rpartition(".")[2]
 
 
 def test_every_public_name_exists() -> None:
@@ -47,16 +64,27 @@ def test_dir_lists_every_public_name_and_submodule_without_loading_torch() -> No
     assert loaded == "False"
 
 
-@pytest.mark.parametrize("module", ["", "rpc", "autograd", "optim", "nn", "launch", "recovery", "testing"])
+@pytest.mark.parametrize("module", ["", "rpc", "autograd", "optim", "nn", "launch", "recovery", "testing", "observe"])
 def test_tab_completion_and_help_show_the_api_and_nothing_else(module: str) -> None:
     facade = operator.attrgetter(module)(telegrad) if module else telegrad
-    lazily = {"": telegrad._SUBMODULES, "launch": {"mpi", "ray", "slurm", "ssh", "torchrun"}}.get(module, set())
+    modules = {
+        "": telegrad._SUBMODULES,
+        "launch": {"mpi", "ray", "slurm", "ssh", "torchrun"},
+        "observe": {"attach", "otel", "record_trace"},
+    }
+    lazily = modules.get(module, set())
     expected = {name for name in (*facade.__all__, *lazily) if not name.startswith("_")}
     assert {name for name in dir(facade) if not name.startswith("_")} == expected
     text = pydoc.plain(pydoc.render_doc(facade))
     assert facade.__doc__.splitlines()[0] in text
     missing = [name for name in expected if name not in text]
     assert not missing
+
+
+def test_tab_completion_of_the_errors_shows_only_errors() -> None:
+    names = [name for name in dir(telegrad.errors) if not name.startswith("_")]
+    assert {"WorkerLost", "TelegradError"} <= set(names)
+    assert all(issubclass(getattr(telegrad.errors, name), telegrad.errors.TelegradError) for name in names)
 
 
 def test_every_public_function_and_class_has_help() -> None:

@@ -32,6 +32,7 @@ In a shell: `telegrad run`, `telegrad doctor`, `telegrad --help`.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"  # the only place: pyproject.toml reads it from here
@@ -85,6 +86,16 @@ __all__ = [
 _SUBMODULES = frozenset(("autograd", "errors", "launch", "nn", "observe", "optim", "recovery", "rpc", "testing"))
 
 
+_ELSEWHERE = {
+    "launch": ("local", "start", "workers"),
+    "autograd": ("backward", "context", "get_gradients", "grad"),
+    "nn": ("RemoteModule", "gradients", "named_parameter_rrefs", "parameter_rrefs", "remote_modules", "split"),
+    "optim": ("DistributedOptimizer", "clip_grad_norm_"),
+    "observe": ("dump", "profile", "report", "view"),
+}
+"""Names of submodules that users look for in the package. Nothing is imported to answer them."""
+
+
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"telegrad.{name}")
@@ -95,7 +106,10 @@ def __getattr__(name: str) -> Any:
     hint = ""
     if name[0].isupper() and hasattr(importlib.import_module("telegrad.errors"), name):
         hint = f": did you mean telegrad.errors.{name}?"
-    raise AttributeError(f"module 'telegrad' has no attribute {name!r}{hint}")
+    for module, names in _ELSEWHERE.items():
+        if name in names:
+            hint = f": did you mean telegrad.{module}.{name}?"
+    raise AttributeError(f"module 'telegrad' has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

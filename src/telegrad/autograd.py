@@ -41,7 +41,7 @@ class ContextId(int):
         """Run a pass in this context; see `telegrad.autograd.backward`."""
         try:
             self._autograd.backward(self, roots, retain_graph, **kwargs)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             hide_frames(error)
             raise
 
@@ -116,6 +116,11 @@ def backward(
     `create_graph` are those of torch.autograd.backward; `inputs` are tensors of this worker. `timeout` limits the
     duration of the pass, in seconds.
     """
+    if not isinstance(context_id, int):  # of a tensor, int() would be the id
+        raise TypeError(
+            f"context_id must be the id of a context, not a {type(context_id).__name__}: write "
+            "backward(context_id, [loss]) in `with telegrad.autograd.context() as context_id:`"
+        )
     try:
         _autograd().backward(
             context_id,
@@ -127,7 +132,7 @@ def backward(
             accumulate=accumulate,
             timeout=timeout,
         )
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         hide_frames(error)
         raise
 

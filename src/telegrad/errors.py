@@ -220,3 +220,7 @@ def _rebuild_call_error(cls: type[CallError], message: str, attributes: dict[str
     error = cls(message)
     error.__dict__.update(attributes)
     return error
+
+
+def __dir__() -> list[str]:
+    return sorted(name for name, value in globals().items() if name.startswith("__") or isinstance(value, type))

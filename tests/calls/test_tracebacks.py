@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import signal
+import threading
 import traceback
 from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.support.signals import wrapped_sigint
 
 import telegrad
 from telegrad import rpc
 from telegrad.agent.agent import Agent
 from telegrad.calls.tracebacks import FULL_VARIABLE, format_folded, hide_frames
 from telegrad.default_agent import acting_as
+from telegrad.errors import PayloadError, WorkersFailed
 from telegrad.testing.group import local_group
 
 
@@ -36,6 +40,27 @@ def wrapping() -> None:
         rpc.rpc_sync("c", inner)
     except ValueError as error:
         raise KeyError("wrapped") from error
+
+
+def raise_group() -> None:
+    raise ExceptionGroup("two", [ValueError(1), KeyError(2)])
+
+
+interrupted = threading.Event()
+
+
+def press_ctrl_c() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    interrupted.wait(30)
+
+
+def return_a_lock() -> object:
+    return threading.Lock()
+
+
+class FailingInit(torch.nn.Module):
+    def __init__(self) -> None:
+        raise ValueError("bad size")
 
 
 class Failing(torch.nn.Module):
@@ -105,6 +130,62 @@ def test_references_and_proxies_show_the_frames_of_users(group: dict[str, Agent]
     with pytest.raises(AttributeError) as missing:
         rpc.remote("b", list).rpc_sync().gone()
     assert frames(shown(missing.value))[-1] == "method"
+
+
+def test_the_error_of_a_value_names_its_worker_once(group: dict[str, Agent]) -> None:
+    rref = rpc.remote("b", inner)
+    for use in (rref.to_here, lambda: rref.rpc_sync().anything()):
+        with pytest.raises(ValueError, match="bad input") as caught:
+            use()
+        assert shown(caught.value).count("on worker 'b':") == 1
+        assert shown(caught.value).count("direct cause") == 1
+    with pytest.raises(ValueError, match="bad size") as failed:
+        telegrad.nn.RemoteModule("b", FailingInit)(torch.ones(1))
+    text = shown(failed.value)
+    assert text.count("on worker 'b':") == 1
+    assert frames(text)[-1] == "forward"
+
+
+def test_an_error_of_a_function_in_c_says_that_there_are_no_frames(group: dict[str, Agent]) -> None:
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        rpc.rpc_sync("b", int, ("x",))
+    assert "on worker 'b': no Python function was running\n" in shown(caught.value)
+
+
+def test_the_place_of_an_exception_group_is_named(group: dict[str, Agent]) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        rpc.rpc_sync("b", raise_group)
+    place = raise_group.__code__.co_firstlineno + 1
+    assert f"(raised on worker 'b' in raise_group, test_tracebacks.py:{place})" in shown(caught.value)
+
+
+def test_an_argument_that_cannot_be_sent_shows_no_frames_of_pickling(group: dict[str, Agent]) -> None:
+    with pytest.raises(PayloadError) as caught:
+        rpc.rpc_sync("b", print, (threading.Lock(),))
+    this = "test_an_argument_that_cannot_be_sent_shows_no_frames_of_pickling"
+    assert frames(shown(caught.value)) == [this, "rpc_sync"]
+
+
+def test_a_result_that_cannot_be_sent_names_the_function_in_its_last_line(group: dict[str, Agent]) -> None:
+    with pytest.raises(PayloadError) as caught:
+        rpc.rpc_sync("b", return_a_lock)
+    text = shown(caught.value)
+    assert text.splitlines()[-1] == f"(raised on worker 'b' in {__name__}:return_a_lock)"
+    assert "cloudpickle" not in text
+
+
+def test_errors_of_several_workers_show_no_frames_of_what_collects_them(group: dict[str, Agent]) -> None:
+    with pytest.raises(WorkersFailed) as caught:
+        rpc.call_all(inner, workers=["b", "c"])
+    this = "test_errors_of_several_workers_show_no_frames_of_what_collects_them"
+    assert frames(shown(caught.value)) == ["inner", this, "call_all"]
+
+
+def test_an_interrupted_call_shows_no_frames_of_the_wait(group: dict[str, Agent]) -> None:
+    with wrapped_sigint(), pytest.raises(KeyboardInterrupt) as caught:
+        rpc.rpc_sync("b", press_ctrl_c)
+    interrupted.set()
+    assert frames(shown(caught.value)) == ["test_an_interrupted_call_shows_no_frames_of_the_wait", "rpc_sync"]
 
 
 def test_a_collective_that_ends_without_a_worker_shows_no_frames_of_the_one_that_collects(

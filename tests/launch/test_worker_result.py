@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from telegrad.errors import PayloadError
 from telegrad.launch.worker_result import WorkerResult, write_error, write_value
 
 
@@ -41,7 +42,7 @@ def test_a_value_arrives() -> None:
 
 
 def test_a_value_that_cannot_be_pickled_is_refused_before_any_write() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(PayloadError, match="what the function returned, a lock, cannot be pickled"):
         write_value(-1, threading.Lock())
 
 

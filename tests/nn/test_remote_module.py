@@ -186,3 +186,8 @@ def test_a_parent_lists_local_parameters_and_parameter_rrefs_lists_all(pair: tup
         assert rref.owner_name() == ("b" if name.startswith("net.") else "a")
         assert torch.equal(rref.to_here(), parameter)
     assert [name for name, _ in nn.remote_modules(remote)] == ["net"]
+
+
+def test_a_module_instead_of_its_class_is_an_error_that_names_split() -> None:
+    with pytest.raises(TypeError, match=r"module_cls must be a class, not a Linear that exists.*split\(\)"):
+        RemoteModule("b", torch.nn.Linear(2, 1))

@@ -297,3 +297,9 @@ def test_the_error_for_a_lazy_part_says_what_to_do(group: Group) -> None:
     y = model(x)
     split(model, {"0": "c"})
     assert torch.equal(model(x), y)
+
+
+@pytest.mark.parametrize("places", [["b"], {torch.nn.Tanh(): "b"}])
+def test_places_that_are_no_dict_of_paths_are_an_error(group: Group, places: Any) -> None:
+    with pytest.raises(TypeError, match=r"places must be a dict .*\{'encoder': 'worker1'\}"):
+        split(torch.nn.Sequential(torch.nn.Tanh()), places)

@@ -126,3 +126,10 @@ def test_add_param_group_raises(group: Group) -> None:
     with pytest.raises(TelegradError, match="create another one"):
         optimizer.add_param_group({"params": remote.rrefs[2:]})
     assert "lr: 0.1" in repr(optimizer)
+
+
+def test_a_step_in_a_context_without_a_pass_warns(group: Group) -> None:
+    remote = Remote()
+    distributed = DistributedOptimizer(optim.SGD, remote.rrefs, lr=0.05)
+    with autograd.context() as context, pytest.warns(UserWarning, match=r"changed no parameter.*context\.backward"):
+        distributed.step(context)

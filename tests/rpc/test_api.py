@@ -621,3 +621,12 @@ def test_no_other_thread_can_complete_the_future_while_the_call_does(
     assert "can only be marked completed once" in str(future.error)
     with outcome:
         assert future.wait() == 3
+
+
+def test_a_misspelt_name_is_corrected(group: Group) -> None:
+    with (
+        pytest.raises(UnknownWorker, match=r"no worker named 'worke1'.* Did you mean 'worker1'\?$"),
+        local_group(["worker0", "worker1"]) as agents,
+        acting_as(agents["worker0"]),
+    ):
+        rpc.rpc_sync("worke1", len, ([],))

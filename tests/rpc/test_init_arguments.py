@@ -41,6 +41,13 @@ def test_a_world_size_that_contradicts_the_launcher_is_an_error(environ: Mapping
     assert completed(environ, size=4)[2] == 4
 
 
+def test_a_number_that_is_still_text_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"world_size must be an int, not '2': write int\(\.\.\.\)"):
+        completed(BY_TELEGRAD, size="2")  # type: ignore[arg-type]  # os.environ["WORLD_SIZE"]
+    with pytest.raises(TypeError, match="rank must be an int, not '0'"):
+        completed(BY_TELEGRAD, rank="0")  # type: ignore[arg-type]
+
+
 def test_a_world_size_counts_more_than_one_that_is_set_by_hand() -> None:
     assert completed({"RANK": "0", "WORLD_SIZE": "2"}, size=3)[2] == 3
 

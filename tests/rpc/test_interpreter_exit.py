@@ -88,6 +88,23 @@ def test_a_drop_in_shutdown_registered_with_atexit_waits_for_the_others(when: st
     assert printed_lines(done.stdout) == ["answered 1", "left", "left"]
 
 
+FORGETS = """
+import telegrad
+telegrad.init_rpc()
+telegrad.barrier()
+if telegrad.get_worker_info().id == 0:
+    telegrad.shutdown(graceful=False)
+"""
+
+
+def test_a_program_that_ends_without_shutdown_says_so(tmp_path: Path) -> None:
+    done = run_two(FORGETS, tmp_path, "--no-prefix")
+    assert done.returncode == 0
+    said = [line for line in done.stderr.splitlines() if "shutdown()" in line]
+    assert len(said) == 1
+    assert said[0].startswith("worker 'worker1' ends without telegrad.shutdown()")
+
+
 # -- the first cause ----------------------------------------------------------------------------------------------
 
 # Worker 0 raises. The others write their errors to files. Worker 2 never had a connection with worker 0.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -34,6 +35,16 @@ def test_errors_name_the_smallest_part_that_cannot_be_sent() -> None:
     slotted.lock = lock
     assert path_of([slotted], "result") == "result[0].lock"
     assert path_of(lock, "result") == "result"
+
+
+def test_errors_name_the_variable_that_a_function_takes_along() -> None:
+    lock, number = threading.Lock(), 1
+    assert path_of(lambda: (lock, number), "function") == "function's variable 'lock'"
+    assert path_of(lambda: [lock for _ in range(number)], "function") == "function's variable 'lock'"
+    namespace: dict[str, Any] = {"cursor": threading.Lock(), "__name__": "__main__"}
+    exec("read = lambda: [cursor for _ in (1,)]", namespace)
+    assert path_of(namespace["read"], "function") == "function's global 'cursor'"
+    assert path_of(MethodType(path_of, Holder(lock=lock)), "function") == "function.__self__.lock"
 
 
 def test_the_error_contains_the_cause() -> None:

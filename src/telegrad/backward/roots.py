@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -31,6 +31,8 @@ def edges_of(inputs: Sequence[torch.Tensor] | torch.Tensor) -> list[GradientEdge
 
 def check_roots(roots: Sequence[torch.Tensor] | torch.Tensor, grads: Sequence[torch.Tensor | None] | None) -> Roots:
     """Return the roots with a gradient each."""
+    if not isinstance(roots, torch.Tensor | Iterable):
+        raise TypeError(f"roots must be a Tensor or a list of them, not a {type(roots).__name__}")
     roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
     if not roots:
         raise TelegradError("No tensors provided for gradient computation.")

@@ -10,19 +10,26 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
 
 from telegrad.calls.service_names import PREFIX
-from telegrad.errors import TelegradError
+from telegrad.errors import PayloadError, TelegradError
 
 FULL_VARIABLE = "TELEGRAD_FULL_TRACEBACKS"
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _ANOMALY = os.path.join(_PACKAGE, "backward", "anomaly.py")
 """What raises there is an error of the program: a gradient that is NaN."""
 _FOLDED = "<frames of telegrad>"
-_FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>[^\n]+)$', re.MULTILINE)
+_PICKLING = f"{os.sep}cloudpickle{os.sep}"
+_REPEATED = re.compile(
+    r"(^|\n\n)The above exception was the direct cause of the following exception:"
+    r"(\n\nTraceback \(most recent call last\):\n  \[\d+ frames? of telegrad\])?$"
+)
+"""The end of a traceback that says nothing: an error that was stored, as that of a value, is raised a second time."""
+_FRAME = re.compile(r'^[ |]*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>[^\n]+)$', re.MULTILINE)
 
 
 class RemoteTraceback(Exception):
@@ -37,29 +44,42 @@ class RemoteTraceback(Exception):
 
     def followed_by(self, error: BaseException) -> RemoteTraceback:
         """Do not show the exception at the end of the text, because it is `error`, of which this is the cause."""
-        self.shown = self.text.removesuffix("".join(traceback.format_exception_only(error))).rstrip("\n")
+        text = self.text.removeprefix(f"{__name__}.{type(self).__name__}: {self._heading}\n\n")
+        text = text.removesuffix("".join(traceback.format_exception_only(error))).rstrip("\n")
+        self.shown = _REPEATED.sub("", text).rstrip("\n")
         return self
 
+    @property
+    def _heading(self) -> str:
+        return f"on worker {self.worker!r}:"
+
     def __str__(self) -> str:
-        return f"on worker {self.worker!r}:\n\n{self.shown}"
+        return f"{self._heading}\n\n{self.shown}" if self.shown else f"{self._heading} no Python function was running"
 
 
 def format_folded(error: BaseException, trace: TracebackType | None) -> str:
     """Return an exception with its traceback, formatted as Python does, with frames of telegrad folded."""
     formatted = traceback.TracebackException(type(error), error, trace)
     if not os.environ.get(FULL_VARIABLE):
-        _fold(formatted, error)
+        _fold(formatted, error, expected=False)
     return "".join(formatted.format())
 
 
-def _fold(formatted: traceback.TracebackException, error: BaseException | None) -> None:
-    expected = isinstance(error, TelegradError) or isinstance(getattr(error, "__cause__", None), RemoteTraceback)
+def _is_ours(filename: str) -> bool:
+    """Return whether a frame says nothing about the program: it is of telegrad, or of what pickles for it."""
+    return filename.startswith(_PACKAGE) or _PICKLING in filename
+
+
+def _fold(formatted: traceback.TracebackException, error: BaseException | None, *, expected: bool) -> None:
+    expected = (
+        expected or isinstance(error, TelegradError) or isinstance(getattr(error, "__cause__", None), RemoteTraceback)
+    )
     expected = expected or bool(formatted.stack and formatted.stack[-1].filename == _ANOMALY)
     formatted.stack = _Folded.of(formatted.stack, ours_at_the_end=not expected)
     for name in ("__cause__", "__context__"):
         chained = getattr(formatted, name)
         if chained is not None:
-            _fold(chained, getattr(error, name, None))
+            _fold(chained, getattr(error, name, None), expected=isinstance(error, PayloadError))
 
 
 class _Folded(traceback.StackSummary):
@@ -69,11 +89,11 @@ class _Folded(traceback.StackSummary):
     def of(cls, frames: traceback.StackSummary, *, ours_at_the_end: bool) -> _Folded:
         """Fold frames. With `ours_at_the_end`, those of the function that raised are kept."""
         kept = 0
-        while ours_at_the_end and kept < len(frames) and frames[-1 - kept].filename.startswith(_PACKAGE):
+        while ours_at_the_end and kept < len(frames) and _is_ours(frames[-1 - kept].filename):
             kept += 1
         folded, run = cls(), 0
         for frame in frames[: len(frames) - kept]:
-            if frame.filename.startswith(_PACKAGE):
+            if _is_ours(frame.filename):
                 run += 1
                 continue
             folded._end_run(run)
@@ -96,17 +116,37 @@ class _Folded(traceback.StackSummary):
 
 
 def hide_frames(error: BaseException) -> None:
-    """End the traceback of an expected error at the function that catches it, if all below are telegrad's."""
-    trace = error.__traceback__
-    expected = isinstance(error, TelegradError) or isinstance(error.__cause__, RemoteTraceback)
+    """End the traceback of an expected error at the function that catches it, if all below are telegrad's.
+
+    An interrupt is expected, and so is what a value raises that cannot be pickled, which is the cause of the error.
+    """
+    trace, cause = error.__traceback__, error.__cause__
+    expected = isinstance(error, TelegradError | KeyboardInterrupt) or isinstance(cause, RemoteTraceback)
     if trace is None or not expected or os.environ.get(FULL_VARIABLE):
         return
+    if isinstance(error, PayloadError) and cause is not None:
+        cause.__traceback__ = _without_our_frames(cause.__traceback__)
     inner = trace.tb_next
     while inner is not None:
-        if not inner.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        filename = inner.tb_frame.f_code.co_filename
+        if not _is_ours(filename) and not (isinstance(error, KeyboardInterrupt) and filename == threading.__file__):
             return
         inner = inner.tb_next
     trace.tb_next = None
+
+
+def drop_frames(error: Exception) -> None:
+    """Remove telegrad's frames above those of the program from an expected error that is reported with others."""
+    expected = isinstance(error, TelegradError) or isinstance(error.__cause__, RemoteTraceback)
+    if expected and not os.environ.get(FULL_VARIABLE):
+        error.__traceback__ = _without_our_frames(error.__traceback__)
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its first frame of the program on."""
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
 
 
 class short_tracebacks:  # noqa: N801 - used like a function
@@ -132,7 +172,7 @@ def note_place(error: Exception, worker: str, function: str, text: str) -> None:
     """
     if any(isinstance(note, str) and note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
         return
-    frames = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_PACKAGE)]
+    frames = [frame for frame in _FRAME.finditer(text) if not _is_ours(frame["file"])]
     if frames:
         last = frames[-1]
         place = f" in {last['name']}, {os.path.basename(last['file'])}:{last['line']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -135,9 +136,7 @@ class Peers:
                 raise TypeError(f"a worker is given by its name, its id or its WorkerInfo, not by {to!r}")
             peer = table.get(to)
         if peer is None:
-            kind = "named" if isinstance(to, str) else "with id"
-            known = ", ".join(f"{record.name!r} ({record.id})" for record in self.records())
-            raise UnknownWorker(f"there is no worker {kind} {to!r}; the workers are {known}")
+            raise _unknown(to, self.records())
         return peer
 
     def records(self) -> list[WorkerRecord]:
@@ -307,6 +306,15 @@ def _take_in(peer: Peer, channel: Channel) -> None:
     if gone:  # nobody would tell the channel
         channel.close(gone)
         raise Rejected("incarnation", f"this incarnation of worker {peer.record.name!r} was given up: {gone}")
+
+
+def _unknown(to: str | int, records: list[WorkerRecord]) -> UnknownWorker:
+    """Return the error for a worker that does not exist. It lists those that do, and the one that may be meant."""
+    kind = "named" if isinstance(to, str) else "with id"
+    known = ", ".join(f"{record.name!r} ({record.id})" for record in records)
+    close = difflib.get_close_matches(to, [record.name for record in records], n=1) if isinstance(to, str) else []
+    meant = f". Did you mean {close[0]!r}?" if close else ""
+    return UnknownWorker(f"there is no worker {kind} {to!r}; the workers are {known}{meant}")
 
 
 def _record_member(local: LocalWorker, record: WorkerRecord, what: str) -> None:

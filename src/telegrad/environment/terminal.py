@@ -36,8 +36,21 @@ def no_breakpoint(*args: object, **kwargs: object) -> NoReturn:
 
 def explain_input(environ: Mapping[str, str] = os.environ) -> None:
     """Have ``input()`` say why there is nothing to read, if a launcher started this process without a terminal."""
-    if environ.get(TERMINAL_VARIABLE) == "none" and sys.stdin is sys.__stdin__ and sys.stdin is not None:
+    if environ.get(TERMINAL_VARIABLE) == "none" and sys.stdin is not None and _is_empty(sys.stdin):
         sys.stdin = _NoTerminal(sys.stdin)
+
+
+def _is_empty(stream: TextIO) -> bool:
+    """Return whether a stream is the standard input that a launcher gives to workers: /dev/null, opened again or not.
+
+    In a forked worker, multiprocessing has opened it a second time. What the program reads from is left alone.
+    """
+    if isinstance(stream, _NoTerminal):
+        return False
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), os.stat(os.devnull))
+    except (OSError, ValueError):  # it is closed, or is no file
+        return stream is sys.__stdin__
 
 
 class _NoTerminal(io.TextIOBase, TextIO):

@@ -9,6 +9,7 @@ loaded when they are used.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from telegrad.launch.base import Group, GroupTimeout, WorkerFailed
@@ -27,7 +28,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("telegrad.launch.interactive").workers
     if name in _ENGINES:
         return importlib.import_module(f"telegrad.launch.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -30,8 +30,17 @@ def dump_work(fn: Callable[..., Any], args: Sequence[Any], init_options: Mapping
         return bytes(cloudpickle.dumps((fn, tuple(args), dict(init_options or {}))))
     except Exception as error:
         raise PayloadError(
-            f"cannot pickle the function or its arguments to send them to the workers: {error}"
+            f"cannot pickle the function or its arguments to send them to the workers: {_unpicklable(fn, args)}{error}"
         ) from error
+
+
+def _unpicklable(fn: Callable[..., Any], args: Any) -> str:
+    """Return which part cannot be pickled, as in "function's global 'lock': "; empty for arguments that are gone."""
+    if isinstance(args, Iterator):
+        return ""
+    from telegrad.wire.unpicklable import find_unpicklable  # it needs torch, which a launcher does not
+
+    return f"{find_unpicklable((fn, args), ('function', 'args'), cloudpickle.dumps)}: "
 
 
 def run_work(work: bytes, name: str, *, init: bool, joined: Callable[[], None] = lambda: None) -> object:

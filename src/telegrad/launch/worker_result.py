@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 
 from telegrad.calls.tracebacks import format_folded
+from telegrad.errors import PayloadError
 
 _HEADER = struct.Struct(">BQ")
 _VALUE, _ERROR = 0, 1
@@ -52,7 +53,14 @@ def capture(error: BaseException) -> RaisedException:
 
 def write_value(pipe: int, value: object) -> None:
     """Send the value that the function returned."""
-    _write(pipe, _VALUE, cloudpickle.dumps(value))
+    try:
+        data = cloudpickle.dumps(value)
+    except Exception as error:
+        kind = type(value).__name__
+        raise PayloadError(
+            f"what the function returned, a {kind}, cannot be pickled to send it to the launcher: {error}"
+        ) from error
+    _write(pipe, _VALUE, data)
 
 
 def write_error(pipe: int, error: BaseException) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 
 from telegrad.backward.graph_breaks import keep_uncompiled
+from telegrad.calls.tracebacks import hide_frames
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.futures import Future
@@ -49,6 +50,11 @@ class RemoteModule(MovableModule):
         kwargs: dict[str, Any] | None = None,
         _module_interface_cls: Any = None,
     ) -> None:
+        if isinstance(module_cls, torch.nn.Module):
+            raise TypeError(
+                f"module_cls must be a class, not a {type(module_cls).__name__} that exists: pass the class and its "
+                f'arguments, as in RemoteModule("worker1", torch.nn.Linear, (20, 30)), or move the module with split()'
+            )
         target = check_available(parse_remote_device(remote_device))
         scripted = _module_interface_cls is not None
         registry = default_agent().registry
@@ -84,6 +90,7 @@ class RemoteModule(MovableModule):
             node = trace_call(self, args, kwargs)
             if node is None:
                 error.add_note(f"(in {self._display_name()})")
+                hide_frames(error)
                 raise
             return node
         return result if in_context() else guard_result(result, self._display_name(), args, kwargs)

@@ -12,6 +12,7 @@ from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.nn import remote_ops
+from telegrad.nn.moved_parameters import mark_moved
 from telegrad.nn.placement import RemoteDevice, check_available, parse_remote_device
 from telegrad.nn.remote_module import RemoteModule
 from telegrad.rpc.api import remote
@@ -33,6 +34,11 @@ def split(model: torch.nn.Module, places: Mapping[str, str]) -> torch.nn.Module:
             "split() sends modules by value, which registered mode does not allow. Expose the classes of the parts on "
             "their workers, and create each with telegrad.nn.RemoteModule"
         )
+    if not isinstance(places, Mapping) or not all(isinstance(path, str) for path in places):
+        raise TypeError(
+            "places must be a dict from paths of submodules to workers, as in {'encoder': 'worker1'}, not "
+            + (f"a {type(places).__name__}" if not isinstance(places, Mapping) else "one with other keys")
+        )
     parts = {path: _find_part(model, path) for path in places}
     _check_disjoint(parts)
     targets = {path: _find_target(path, place) for path, place in places.items()}
@@ -45,6 +51,8 @@ def split(model: torch.nn.Module, places: Mapping[str, str]) -> torch.nn.Module:
             for path, part in parts.items():
                 if child is part:
                     module._modules[name] = handles[path]
+    for path, part in parts.items():
+        mark_moved(part, path, handles[path].on)
     return model
 
 

@@ -24,7 +24,11 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module("telegrad.observe.profiling.group"), name)
     if name in _MODULES:  # as the docs write them, without an import of their own
         return import_module(f"telegrad.observe.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
 
 
 def view(*, stacks: bool = False, events: bool = False, timeout: float = 3.0) -> GroupView:

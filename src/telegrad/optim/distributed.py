@@ -8,6 +8,7 @@ next step, so they need no extra message.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
@@ -142,25 +143,29 @@ class DistributedOptimizer(Optimizer):
         Parameters without a gradient in the context are not changed. Without a context, the gradients in ``.grad`` are
         used, where ``backward(..., accumulate="grad")`` puts them.
         """
-        if must_be_annotated(self):
-            _wrapped_step(self, context_id)
-        else:
-            self._step(context_id)
+        if not (_wrapped_step(self, context_id) if must_be_annotated(self) else self._step(context_id)):
+            warnings.warn(
+                "step() changed no parameter: the context has no gradient of any of them. Call context.backward(loss) "
+                "before it, with a loss that depends on them",
+                stacklevel=2,
+            )
 
     step.hooked = True  # type: ignore[attr-defined]  # otherwise torch wraps it
 
-    def _step(self, context_id: int | None) -> None:
+    def _step(self, context_id: int | None) -> bool:
+        """Step, and return whether any parameter had a gradient."""
         self._check(context_id)
         if context_id is not None and self._in_backward is not None:
             context = self._agent.autograd.contexts.retrieve(context_id)
             if self._in_backward.stepped_in(context):
-                return
+                return True
         stepped = self._call_with_updates("step()", "step", None if context_id is None else int(context_id))
         if context_id is None and not any(stepped):
             raise TelegradError(
                 "step() found no .grad on any worker: pass the id of the context that has the gradients, or run "
                 'backward with accumulate="grad"'
             )
+        return any(stepped)
 
     def zero_grad(self, set_to_none: bool = True, *, context_id: int | None = None) -> None:
         """Clear ``.grad`` of the parameters on all owners, or with a context the gradients that it has for them.

@@ -22,7 +22,12 @@ def check_params(params: Iterable[Any], name: str) -> list[RRef[Any]]:
     seen: dict[Any, int] = {}
     for number, rref in enumerate(listed):
         if not isinstance(rref, RRef):
-            remedy = ": wrap a parameter of this worker as telegrad.RRef(parameter)" if _is_tensor(rref) else ""
+            remedy = ""
+            if _is_tensor(rref):
+                remedy = (
+                    ": telegrad.nn.parameter_rrefs(model) returns those of a model, and telegrad.RRef(parameter) makes "
+                    "one of a parameter of this worker"
+                )
             raise TypeError(f"{name}[{number}] is a {type(rref).__name__}, not an RRef{remedy}")
         if rref._manager.agent is not agent:
             raise ValueError(

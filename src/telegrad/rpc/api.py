@@ -225,7 +225,7 @@ def rpc_sync(
             None if timeout == UNSET_RPC_TIMEOUT else given_timeout(timeout),
             None if device_map is None else parse_device_map(device_map, "device_map"),
         )
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         hide_frames(error)
         raise
 

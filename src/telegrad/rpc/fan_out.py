@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from telegrad.calls.tracebacks import drop_frames
 from telegrad.errors import WorkersFailed
 from telegrad.futures import Future
 from telegrad.rref.handle import PendingCall
@@ -49,6 +50,7 @@ def collect(calls: Iterable[tuple[str, StartCall]]) -> list[CallOutcome]:
             try:
                 outcomes.append(CallOutcome(worker, future.wait(), None))
             except Exception as error:  # noqa: BLE001 - as above
+                drop_frames(error)
                 outcomes.append(CallOutcome(worker, None, error))
     except BaseException:  # interrupted: nobody will wait for the rest
         for _, future in started:

@@ -34,6 +34,9 @@ def complete(options: Options, rank: int, world_size: int | None, environ: Mappi
 
     An `init_method` other than ``env://`` counts, and so do MASTER_ADDR and MASTER_PORT.
     """
+    for what, given in (("rank", rank), ("world_size", world_size)):
+        if isinstance(given, str):
+            raise TypeError(f"{what} must be an int, not {given!r}: write int(...) around what the environment says")
     explicit = "?" in (options.init_method or "")  # a URL with rank and world size
     detected = None if explicit else detect(environ)
     if detected is not None and rank == -1 and options.init_method in ("env://", environ.get("TELEGRAD_INIT_METHOD")):

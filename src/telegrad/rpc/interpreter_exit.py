@@ -15,6 +15,7 @@ A process forked by multiprocessing exits after step 1 without step 2, so the ag
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import sys
 import threading
@@ -24,6 +25,8 @@ from types import FrameType
 
 from telegrad.agent.agent import Agent
 from telegrad.calls.exit_cause import error_in_flight
+
+_log = logging.getLogger("telegrad")
 
 GRACE = 0.5
 """Seconds that a thread may wait in telegrad while the interpreter joins it."""
@@ -69,6 +72,7 @@ class _ExitHooks:
         self._threads_ended = False
         self._closed: threading.Event | None = None
         self._waiting_since: dict[int, float] = {}
+        self._failed = False
 
     def record_error(self) -> None:
         """Record the error that ends this process, if it is known, to report it to the other workers."""
@@ -78,6 +82,7 @@ class _ExitHooks:
         error = error_in_flight()
         if error is None and not hasattr(sys, "ps1") and not sys.flags.interactive:
             error = getattr(sys, "last_value", None)  # set by the interpreter for an uncaught exception
+        self._failed = error is not None
         agent.shutdown_protocol.note_cause(error)
 
     def before_threads(self) -> None:
@@ -132,11 +137,22 @@ class _ExitHooks:
                 atexit._run_exitfuncs()
         finally:
             if agent is not None:
+                self._report_forgotten_shutdown(agent)
                 agent.close()
                 if self._closed is not None:
                     self._closed.wait(agent.settings.stop_timeout + 2 * GRACE)
             if join_children is not None:
                 join_children()
+
+    def _report_forgotten_shutdown(self, agent: Agent) -> None:
+        """Say that the program has ended without `shutdown`, which nobody else can say of it."""
+        others = [record.name for record in agent.peers.records() if record.name != agent.me.name]
+        if others and not self._failed and not agent.closed and not agent.shutdown_protocol.begun:
+            _log.warning(
+                "worker %r ends without telegrad.shutdown(), so what the others call on it from now on fails: call "
+                "shutdown() at the end of the program, where it waits until all are done",
+                agent.me.name,
+            )
 
 
 def _exit_functions_will_run() -> bool:

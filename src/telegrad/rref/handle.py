@@ -18,9 +18,9 @@ from telegrad.options import UNSET_RPC_TIMEOUT, given_timeout
 from telegrad.protocol.rref_ids import COUNTER_BITS, RRefId
 from telegrad.rref.confirmation import creation_future, wait_until_settled
 from telegrad.rref.ids import describe
+from telegrad.rref.not_a_value import NotAValue
 from telegrad.rref.user_state import UserRRef
 from telegrad.wire.messages import Failure, RRefAccess, RRefBackwardReq, StreamPosition
-from telegrad.wire.reference import Reference
 from telegrad.worker_info import WorkerInfo
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class RRef(Reference, Generic[T]):
+class RRef(NotAValue, Generic[T]):
     """A reference to a value: ``RRef(value)`` owns it on this worker, `remote` creates one on another.
 
     References can be sent to any worker in the arguments and results of calls. The owner keeps the value while any
@@ -106,7 +106,7 @@ class RRef(Reference, Generic[T]):
                 self._owner, FETCH, (), None, given_timeout(timeout), rref_access=access
             )
             return self._complete(call, "to_here")  # type: ignore[no-any-return]
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             hide_frames(error)
             raise
 
@@ -258,7 +258,7 @@ class Proxy:
         def method(*args: Any, **kwargs: Any) -> Any:
             try:
                 return self._method_caller(self._rref, self._timeout, name, args, kwargs)
-            except Exception as error:
+            except (Exception, KeyboardInterrupt) as error:
                 hide_frames(error)
                 raise
 

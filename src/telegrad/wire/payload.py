@@ -141,8 +141,8 @@ def _encode(value: object, main_by_name: bool, edges: bool) -> Encoded:
         data = file.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError):
         # pickle raises one of these for objects without an importable name. If cloudpickle fails as well, it raises.
-        return _encode_by_value(value, main_by_name, edges)
-    if not main_by_name and b"__main__" in data:
+        data = b""
+    if not data or (not main_by_name and b"__main__" in data):
         return _encode_by_value(value, main_by_name, edges)
     return reducers.encoded(data)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
 from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, MethodType
 from typing import NoReturn
 
 import torch
@@ -61,6 +63,10 @@ def _named_parts(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield f"[{index}]", item
+    if isinstance(value, FunctionType):
+        yield from _variables_of(value)
+    elif isinstance(value, MethodType):
+        yield ".__self__", value.__self__
     cls = type(value)
     if cls.__reduce_ex__ is object.__reduce_ex__ and cls.__getstate__ is object.__getstate__:
         state = object.__getstate__(value)
@@ -69,14 +75,30 @@ def _named_parts(value: object) -> Iterator[tuple[str, object]]:
                 yield f".{name}", item
 
 
+def _variables_of(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield what a function that is sent by value takes along: the variables around it, and the globals it uses."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield f"'s variable {name!r}", cell.cell_contents
+    for name in sorted(_names_in(function.__code__)):
+        if name in function.__globals__:
+            yield f"'s global {name!r}", function.__globals__[name]
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function and in the functions inside it."""
+    return set(code.co_names).union(*(_names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+
+
 def missing_in_main(error: Exception) -> str:
     """Return the remedy for an error that says that ``__main__`` of this worker lacks a class or function.
 
     >>> missing_in_main(AttributeError("Can't get attribute 'Config' on <module '__main__' from 'train.py'>"))
-    '. The script of this worker has not defined it yet, or never does: define it before init_rpc()'
+    '. The script of the worker that received it has not defined it yet, or never does: define it before init_rpc()'
     """
     if isinstance(error, AttributeError) and "'__main__'" in str(error):
-        return ". The script of this worker has not defined it yet, or never does: define it before init_rpc()"
+        where = "The script of the worker that received it"
+        return f". {where} has not defined it yet, or never does: define it before init_rpc()"
     return ""
 
 

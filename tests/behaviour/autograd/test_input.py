@@ -40,6 +40,16 @@ def test_a_result_without_a_graph_as_a_root(group: Group) -> None:
             context.backward(remotely("b", torch.sum, torch.ones(3)))
 
 
+def test_a_number_as_a_root(group: Group) -> None:
+    with autograd.context() as context, pytest.raises(TypeError, match="roots must be a Tensor or a list"):
+        context.backward(1.5)  # type: ignore[arg-type]  # what loss.item() returns
+
+
+def test_a_tensor_instead_of_the_id_of_a_context() -> None:
+    with pytest.raises(TypeError, match=r"must be the id of a context, not a Tensor: write backward"):
+        autograd.backward(torch.ones(()), [torch.ones(())])  # type: ignore[arg-type]
+
+
 def test_a_root_that_is_not_a_scalar_without_a_gradient(group: Group) -> None:
     x = leaf(3)
     with autograd.context() as context:
