@@ -20,12 +20,13 @@ from telegrad.errors import TelegradError
 from telegrad.observe import attach as attach_module
 from telegrad.observe import local_socket, service
 from telegrad.observe.answer import answer as local_answer
-from telegrad.observe.attach import GroupEnded, LocalConnection, attach, choose, local_groups
+from telegrad.observe.attach import GroupEnded, LocalConnection, attach, choose, local_groups, socket_directories
 from telegrad.observe.attach_protocol import MOST_OBSERVERS, AttachRequest, receive, send
 from telegrad.observe.model import Kind, ViewRequest
 from telegrad.settings import AgentSettings
 from telegrad.testing.group import local_group
 from telegrad.transport.addresses import OBSERVE_SUFFIX
+from telegrad.transport.runtime_directory import GROUP_DIRECTORY
 
 Group = dict[str, Agent]
 
@@ -108,6 +109,22 @@ def test_groups_of_launchers_are_found_in_the_directory_that_is_named(
     with local_group(["a", "b"]) as group:
         local_socket.listen(group["a"])
         assert [found.name() for found in local_groups(directory)] == ["a, b"]
+
+
+def test_directories_of_other_users_and_links_are_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TELEGRAD_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(attach_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    own, link, file = (tmp_path / f"{GROUP_DIRECTORY}{name}" for name in ("own", "link", "file"))
+    own.mkdir()
+    link.symlink_to(own)
+    file.touch()
+    assert {path.name for path in socket_directories() if path.parent == tmp_path} == {"run", own.name}
+    owner = os.geteuid()
+    monkeypatch.setattr(attach_module.os, "geteuid", lambda: owner + 1)
+    monkeypatch.setattr(attach_module, "runtime_directory", lambda: tmp_path / "run")
+    assert {path.name for path in socket_directories() if path.parent == tmp_path} == {"run"}
 
 
 def test_a_worker_that_only_lets_this_host_look_is_seen_through_its_own_socket(directory: Path) -> None:

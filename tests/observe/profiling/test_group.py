@@ -119,7 +119,19 @@ def test_workers_stop_recording_if_the_start_is_interrupted(
         patch.setattr(agents["a"].client, "complete", interrupted)
         with pytest.raises(KeyboardInterrupt):
             observe.profile().start()
-    wait_until(lambda: not agents["b"].profiling.group._limits)
+    profiling, server = agents["b"].profiling.group, agents["b"].server
+    wait_until(lambda: profiling._stopped and not server.unanswered())
+    assert profiling._limits == {}
+    with observe.profile() as later:
+        pass
+    assert later.missing == {}
+
+
+def test_a_start_that_is_served_after_the_stop_leaves_nothing_behind(agents: dict[str, Agent]) -> None:
+    profiling = agents["b"].profiling.group
+    assert profiling.stop(7) == b""
+    profiling.start(7, 0, agents["a"].me.id)
+    assert profiling._limits == {}
     with observe.profile() as later:
         pass
     assert later.missing == {}

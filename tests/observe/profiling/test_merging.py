@@ -91,6 +91,20 @@ def test_what_is_missing_is_said_once(caplog: pytest.LogCaptureFixture, monkeypa
     assert "7 events of other workers were too many for their replies, and 1 replies for this worker" in incomplete
 
 
+def test_nothing_is_said_if_nothing_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(list(placed_events(session_of(RemoteProfile(profile(event(0, 0, 1)), name_of))))) == 1
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("left_out", "dropped"), [(1, 0), (0, 1)])
+def test_either_is_said_if_it_alone_is_missing(caplog: pytest.LogCaptureFixture, left_out: int, dropped: int) -> None:
+    session = session_of(RemoteProfile(profile(left_out=left_out), name_of))
+    for _ in range(dropped):
+        session.add(RemoteProfile(profile(event(0, 0, 1)), name_of), most=1)
+    list(placed_events(session))
+    assert f"{left_out} events of other workers were too many for their replies, and {dropped} " in caplog.text
+
+
 def marker(session: Session, sent: int, marked: int, received: int, *, is_async: bool = False) -> FunctionEvent:
     """Return the event that torch has of the marker of a call. Its times are relative to Unix time 1000."""
     call = session.begin_call(0, "rpc_sync#f(a -> b)", is_async)
@@ -104,8 +118,10 @@ def marker(session: Session, sent: int, marked: int, received: int, *, is_async:
 def test_the_marker_of_a_call_becomes_an_event_that_lasts_as_long(zero: int | None) -> None:
     session = session_of(RemoteProfile(profile(event(0, 0, 20), began=1030, ended=1050), name_of))
     session.began = 1500 * MICROSECOND  # the profiler began before
-    events: list[Any] = [marker(session, 1010, 1011, 1090, is_async=True)]
+    first = FunctionEvent(id=2, name="first", thread=1, start_us=5, end_us=6)  # type: ignore[no-untyped-call]
+    events: list[Any] = [marker(session, 1010, 1011, 1090, is_async=True), first]
     add_events(session, events, zero)
+    assert events.pop(0) is first
     call, served = events
     assert (call.name, call.is_async, call.node_id) == ("rpc_sync#f(a -> b)", True, 0)
     assert (call.time_range.start, call.time_range.end) == (10, 90)
@@ -132,6 +148,18 @@ def test_a_call_in_a_trace_lasts_as_long_and_may_overlap_others_if_nobody_waits(
     assert [(each["ph"], each["ts"], each["pid"], each["tid"]) for each in more] == (
         [("b", 10.0, 7, 8), ("e", 90.0, 7, 8)] if is_async else []
     )
+
+
+def test_a_call_in_a_trace_that_has_not_ended_keeps_the_length_of_its_marker(tmp_path: Path) -> None:
+    session, path = session_of(RemoteProfile(profile(event(0, 10, 20), began=1000), name_of)), tmp_path / "trace.json"
+    name = marker(session, 1010, 1011, 0, is_async=True).name
+    shown = {"ph": "X", "name": name, "ts": 10.0, "dur": 1.0, "pid": 7, "tid": 8}
+    flow = {"ph": "s", "name": name, "ts": 10.0, "pid": 7, "tid": 8}
+    path.write_text(json.dumps({"baseTimeNanoseconds": 1000 * MICROSECOND, "traceEvents": [shown, flow]}))
+    add_to_trace(session, str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    assert events[:2] == [{**shown, "name": "rpc_sync#f(a -> b)"}, flow]
+    assert [(each["ph"], each["name"]) for each in events[2:]] == [("X", "aten::mul"), ("M", "process_name")]
 
 
 def test_a_trace_that_is_no_json_is_left_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,17 +42,26 @@ class GroupProfiling:
         """Whether other workers may have this one recorded."""
         # By number: who started it, and what ends it. Changed by single operations, without a lock.
         self._limits: dict[int, tuple[int, Timer]] = {}
+        self._stopped = 0  # the number that was stopped last
         agent.register(SERVICE[1:], self._serve)
         agent.on_lost(self._on_lost, lambda: not self._limits)
 
     def start(self, number: int, options: int, starter: int) -> None:
         """Start recording this process."""
-        process_profiler.start(number, options, self._agent.me.id)
         expired = self._agent.runtime.now() + MOST_SECONDS
         self._limits[number] = starter, self._agent.executor.timers.at(expired, partial(self._expire, number))
+        try:
+            process_profiler.start(number, options, self._agent.me.id)
+        except BaseException:
+            self._forget(number)
+            raise
+        if self._stopped == number:  # two threads serve both requests of a starter that was interrupted
+            self._forget(number)
+            process_profiler.drop(number, self._agent.me.id)
 
     def stop(self, number: int) -> bytes:
         """Stop, and return what was recorded as bytes."""
+        self._stopped = number
         self._forget(number)
         profile = process_profiler.stop(number, self._agent.me.id)
         return b"" if profile is None else encode_profile(profile, MOST_BYTES)
