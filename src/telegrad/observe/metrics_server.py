@@ -136,7 +136,7 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         super().__init__((host, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a client. If that fails, pause: the client is still there, and the next attempt would follow at once."""
+        """Accept a client. If that fails, pause: the client still waits, and the next attempt would follow at once."""
         try:
             return super().get_request()
         except OSError as error:
