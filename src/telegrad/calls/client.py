@@ -86,7 +86,7 @@ class Client:
             if call.answer is None:
                 self.wait(call)
         except BaseException:
-            self._interrupted(call)
+            _interrupted(self.completion, call)
             raise
         return self.result(call)
 
@@ -96,14 +96,9 @@ class Client:
             if call.answer is None:
                 self.wait(call)
         except BaseException:
-            self._interrupted(call)
+            _interrupted(self.completion, call)
             raise
         return self.result(call)
-
-    def _interrupted(self, call: Call) -> None:
-        """Give up a call whose only waiting thread was interrupted."""
-        self.completion.cancel(call, "the caller was interrupted")
-        call.message = None  # of a reply that came in the last moment: the call is kept until it is recorded
 
     def ask(self, to: str | int, what: str, make_head: Callable[[int], Any], timeout: float | None) -> Call:
         """Start a call whose request is a message of its own kind, made from the call's number. It takes no credits."""
@@ -303,6 +298,12 @@ class Client:
         charge, call.charge = call.charge, 0
         if charge:
             call.channel.credit_window.release(charge)
+
+
+def _interrupted(completion: Completion, call: Call) -> None:
+    """Give up a call whose only waiting thread was interrupted."""
+    completion.cancel(call, "the caller was interrupted")
+    call.message = None  # of a reply that came in the last moment: the call is kept until it is recorded
 
 
 def _take_credit(local: LocalWorker, call: Call) -> None:

@@ -185,8 +185,7 @@ class Channel:
         self.links += 1
         with self.lock:
             unacknowledged = self.session.connected(peer_received, self.local.runtime.now())
-            self.link, self.memory = link, memory
-            link.owner = self.receiver
+            self.link, self.memory, link.owner = link, memory, self.receiver
             for _, sequence, frame in unacknowledged:
                 assert isinstance(frame, OutgoingFrame)
                 link.send(frame.kind, frame.body, sequence, *self.session.acks())
@@ -282,8 +281,7 @@ class Channel:
                 self.session.mark_lost(reason)
             link, self.link = self.link, None
             self.driver.stop()
-            waiters = self.credit_window.release_waiters()
-            followers = self.readers.release_followers()
+            waiters, followers = self.credit_window.release_waiters(), self.readers.release_followers()
         self.receiver.drop_reserved()
         if link is not None:
             self._close(link)

@@ -45,7 +45,7 @@ class WorkerMetrics:
     def render(self) -> tuple[bytes, str]:
         """Return the metrics as text, and its content type."""
         with self._lock:
-            view = describe(self._agent, ViewRequest(events_since=self._next_event, contexts=False))
+            view = describe(self._agent, ViewRequest(events_since=self._next_event))
             self._next_event = view.next_event
             self._durations.add([view])
             found = list(families([view], (), self._durations))
@@ -136,7 +136,7 @@ class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         super().__init__((host, port), _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a client. If that fails, pause: it is still there, and the next attempt would follow at once."""
+        """Accept a client. If that fails, pause: the client still waits, and the next attempt would follow at once."""
         try:
             return super().get_request()
         except OSError as error:
