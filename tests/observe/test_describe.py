@@ -38,7 +38,8 @@ def test_a_pass_is_begun_by_one_worker_and_run_by_all() -> None:
         with autograd.context() as context:
             autograd.backward(context, [rpc.rpc_sync("b", operator.mul, (x, 2)).sum()])
 
-        def counted() -> dict[str, tuple[int, int]]:
-            return {view.name: (view.passes_run, view.passes_begun) for view in gather(group["a"]).workers}
+        def all_have_counted() -> bool:  # b counts when it hears that the pass has ended
+            counted = {view.name: (view.passes_run, view.passes_begun) for view in gather(group["a"]).workers}
+            return counted == {"a": (1, 1), "b": (1, 0)}
 
-        wait_until(lambda: counted() == {"a": (1, 1), "b": (1, 0)})  # b learns of the end after the caller
+        wait_until(all_have_counted)
