@@ -1,9 +1,9 @@
-"""Errors for code that uses an `RRef` as if it were its value: ``rref[0]``, ``len(rref)``, ``rref + 1``."""
+"""Errors for code that uses an `RRef` as if it were its value: ``rref[0]``, ``for x in rref``, ``rref + 1``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 from telegrad.wire.reference import Reference
 
@@ -28,7 +28,8 @@ class NotAValue(Reference):
     """Base class of `RRef` with the operators of containers and numbers, which all raise and say what to write.
 
     Equality, hashing and truth are those of any object, because programs keep references in sets and dicts and test
-    whether they have one.
+    whether they have one. There is no ``__iter__``, ``__contains__`` or ``__len__``: programs that flatten nested
+    arguments look for them. Python iterates with ``__getitem__`` then, which raises.
     """
 
     __slots__ = ()
@@ -37,17 +38,9 @@ class NotAValue(Reference):
         """Return whether this worker owns the value."""
         raise NotImplementedError
 
-    def __bool__(self) -> bool:
-        return True  # without asking for the length
-
-    def __iter__(self) -> Iterator[Any]:
-        _refused("__iter__", "cannot be iterated over")(self)
-
     __getitem__ = _refused("__getitem__", "has no items")
     __setitem__ = _refused("__setitem__", "has no items")
     __delitem__ = _refused("__delitem__", "has no items")
-    __contains__ = _refused("__contains__", "has no items")
-    __len__ = _refused("__len__", "has no length")
     __add__ = _no_operand("__add__", "+")
     __radd__ = _no_operand("__radd__", "+")
     __sub__ = _no_operand("__sub__", "-")
