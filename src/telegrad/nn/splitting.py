@@ -12,7 +12,7 @@ from telegrad.backward.graph_breaks import keep_uncompiled
 from telegrad.default_agent import default_agent
 from telegrad.errors import TelegradError
 from telegrad.nn import remote_ops
-from telegrad.nn.moved_parameters import mark_moved
+from telegrad.nn.moved_parameters import watch_moved
 from telegrad.nn.placement import RemoteDevice, check_available, parse_remote_device
 from telegrad.nn.remote_module import RemoteModule
 from telegrad.rpc.api import remote
@@ -52,7 +52,7 @@ def split(model: torch.nn.Module, places: Mapping[str, str]) -> torch.nn.Module:
                 if child is part:
                     module._modules[name] = handles[path]
     for path, part in parts.items():
-        mark_moved(part, path, handles[path].on)
+        watch_moved(part, path, handles[path].on)
     return model
 
 
