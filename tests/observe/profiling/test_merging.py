@@ -129,6 +129,20 @@ def test_the_marker_of_a_call_becomes_an_event_that_lasts_as_long(zero: int | No
     assert (served.time_range.start, served.time_range.end) == (30, 50)
 
 
+def test_nothing_on_a_callee_precedes_its_call_if_the_clock_of_the_system_is_set_back() -> None:
+    session = Session(0)
+    events: list[Any] = [marker(session, 1010, 1011, 1090)]
+    events[0].time_range.start += 500  # by the clock of the profiler, which nobody sets
+    (call,) = session.calls()
+    data = profile(event(0, 0, 20), began=1030, ended=1050)
+    window = call.sent, call.received
+    session.add(RemoteProfile(data, name_of, window, prefix=call.key, call=call))
+    add_events(session, events, 1000 * MICROSECOND)
+    assert [each.is_remote for each in events] == [False, True]
+    assert (events[0].time_range.start, events[0].time_range.end) == (510, 589)
+    assert (events[1].time_range.start, events[1].time_range.end) == (539, 559)
+
+
 def test_a_call_that_has_not_ended_keeps_the_length_of_its_marker() -> None:
     session = Session(0)
     events: list[Any] = [marker(session, 1010, 1011, 0)]

@@ -69,7 +69,7 @@ class CallProfiling(Extension):
     def _ended(self, session: Session, record: CallRecord, prefix: str, call: Call) -> None:
         data = getattr(call.answer, "profile", b"")
         if data:
-            session.add(RemoteProfile(data, self._name_of, (record.sent, time.time_ns()), prefix=prefix))
+            session.add(RemoteProfile(data, self._name_of, (record.sent, time.time_ns()), prefix=prefix, call=record))
         record.end()
 
 

@@ -59,6 +59,8 @@ def _placed(remote: RemoteProfile, profile: Profile) -> Iterator[PlacedEvent]:
     if remote.window is not None:
         # What the callee recorded is in the middle of the call: request and reply take the same time.
         offset = (sum(remote.window) - profile.began - profile.ended) // 2
+    if remote.call is not None:
+        offset += remote.call.lead
     workers: dict[int, str] = {}
     for event in profile.events:
         worker = workers.get(event.worker)
@@ -107,8 +109,9 @@ def _finish_call(call: CallRecord, event: Any, zero: int) -> None:
     """Turn the marker of a call into an event that lasts as long as the call."""
     event.name = event.trace_name = call.key
     event.is_async = call.is_async
+    call.begins_at(zero + round(event.time_range.start * 1000))
     if call.received:
-        event.time_range.end = (call.received - zero) / 1000
+        event.time_range.end = (call.received + call.lead - zero) / 1000
 
 
 def _function_event(placed: PlacedEvent, number: int, zero: int) -> FunctionEvent:
@@ -168,9 +171,10 @@ def add_to_trace(session: Session, path: str) -> None:
 
 def _finish_in_trace(event: dict[str, Any], call: CallRecord, base: int, more: list[dict[str, Any]]) -> None:
     event["name"] = call.key
-    ended = (call.received - base) / 1000
     if not call.received:
         return
+    call.begins_at(base + round(event["ts"] * 1000))
+    ended = (call.received + call.lead - base) / 1000
     if not call.is_async:
         event["dur"] = ended - event["ts"]
     else:  # it may overlap other events of its thread

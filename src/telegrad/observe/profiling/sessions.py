@@ -40,6 +40,8 @@ class RemoteProfile(msgspec.Struct, eq=False, frozen=True):
     """Without a window: how far this worker's clock is ahead of the other one's, in nanoseconds."""
     prefix: str = ""
     """In front of the names of events, as in torch; empty for telegrad's own names."""
+    call: CallRecord | None = None
+    """The call that it is of."""
 
 
 class CallRecord(msgspec.Struct, eq=False):
@@ -58,12 +60,21 @@ class CallRecord(msgspec.Struct, eq=False):
     """0 until it has ended."""
     on_end: Callable[[], None] | None = None
     """Called when it has ended. Short."""
+    lead: int = 0
+    """How far the clock of the profiler is ahead of the system's, in nanoseconds."""
 
     def end(self) -> None:
         """Note that the call has ended, and that its profile has been kept."""
         self.received = time.time_ns()
         if self.on_end is not None:
             self.on_end()
+
+    def begins_at(self, start: int) -> None:
+        """Note when it began by the profiler's clock: torch keeps its own, and the system's may be adjusted.
+
+        If they agree, that was before `marked`.
+        """
+        self.lead = max(0, start - self.marked)
 
     def when_ended(self, action: Callable[[], None]) -> None:
         """Call a short function when the call has ended, perhaps twice."""
